@@ -1,0 +1,446 @@
+"""Every offset in shared memory, layout version 1. No other file holds one.
+
+Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
+stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
+which is what makes a word a commit point. A hot word has a 128-byte line (16 words)
+of its own, so that two writers never fight for a cache line.
+
+    control segment (memfd, sparse)
+    +--------------------------+  0
+    | header                   |  identity, phase, who serves which listener
+    +--------------------------+  LANES
+    | request ring             |  many processors to many handlers
+    +--------------------------+  RESPONSE_RINGS
+    | response ring [0..P)     |  many handlers to one processor
+    +--------------------------+  NOTIFICATION_RINGS
+    | notification ring [0..H) |  "that partition changed", any to one handler
+    +--------------------------+  CELLS
+    | shared log cells         |  mutex and committed end of the metadata log
+    +--------------------------+  PROCESSORS, HANDLERS
+    | a row per process        |
+    +--------------------------+  SLOTS
+    | slot table               |  one request each, P x SLOTS_PER_PROCESSOR
+    +--------------------------+  CONNECTIONS
+    | connection rows          |  one client connection each
+    +--------------------------+
+
+    partition segment (memfd, sparse): one row per partition
+    session segment (memfd, sparse): fetch sessions and their partitions
+    arena (memfd, sparse): see arena.py
+"""
+
+from enum import IntEnum
+from typing import Final
+
+MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
+LAYOUT_VERSION: Final = 1
+
+WORD: Final = 8
+LINE: Final = 16  # words
+PAGE: Final = 512  # words
+
+MAX_PROCESSORS: Final = 16
+MAX_HANDLERS: Final = 60  # a bit each in a sleeper mask, which must stay positive
+SLOTS_PER_PROCESSOR: Final = (
+    8192  # a parked fetch holds one: 10,000 over two processors
+)
+CONNECTIONS_PER_PROCESSOR: Final = 16384
+MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
+
+# --- header -----------------------------------------------------------------
+#   word  field            written by
+#   0     magic            supervisor, last of all at start
+#   1     layout version   supervisor, at start
+#   2     boot id          supervisor, at start (wall clock, ns)
+#   3     supervisor pid   supervisor, at start
+#   4     phase            supervisor
+#   5     clean start      supervisor, at start: 1 if the last stop was clean
+#   6     death epoch      supervisor: bumped after every repair
+#   7     active handlers  supervisor: how many handlers share the ring
+HEADER_MAGIC: Final = 0
+HEADER_VERSION: Final = 1
+HEADER_BOOT_ID: Final = 2
+HEADER_SUPERVISOR_PID: Final = 3
+HEADER_PHASE: Final = 4
+HEADER_CLEAN_START: Final = 5
+HEADER_DEATH_EPOCH: Final = 6
+HEADER_ACTIVE_HANDLERS: Final = 7
+
+
+class Phase(IntEnum):
+    """What the broker as a whole is doing."""
+
+    STARTING = 0
+    SERVING = 1
+    DRAINING = 2  # accepts nothing new; answers what it has
+    STOPPED = 3
+
+
+# --- rings ------------------------------------------------------------------
+#   word    field     written by                       notes
+#   0-15    mutex     whoever holds it                 robust, process-shared
+#   16      head      the consumer, under mutex (*)    total ever taken; never wraps
+#   32      tail      a producer, under mutex          total ever put; never wraps
+#   48      sleepers  both, under mutex                bit per sleeping consumer
+#   64..    entries   a producer, under mutex          slot index, or TOMB
+# (*) a response ring has one consumer, which moves head without the mutex.
+RING_MUTEX: Final = 0
+RING_HEAD: Final = 16
+RING_TAIL: Final = 32
+RING_SLEEPERS: Final = 48
+RING_OVERFLOW: Final = 49  # notification rings only: entries were dropped, look at all
+RING_ENTRIES: Final = 64
+TOMB: Final = -1  # an entry whose request went away with its processor
+
+REQUEST_RING_CAPACITY: Final = MAX_SLOTS  # so that it can never overflow
+RESPONSE_RING_CAPACITY: Final = SLOTS_PER_PROCESSOR  # likewise
+NOTIFICATION_RING_CAPACITY: Final = 448  # row and all fill one page
+
+REQUEST_RING_WORDS: Final = RING_ENTRIES + REQUEST_RING_CAPACITY
+RESPONSE_RING_WORDS: Final = RING_ENTRIES + RESPONSE_RING_CAPACITY
+NOTIFICATION_RING_WORDS: Final = RING_ENTRIES + NOTIFICATION_RING_CAPACITY
+
+# --- shared log cells ---------------------------------------------------------
+#   0-15    mutex     whoever holds it
+#   16      end       a writer, under mutex            committed length in bytes
+CELL_MUTEX: Final = 0
+CELL_END: Final = 16
+CELL_WORDS: Final = 32
+METADATA_CELL: Final = 0
+SESSION_CELL: Final = 1  # only its mutex: guards the fetch session table
+CELL_COUNT: Final = 8
+
+# --- processor rows -----------------------------------------------------------
+#   word  field          written by
+#   0     listener + 1   supervisor: which listener it serves, 0: no such processor
+#   1     pid            supervisor
+#   2     incarnation    supervisor: +1 at every respawn
+#   3     ready          the processor: its incarnation, once it serves
+#   16    handed         the listener's acceptor: connections ever passed to it
+#   32    registered     the processor: connections ever registered
+#   33-47 counters       the processor (ProcessorCounter)
+PROCESSOR_LISTENER: Final = 0
+PROCESSOR_PID: Final = 1
+PROCESSOR_INCARNATION: Final = 2
+PROCESSOR_READY: Final = 3
+PROCESSOR_HANDED: Final = 16
+PROCESSOR_REGISTERED: Final = 32
+PROCESSOR_COUNTERS: Final = 33
+PROCESSOR_WORDS: Final = 64
+
+
+class ProcessorCounter(IntEnum):
+    """Words from PROCESSOR_COUNTERS on; each only ever grows, but connections."""
+
+    CONNECTIONS = 0
+    REQUESTS = 1
+    BYTES_IN = 2
+    BYTES_OUT = 3
+    CLOSED_BY_PEER = 4
+    CLOSED_BAD_FRAME = 5
+    CLOSED_IDLE = 6
+    CLOSED_ERROR = 7
+    WAITS_FOR_SLOT = 8
+    WAITS_FOR_EXTENT = 9
+    WAITS_FOR_RING = 10
+    IDLE_NS = 11
+    CLOSED_BY_HANDLER = 12
+
+
+# --- handler rows ---------------------------------------------------------------
+#   word  field          written by
+#   0     active         supervisor: 1 while this handler id exists
+#   1     pid            supervisor
+#   2     incarnation    supervisor
+#   3     ready          the handler: its incarnation, once it serves
+#   16    busy slot      the handler: slot + 1 it works on, for the post-mortem
+#   17    busy since     the handler, ns
+#   18-31 counters       the handler (HandlerCounter)
+HANDLER_ACTIVE: Final = 0
+HANDLER_PID: Final = 1
+HANDLER_INCARNATION: Final = 2
+HANDLER_READY: Final = 3
+HANDLER_BUSY_SLOT: Final = 16
+HANDLER_BUSY_SINCE: Final = 17
+HANDLER_COUNTERS: Final = 18
+HANDLER_WORDS: Final = 64
+
+
+class HandlerCounter(IntEnum):
+    """Words from HANDLER_COUNTERS on; each only ever grows, but PARKED."""
+
+    REQUESTS = 0
+    ERRORS = 1
+    PARKED = 2
+    SYNCS = 3
+    REDELIVERED = 4
+    IDLE_NS = 5
+    PRODUCED_BYTES = 6
+    FETCHED_BYTES = 7
+
+
+# --- slots ------------------------------------------------------------------------
+# One request from its publication to the last byte of its answer.
+#
+#   word  field             notes
+#   -- line 1: the processor --
+#   0     state             bits 0-7 SlotState, 8-23 handler id + 1, 24.. generation
+#   1     connection        connection row index
+#   2     request offset    bytes, in the arena
+#   3     request length    bytes, without the size field
+#   4     received          ns, monotonic
+#   5     block             bytes, in the arena: the slot's own 16 KiB
+#   -- line 2: the handler that has claimed it --
+#   16    intent            (ordinal + 1) << 32 | (partition row + 1); 0: none
+#   17    intent base       base offset of the append under way
+#   18    progress          how many of the request's partitions are done
+#   19    progress offset   bytes, in the arena: one word a partition done, holding its
+#                           base offset, or -1 - error code
+#   20    response kind     ResponseKind
+#   21    response offset   bytes, in the arena
+#   22    response length   bytes
+#   23    extent            bytes, in the arena: what the handler allocated; 0: none
+#   24    extent length     bytes
+#   25    session claim     fetch session epoch this request has claimed, + 1
+#   26    deadline          ns, monotonic: when a parked request must be answered
+#   27    dequeued          ns
+#   28    completed         ns
+#   29    retries           supervisor: how often it was put back after a death
+SLOT_STATE: Final = 0
+SLOT_CONNECTION: Final = 1
+SLOT_REQUEST_OFFSET: Final = 2
+SLOT_REQUEST_LENGTH: Final = 3
+SLOT_RECEIVED: Final = 4
+SLOT_BLOCK: Final = 5
+SLOT_INTENT: Final = 16
+SLOT_INTENT_BASE: Final = 17
+SLOT_PROGRESS: Final = 18
+SLOT_PROGRESS_OFFSET: Final = 19
+SLOT_RESPONSE_KIND: Final = 20
+SLOT_RESPONSE_OFFSET: Final = 21
+SLOT_RESPONSE_LENGTH: Final = 22
+SLOT_EXTENT: Final = 23
+SLOT_EXTENT_LENGTH: Final = 24
+SLOT_SESSION_CLAIM: Final = 25
+SLOT_DEADLINE: Final = 26
+SLOT_DEQUEUED: Final = 27
+SLOT_COMPLETED: Final = 28
+SLOT_RETRIES: Final = 29
+SLOT_WORDS: Final = 32
+
+STATE_MASK: Final = 0xFF
+STATE_HANDLER_SHIFT: Final = 8
+STATE_HANDLER_MASK: Final = 0xFFFF << STATE_HANDLER_SHIFT
+GENERATION_SHIFT: Final = 24
+
+
+class SlotState(IntEnum):
+    """Where a request is.
+
+    The only transitions, and who may make them:
+
+        FREE -> HELD -> READY          its processor; READY in ``put``, under the mutex
+        READY -> CLAIMED               a handler, in ``take``, under the mutex
+        CLAIMED <-> PARKED             the handler that has claimed it
+        CLAIMED -> RESPONDING          its processor, before it moves the head
+        RESPONDING -> HELD or FREE     its processor
+        CLAIMED, PARKED -> READY       the supervisor, after the handler was reaped;
+                                       or the handler itself, when it retires
+        any -> FREE, or left alone     the supervisor, after the processor was reaped
+    """
+
+    FREE = 0
+    HELD = 1  # a connection reads into its block
+    READY = 2  # on the request ring
+    CLAIMED = 3  # a handler works on it, or its answer is on the response ring
+    PARKED = 4  # waits for data, a sync or its deadline, in its handler's care
+    RESPONDING = 5  # the processor sends the answer
+
+
+class ResponseKind(IntEnum):
+    """What the processor does with an answered slot."""
+
+    NONE = 0  # nothing to send (acks=0): unmute
+    BYTES = 1  # send the response extent
+    PARTS = 2  # send a list of parts: see response.py
+    CLOSE = 3  # close the connection
+
+
+# --- connection rows ------------------------------------------------------------
+# All that a successor needs to carry a connection on. Written by its processor.
+#
+#   word  field            notes
+#   0     state            ConnectionState in bits 0-7, generation above
+#   1     listener         listener index
+#   2     fd               in the processor, for logs
+#   3     slot + 1         the slot whose block it reads into; 0: none
+#   4     start            bytes from the block's start: first byte not yet consumed
+#   5     end              bytes from the block's start: first free byte
+#   6     extent           bytes, in the arena: a frame that outgrew the block; 0: none
+#   7     extent length    bytes: that whole frame, with its size field
+#   8     extent have      bytes of it received
+#   9     sent             bytes of the current answer handed to the kernel
+#   10    bytes in         total ever received
+#   11    bytes out        total ever sent
+#   12    opened           ns
+#   13    active           ns: last time anything moved
+#   14    accept sequence  the acceptor's running number
+#   16-17 local address    IPv6 form, 16 bytes
+#   18    local port
+#   19-20 peer address     IPv6 form, 16 bytes
+#   21    peer port
+CONNECTION_STATE: Final = 0
+CONNECTION_LISTENER: Final = 1
+CONNECTION_FD: Final = 2
+CONNECTION_SLOT: Final = 3
+CONNECTION_START: Final = 4
+CONNECTION_END: Final = 5
+CONNECTION_EXTENT: Final = 6
+CONNECTION_EXTENT_LENGTH: Final = 7
+CONNECTION_EXTENT_HAVE: Final = 8
+CONNECTION_SENT: Final = 9
+CONNECTION_BYTES_IN: Final = 10
+CONNECTION_BYTES_OUT: Final = 11
+CONNECTION_OPENED: Final = 12
+CONNECTION_ACTIVE: Final = 13
+CONNECTION_ACCEPT_SEQUENCE: Final = 14
+CONNECTION_LOCAL_ADDRESS: Final = 16
+CONNECTION_LOCAL_PORT: Final = 18
+CONNECTION_PEER_ADDRESS: Final = 19
+CONNECTION_PEER_PORT: Final = 21
+CONNECTION_WORDS: Final = 32
+
+
+class ConnectionState(IntEnum):
+    """What a connection's processor does with it."""
+
+    FREE = 0
+    READING = 1  # not muted: bytes are read and framed
+    IN_FLIGHT = 2  # muted: a request of it is with the handlers
+    SENDING = 3  # muted: its answer is being written
+
+
+# --- the control segment's blocks --------------------------------------------------
+
+
+def _pages(words: int) -> int:
+    return -(-words // PAGE) * PAGE
+
+
+HEADER: Final = 0
+REQUEST_RING: Final = PAGE
+RESPONSE_RINGS: Final = REQUEST_RING + _pages(REQUEST_RING_WORDS)
+NOTIFICATION_RINGS: Final = RESPONSE_RINGS + _pages(
+    MAX_PROCESSORS * RESPONSE_RING_WORDS
+)
+CELLS: Final = NOTIFICATION_RINGS + _pages(MAX_HANDLERS * NOTIFICATION_RING_WORDS)
+PROCESSORS: Final = CELLS + _pages(CELL_COUNT * CELL_WORDS)
+HANDLERS: Final = PROCESSORS + _pages(MAX_PROCESSORS * PROCESSOR_WORDS)
+SLOTS: Final = HANDLERS + _pages(MAX_HANDLERS * HANDLER_WORDS)
+CONNECTIONS: Final = SLOTS + _pages(MAX_SLOTS * SLOT_WORDS)
+CONTROL_WORDS: Final = CONNECTIONS + _pages(
+    MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR * CONNECTION_WORDS
+)
+
+
+def response_ring(processor: int) -> int:
+    return RESPONSE_RINGS + processor * RESPONSE_RING_WORDS
+
+
+def notification_ring(handler: int) -> int:
+    return NOTIFICATION_RINGS + handler * NOTIFICATION_RING_WORDS
+
+
+def cell(number: int) -> int:
+    return CELLS + number * CELL_WORDS
+
+
+def processor_row(processor: int) -> int:
+    return PROCESSORS + processor * PROCESSOR_WORDS
+
+
+def handler_row(handler: int) -> int:
+    return HANDLERS + handler * HANDLER_WORDS
+
+
+def slot_row(slot: int) -> int:
+    return SLOTS + slot * SLOT_WORDS
+
+
+def connection_row(connection: int) -> int:
+    return CONNECTIONS + connection * CONNECTION_WORDS
+
+
+# --- partition rows ---------------------------------------------------------------
+# Written under the row's mutex; read by anyone at any time.
+#
+#   word   field             notes
+#   0-15   mutex             robust, process-shared
+#   16     version           +1 commits the copy it points to (version & 1)
+#   17     intent            slot + 1 of the append under way; 0: none
+#   18     status            RowStatus
+#   19     log start offset
+#   20     structure         +1 whenever the list of segments changes
+#   21     durable end       all offsets below are on disk (fdatasync)
+#   22     waiters           bit per handler with a parked fetch on this partition
+#   23     sync owner        handler id + 1 that syncs right now; 0: none
+#   24     sync waiters      bit per handler that wants to hear of the next sync
+#   25     appends           total ever
+#   32-47  copy 0            LogState, a word a field
+#   48-63  copy 1
+ROW_MUTEX: Final = 0
+ROW_VERSION: Final = 16
+ROW_INTENT: Final = 17
+ROW_STATUS: Final = 18
+ROW_LOG_START_OFFSET: Final = 19
+ROW_STRUCTURE: Final = 20
+ROW_DURABLE_END: Final = 21
+ROW_WAITERS: Final = 22
+ROW_SYNC_OWNER: Final = 23
+ROW_SYNC_WAITERS: Final = 24
+ROW_APPENDS: Final = 25
+ROW_COPIES: Final = 32
+ROW_COPY_WORDS: Final = 16
+ROW_WORDS: Final = 64
+
+MAX_PARTITIONS: Final = 131072  # 64 MiB of address space; only rows in use cost memory
+
+
+class RowStatus(IntEnum):
+    """What a partition's row stands for."""
+
+    UNLOADED = 0  # the first toucher loads the log from disk, under the mutex
+    ONLINE = 1
+    OFFLINE = 2  # its storage failed; nothing is appended any more
+    DELETED = 3
+
+
+# --- fetch sessions ------------------------------------------------------------------
+#   word  field        written by, under SESSION_CELL's mutex unless said
+#   0     session id   0: free
+#   1     epoch        the epoch that the next request must carry
+#   2     used         ns
+#   3     entries      the handler whose request claimed the epoch
+#   4     partitions   entries in use
+#   5     created      ns
+#   8..   entries of SESSION_ENTRY_WORDS each: the handler that claimed the epoch
+SESSION_ID: Final = 0
+SESSION_EPOCH: Final = 1
+SESSION_USED: Final = 2
+SESSION_ENTRY_COUNT: Final = 3
+SESSION_CREATED: Final = 4
+SESSION_PRIVILEGED: Final = 5
+SESSION_HEADER_WORDS: Final = 8
+SESSION_ENTRY_WORDS: Final = 8
+SESSION_MAX_ENTRIES: Final = 4095  # with the header: 256 KiB of address space each
+SESSION_WORDS: Final = 32768
+MAX_SESSIONS: Final = 1000  # max.incremental.fetch.session.cache.slots
+
+ENTRY_ROW: Final = 0  # partition row
+ENTRY_FETCH_OFFSET: Final = 1
+ENTRY_MAX_BYTES: Final = 2
+ENTRY_LEADER_EPOCH: Final = 3
+ENTRY_SENT_HIGH_WATERMARK: Final = 4
+ENTRY_SENT_LOG_START: Final = 5
+ENTRY_SENT_ERROR: Final = 6
+ENTRY_LAST_FETCHED_EPOCH: Final = 7
