@@ -2,7 +2,7 @@
 
     +---------------------------------+
     | region of processor 0           |
-    |   blocks: 8192 x 16 KiB         |  slot's own: 15 KiB request, 1 KiB response
+    |   blocks: 8192 x 16 KiB         |  slot's own: request, progress, answer
     |   extents, in 64 KiB pages      |  frames that do not fit a block
     +---------------------------------+
     | region of processor 1 ...       |
@@ -21,22 +21,40 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import Final
 
-from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS, SLOTS_PER_PROCESSOR
+from mpbroker.ipc.layout import (
+    MAX_HANDLERS,
+    MAX_PARTITIONS,
+    MAX_PROCESSORS,
+    SLOTS_PER_PROCESSOR,
+)
 from mpbroker.ipc.segment import Segment
 
+# A block: 13 KiB of request, then a progress word for each partition that a produce
+# request of that length can name (none takes less than 67 bytes), then the answer.
+# An extent: the frame, then its progress words.
 BLOCK_BYTES: Final = 16 * 1024
-REQUEST_PART_BYTES: Final = 15 * 1024
-RESPONSE_PART_BYTES: Final = 1024
+REQUEST_PART_BYTES: Final = 13 * 1024
+PROGRESS_WORDS: Final = 200
+ANSWER_AT: Final = REQUEST_PART_BYTES + PROGRESS_WORDS * 8
+ANSWER_BYTES: Final = BLOCK_BYTES - ANSWER_AT
 BLOCKS_BYTES: Final = SLOTS_PER_PROCESSOR * BLOCK_BYTES
 
 REQUEST_PAGE_BYTES: Final = 64 * 1024
 RESPONSE_PAGE_BYTES: Final = 4 * 1024
 HANDLER_REGION_BYTES: Final = 64 * 1024 * 1024
 
-# So many bytes of progress words fit a block's response part before the answer does
-# (see SLOT_PROGRESS_OFFSET); requests with more partitions get an extent.
-PROGRESS_WORDS: Final = 32
-ANSWER_BYTES: Final = RESPONSE_PART_BYTES - PROGRESS_WORDS * 8
+_MIN_PARTITION_BYTES: Final = 64
+
+
+def progress_offset(extent: int, frame_bytes: int) -> int:
+    """Where the progress words of a frame in an extent begin."""
+    return (extent + frame_bytes + 7) & ~7
+
+
+def extent_bytes(frame_bytes: int) -> int:
+    """How long an extent is for a frame and its progress words."""
+    words = min(frame_bytes // _MIN_PARTITION_BYTES + 1, MAX_PARTITIONS)
+    return frame_bytes + 8 + words * 8
 
 
 class ArenaLayout:
@@ -45,7 +63,9 @@ class ArenaLayout:
     def __init__(self, max_request_bytes: int) -> None:
         page = REQUEST_PAGE_BYTES
         # Two of the largest frames at a time, and room beside them: a third waits.
-        self.extents_bytes = -(-2 * (max_request_bytes + 4) // page) * page + (64 << 20)
+        self.extents_bytes = -(-2 * extent_bytes(max_request_bytes) // page) * page + (
+            64 << 20
+        )
         self.processor_region_bytes = BLOCKS_BYTES + self.extents_bytes
         self._handlers = MAX_PROCESSORS * self.processor_region_bytes
         self.size_bytes = self._handlers + MAX_HANDLERS * HANDLER_REGION_BYTES
@@ -64,7 +84,6 @@ class ArenaLayout:
 
     def response_extents(self, handler: int) -> "ExtentAllocator":
         start = self._handlers + handler * HANDLER_REGION_BYTES
-        # The first page stays unused, so that offset 0 always means "none".
         return ExtentAllocator(start, HANDLER_REGION_BYTES, RESPONSE_PAGE_BYTES)
 
 
@@ -72,8 +91,8 @@ class ExtentAllocator:
     """First fit over a range of bytes, in whole pages. Private to one process."""
 
     def __init__(self, start: int, size_bytes: int, page_bytes: int) -> None:
-        self._start = start
-        self._size = size_bytes
+        self.start = start
+        self.size_bytes = size_bytes
         self._page = page_bytes
         self._free: list[tuple[int, int]] = [(start, size_bytes)]
 
@@ -84,7 +103,7 @@ class ExtentAllocator:
 
     @property
     def is_unused(self) -> bool:
-        return self._free == [(self._start, self._size)]
+        return self._free == [(self.start, self.size_bytes)]
 
     def rounded(self, length: int) -> int:
         return -(-length // self._page) * self._page
@@ -110,12 +129,12 @@ class ExtentAllocator:
     def reserve(self, taken: Iterable[tuple[int, int]]) -> None:
         """Rebuild: all is free but these (start, length)."""
         self._free = []
-        position = self._start
+        position = self.start
         for start, length in sorted(taken):
             if start > position:
                 self._free.append((position, start - position))
             position = max(position, start + self.rounded(length))
-        end = self._start + self._size
+        end = self.start + self.size_bytes
         if end > position:
             self._free.append((position, end - position))
 

@@ -145,8 +145,7 @@ class RequestRing:
             pthread_mutex_unlock(self._mutex)
             return []
         count = -(-queued // handlers)
-        if count > max_slots:
-            count = max_slots
+        count = min(count, max_slots)
         taken = []
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         for position in range(head, head + count):

@@ -1,0 +1,104 @@
+"""The list of parts of an answer that is not one run of bytes: a fetch response.
+
+Written by a handler into its extent, read by the processor that sends it.
+
+    word 0        number of parts
+    then a part each, PART_WORDS words:
+      0  kind     0 bytes, 1 file
+      1  where    bytes: offset in the arena; file: position in the file
+      2  length   bytes
+      3  name     file: arena offset of its path
+      4  name length
+      5  inode    file: a file of this path with another inode is not the one meant
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.errors import DamagedSegmentError
+from mpbroker.ipc.segment import Segment
+
+PART_WORDS: Final = 6
+_BYTES: Final = 0
+_FILE: Final = 1
+
+
+class FilePart(NamedTuple):
+    """A range of a log segment, to be sent from the file."""
+
+    path: str
+    inode: int
+    position: int
+    length: int
+
+
+class BytesPart(NamedTuple):
+    """A range of the arena."""
+
+    offset: int
+    length: int
+
+
+def parts_size_bytes(parts: Sequence[bytes | FilePart]) -> int:
+    """The extent that ``write_parts`` needs."""
+    table = 8 * (1 + PART_WORDS * len(parts))
+    return table + sum(
+        len(part.path.encode()) if isinstance(part, FilePart) else len(part)
+        for part in parts
+    )
+
+
+def write_parts(
+    arena: Segment, offset: int, parts: Sequence[bytes | FilePart]
+) -> tuple[int, int]:
+    """Write table and bytes at an 8-byte aligned arena offset.
+
+    Returns:
+        The table's offset, and the bytes the client will receive.
+    """
+    words, view = arena.words, arena.view
+    word = offset >> 3
+    words[word] = len(parts)
+    word += 1
+    where = offset + 8 * (1 + PART_WORDS * len(parts))
+    total = 0
+    for part in parts:
+        if isinstance(part, FilePart):
+            name = part.path.encode()
+            view[where : where + len(name)] = name
+            values = (_FILE, part.position, part.length, where, len(name), part.inode)
+            where += len(name)
+            total += part.length
+        else:
+            view[where : where + len(part)] = part
+            values = (_BYTES, where, len(part), 0, 0, 0)
+            where += len(part)
+            total += len(part)
+        for value in values:
+            words[word] = value
+            word += 1
+    return offset, total
+
+
+def read_parts(arena: Segment, offset: int) -> list[BytesPart | FilePart]:
+    """Read a table that ``write_parts`` wrote.
+
+    Raises:
+        DamagedSegmentError: it is no such table.
+    """
+    words = arena.words
+    word = offset >> 3
+    count = words[word]
+    if not 0 <= count <= (arena.size_bytes - offset) // (8 * PART_WORDS):
+        raise DamagedSegmentError(f"a response of {count} parts")
+    parts: list[BytesPart | FilePart] = []
+    for start in range(word + 1, word + 1 + count * PART_WORDS, PART_WORDS):
+        kind, where, length, name, name_length, inode = words[
+            start : start + PART_WORDS
+        ].tolist()
+        if kind == _FILE:
+            path = bytes(arena.view[name : name + name_length]).decode()
+            parts.append(FilePart(path, inode, where, length))
+        else:
+            parts.append(BytesPart(where, length))
+    return parts

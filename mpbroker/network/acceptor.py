@@ -1,0 +1,168 @@
+"""Acceptor: one listener's process, which passes each client's socket on.
+
+Sockets go to the listener's processors in round robin, among those with credit: at
+most NEW_CONNECTIONS that a processor has been handed and has not yet registered. When
+none has credit the acceptor waits, and the time it waits is AcceptorBlockedPercent.
+
+Source: Kafka SocketServer.Acceptor.
+"""
+
+import errno
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.fdpass import send_fds
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_PHASE,
+    MAX_PROCESSORS,
+    PROCESSOR_HANDED,
+    PROCESSOR_LISTENER,
+    PROCESSOR_REGISTERED,
+    Phase,
+    processor_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.processor import HAND_OVER, NEW_CONNECTIONS
+
+_LOG = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.5
+_BLOCKED_S: Final = 0.001
+# Errors of accept(2) that concern the one connection that was about to be accepted.
+_ONE_CONNECTION: Final = {
+    errno.ECONNABORTED,
+    errno.EPROTO,
+    errno.EPERM,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EINTR,
+}
+_NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
+
+
+class Acceptor:
+    """Accept on one listener's socket and hand the connections over.
+
+    Args:
+        listener: its index; which processors serve it is in their rows.
+        sock: the listening socket; the supervisor's, so its backlog outlives us.
+        handovers: the sending ends of every processor's Unix socket, by id.
+        send_buffer_bytes: socket.send.buffer.bytes; -1 leaves it to the system.
+    """
+
+    def __init__(
+        self,
+        listener: int,
+        sock: socket.socket,
+        control: Segment,
+        handovers: Mapping[int, socket.socket],
+        doorbell: Doorbell,
+        send_buffer_bytes: int,
+    ) -> None:
+        self._listener = listener
+        self._sock = sock
+        self._words = control.words
+        self._handovers = handovers
+        self._send_buffer_bytes = send_buffer_bytes
+        self._next = 0
+        self._sequence = 0
+        self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self.blocked_ns = 0
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
+
+    def run(self) -> None:
+        """Accept until the broker drains."""
+        while self._words[HEADER + HEADER_PHASE] < Phase.DRAINING:
+            if any(fd == self._sock.fileno() for fd, _ in self._epoll.poll(_POLL_S)):
+                self.accept_all()
+
+    def accept_all(self) -> None:
+        """Accept until nobody waits."""
+        while True:
+            processor = self._next_processor()
+            if processor is None:
+                return
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_FILES:
+                    self._refuse_one(error)
+                elif error.errno not in _ONE_CONNECTION:
+                    raise
+                continue
+            with sock:
+                self._hand_over(sock, processor)
+
+    def _next_processor(self) -> int | None:
+        """The next one with credit; wait for it if there is none just now."""
+        blocked_since = 0
+        while True:
+            for step in range(MAX_PROCESSORS):
+                processor = (self._next + step) % MAX_PROCESSORS
+                if self._has_credit(processor):
+                    self._next = processor + 1
+                    if blocked_since:
+                        self.blocked_ns += time.monotonic_ns() - blocked_since
+                    return processor
+            if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+                return None
+            blocked_since = blocked_since or time.monotonic_ns()
+            time.sleep(_BLOCKED_S)
+
+    def _has_credit(self, processor: int) -> bool:
+        words, row = self._words, processor_row(processor)
+        return (
+            words[row + PROCESSOR_LISTENER] == self._listener + 1
+            and words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
+            < NEW_CONNECTIONS
+        )
+
+    def _hand_over(self, sock: socket.socket, processor: int) -> None:
+        try:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._send_buffer_bytes >= 0:
+                sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes
+                )
+        except OSError:
+            return  # it has gone already
+        self._sequence += 1
+        message = HAND_OVER.pack(self._listener, self._sequence, time.monotonic_ns())
+        self._words[processor_row(processor) + PROCESSOR_HANDED] += 1
+        try:
+            send_fds(self._handovers[processor], message, [sock.fileno()])
+        except OSError as error:
+            # The queue holds more than the credit: this is no backpressure.
+            self._words[processor_row(processor) + PROCESSOR_HANDED] -= 1
+            _LOG.warning("a connection was lost on its way to a processor: %s", error)
+
+    def _refuse_one(self, error: OSError) -> None:
+        """No descriptor is left: close one waiting connection, or we would spin."""
+        _LOG.error(
+            "a connection was refused: %s; raise the limit of open files"
+            " (ulimit -n, LimitNOFILE)",
+            os.strerror(error.errno or 0),
+        )
+        os.close(self._spare_fd)
+        try:
+            sock, _ = self._sock.accept()
+            sock.close()
+        except OSError:
+            pass
+        finally:
+            self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,101 @@
+"""The only place that polls, receives and sends.
+
+Each socket is registered once, for reading, writing and hang-up, edge-triggered. So
+muting a connection is a Python flag and costs no system call; in return a reader
+must remember that there is more (``Channel.readable``) until a short read says that
+there is not.
+
+Source: epoll(7), "Level-triggered and edge-triggered".
+"""
+
+import os
+import select
+from typing import Final
+
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.network.channel import Channel
+
+_CHANNEL_EVENTS: Final = (
+    select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+)
+HANG_UP: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+READABLE: Final = select.EPOLLIN | HANG_UP
+WRITABLE: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+_MAX_EVENTS: Final = 256
+
+CLOSED: Final = -1
+
+
+class ChannelSelector:
+    """One processor's epoll set, and the system calls on its sockets."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+
+    def watch(self, fd: int) -> None:
+        """Watch something that is no channel, level-triggered."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def watch_doorbell(self, doorbell: Doorbell) -> None:
+        self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
+
+    def register(self, channel: Channel) -> None:
+        self._epoll.register(channel.fd, _CHANNEL_EVENTS)
+
+    def close(self, channel: Channel) -> None:
+        """Unregister and close.
+
+        In this order: a description that other processes share lives on after the
+        close, and its events would keep coming for a number that is ours no more.
+        """
+        self._epoll.unregister(channel.fd)
+        channel.sock.close()
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Return (fd, events); at most a few hundred a turn, the others next time."""
+        return self._epoll.poll(timeout_s, _MAX_EVENTS)
+
+    def receive(self, channel: Channel, into: memoryview) -> int:
+        """Receive once; 0: nothing is there, CLOSED: the connection is finished."""
+        try:
+            count = channel.sock.recv_into(into)
+        except BlockingIOError:
+            channel.readable = False
+            return 0
+        except OSError:
+            return CLOSED
+        if count == 0:
+            return CLOSED
+        if count < len(into) and not channel.closing:
+            # A short read drained the socket. Not so after a hang-up: its end of
+            # file gives no further event.
+            channel.readable = False
+        return count
+
+    def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
+        """Send once; 0: the socket is full, CLOSED: the connection is finished."""
+        try:
+            return channel.sock.send(data, _MSG_MORE if more else 0)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return CLOSED
+
+    def send_file(self, channel: Channel, file: int, position: int, length: int) -> int:
+        """As ``send``, from a file.
+
+        Raises:
+            EOFError: the file ends before ``position``.
+        """
+        try:
+            count = os.sendfile(channel.fd, file, position, length)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return CLOSED
+        if count == 0:
+            raise EOFError(f"no bytes at position {position}")
+        return count
+
+
+_MSG_MORE: Final = 0x8000  # socket.MSG_MORE; as an int, for the hot path

@@ -1,0 +1,348 @@
+"""RequestChannel: requests down to the handlers, responses back up, over the rings.
+
+Kafka's RequestChannel is one object that both thread groups share; here each side
+has its end of it over the same shared memory. A slot is the request's identity on
+both sides; bytes are never copied between processes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.arena import (
+    ANSWER_AT,
+    ANSWER_BYTES,
+    ArenaLayout,
+    ExtentAllocator,
+)
+from mpbroker.ipc.layout import (
+    MAX_PROCESSORS,
+    SLOT_CONNECTION,
+    SLOT_DEADLINE,
+    SLOT_EXTENT,
+    SLOT_EXTENT_LENGTH,
+    SLOT_INTENT,
+    SLOT_PROGRESS,
+    SLOT_PROGRESS_OFFSET,
+    SLOT_RECEIVED,
+    SLOT_REQUEST_LENGTH,
+    SLOT_REQUEST_OFFSET,
+    SLOT_RESPONSE_KIND,
+    SLOT_RESPONSE_LENGTH,
+    SLOT_RESPONSE_OFFSET,
+    SLOT_SESSION_CLAIM,
+    SLOT_STATE,
+    SLOT_WORDS,
+    SLOTS,
+    SLOTS_PER_PROCESSOR,
+    STATE_HANDLER_MASK,
+    STATE_HANDLER_SHIFT,
+    STATE_MASK,
+    ResponseKind,
+    SlotState,
+    slot_row,
+)
+from mpbroker.ipc.response_parts import (
+    FilePart,
+    parts_size_bytes,
+    write_parts,
+)
+from mpbroker.ipc.ring import RequestRing, ResponseRing
+from mpbroker.ipc.segment import Segment
+
+_GENERATION_STEP: Final = 1 << 24
+_KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+_HELD: Final = int(SlotState.HELD)
+_CLAIMED: Final = int(SlotState.CLAIMED)
+_PARKED: Final = int(SlotState.PARKED)
+_RESPONDING: Final = int(SlotState.RESPONDING)
+_BYTES: Final = int(ResponseKind.BYTES)
+_PARTS: Final = int(ResponseKind.PARTS)
+_CLEAR_WORDS: Final = 16
+
+
+class ProcessorEnd:
+    """A processor's side: publish requests, take responses."""
+
+    def __init__(
+        self, control: Segment, ring: RequestRing, responses: ResponseRing
+    ) -> None:
+        self._words = control.words
+        self._ring = ring
+        self._responses = responses
+        self._unpublished: list[int] = []
+        self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
+
+    @property
+    def is_blocked(self) -> bool:
+        """The ring was full at the last flush: stop reading, go on writing."""
+        return bool(self._unpublished)
+
+    def send_request(
+        self, slot: int, offset: int, length: int, progress: int, received_ns: int
+    ) -> None:
+        """Queue one request; ``flush`` publishes it. Mute its connection first."""
+        words = self._words
+        row = SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_REQUEST_OFFSET] = offset
+        words[row + SLOT_REQUEST_LENGTH] = length
+        words[row + SLOT_RECEIVED] = received_ns
+        words[row + SLOT_INTENT : row + SLOT_INTENT + _CLEAR_WORDS] = self._zeros
+        words[row + SLOT_PROGRESS_OFFSET] = progress
+        state = words[row + SLOT_STATE]
+        words[row + SLOT_STATE] = (state & _KEEP_GENERATION) + _GENERATION_STEP | _HELD
+        self._unpublished.append(slot)
+
+    def flush(self) -> int:
+        """Publish what there is room for; return how many requests had to stay."""
+        waiting = self._unpublished
+        if not waiting:
+            return 0
+        done = self._ring.put(waiting)
+        self._unpublished = waiting[done:]
+        return len(self._unpublished)
+
+    def receive_responses(self, *, arm: bool) -> list[int]:
+        """Take all answered slots; ``arm``: if none, the doorbell will ring."""
+        return self._responses.pop(arm=arm)
+
+    def forget(self, slot: int) -> bool:
+        """Take back a request that is not published yet: its connection is gone."""
+        if slot in self._unpublished:
+            self._unpublished.remove(slot)
+            return True
+        return False
+
+    def response(self, slot: int) -> tuple[int, int, int]:
+        """Return (ResponseKind, arena offset, length)."""
+        row = SLOTS + slot * SLOT_WORDS
+        kind, offset, length = self._words[
+            row + SLOT_RESPONSE_KIND : row + SLOT_RESPONSE_LENGTH + 1
+        ].tolist()
+        return kind, offset, length
+
+
+class ReceivedRequest(NamedTuple):
+    """A claimed slot's request, still where it was received."""
+
+    slot: int
+    connection: int
+    body: memoryview  # header and body, without the size field
+    received_ns: int
+
+
+class HandlerEnd:
+    """A handler's side: take requests, answer, park.
+
+    Answers are written into the slot's block, or into an extent of the handler's own
+    region, and pushed to each processor's queue in one go by ``flush``.
+    """
+
+    def __init__(
+        self,
+        handler: int,
+        control: Segment,
+        arena: Segment,
+        arena_layout: ArenaLayout,
+        ring: RequestRing,
+        responses: Sequence[ResponseRing],
+    ) -> None:
+        self._handler = handler
+        self._words = control.words
+        self._arena = arena
+        self._view = arena.view
+        self._layout = arena_layout
+        self._ring = ring
+        self._responses = responses
+        self._extents: ExtentAllocator = arena_layout.response_extents(handler)
+        # slot -> (state word without state bits, start, length) of extents in use
+        self._lent: dict[int, tuple[int, int, int]] = {}
+        self._answered: list[list[int]] = [[] for _ in range(MAX_PROCESSORS)]
+        self._has_answers = False
+        self._unplaced: deque[tuple[int, bytes | list[bytes | FilePart]]] = deque()
+        self._claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
+        self._parked = (handler + 1) << STATE_HANDLER_SHIFT | _PARKED
+        self._adopt_extents()
+
+    def _adopt_extents(self) -> None:
+        """Reserve the answers that a predecessor made and processors still send."""
+        first = self._extents.start
+        end = first + self._extents.size_bytes
+        words = self._words
+        taken = []
+        for slot in range(MAX_PROCESSORS * SLOTS_PER_PROCESSOR):
+            row = slot_row(slot)
+            state = words[row + SLOT_STATE]
+            if not state:
+                continue
+            extent = words[row + SLOT_EXTENT]
+            if first <= extent < end and state & STATE_MASK in (_CLAIMED, _RESPONDING):
+                length = words[row + SLOT_EXTENT_LENGTH]
+                taken.append((extent, length))
+                self._lent[slot] = (state >> 24, extent, length)
+        self._extents.reserve(taken)
+
+    # -- taking --------------------------------------------------------------------
+
+    def receive_requests(
+        self, max_requests: int, handlers: int, *, arm: bool
+    ) -> list[int]:
+        """Claim up to a fair share of the waiting requests."""
+        return self._ring.take(max_requests, self._handler, handlers, arm=arm)
+
+    def request(self, slot: int) -> ReceivedRequest:
+        row = SLOTS + slot * SLOT_WORDS
+        words = self._words
+        offset = words[row + SLOT_REQUEST_OFFSET]
+        return ReceivedRequest(
+            slot,
+            words[row + SLOT_CONNECTION],
+            self._view[offset : offset + words[row + SLOT_REQUEST_LENGTH]],
+            words[row + SLOT_RECEIVED],
+        )
+
+    def has_waiting(self) -> bool:
+        return len(self._ring) > 0
+
+    # -- answering ---------------------------------------------------------------------
+
+    def send_bytes(self, slot: int, frame: bytes) -> None:
+        """Answer with a whole frame, its size field included."""
+        length = len(frame)
+        if length <= ANSWER_BYTES:
+            where = self._layout.block(slot) + ANSWER_AT
+        else:
+            extent = self._extent_for(slot, length)
+            if extent is None:
+                self._unplaced.append((slot, frame))
+                return
+            where = extent
+        self._view[where : where + length] = frame
+        self._answer(slot, _BYTES, where, length)
+
+    def send_parts(self, slot: int, parts: list[bytes | FilePart]) -> None:
+        """Answer with bytes and file ranges, in order; none of them empty."""
+        extent = self._extent_for(slot, parts_size_bytes(parts))
+        if extent is None:
+            self._unplaced.append((slot, parts))
+            return
+        table, total = write_parts(self._arena, extent, parts)
+        self._answer(slot, _PARTS, table, total)
+
+    def send_nothing(self, slot: int) -> None:
+        """Done, and the client expects no answer (acks=0)."""
+        self._answer(slot, ResponseKind.NONE, 0, 0)
+
+    def close_connection(self, slot: int) -> None:
+        self._answer(slot, ResponseKind.CLOSE, 0, 0)
+
+    def _answer(self, slot: int, kind: int, offset: int, length: int) -> None:
+        words = self._words
+        row = SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_RESPONSE_KIND] = kind
+        words[row + SLOT_RESPONSE_OFFSET] = offset
+        words[row + SLOT_RESPONSE_LENGTH] = length
+        self._answered[slot // SLOTS_PER_PROCESSOR].append(slot)
+        self._has_answers = True
+
+    def flush(self) -> None:
+        """Push all answers to their processors' queues."""
+        if self._unplaced:
+            self._place()
+        if not self._has_answers:
+            return
+        self._has_answers = False
+        for processor, slots in enumerate(self._answered):
+            if slots:
+                self._answered[processor] = []
+                self._responses[processor].push(slots)
+
+    @property
+    def has_unplaced(self) -> bool:
+        """Answers wait for room in the handler's region: slow consumers hold it."""
+        return bool(self._unplaced)
+
+    def _place(self) -> None:
+        for _ in range(len(self._unplaced)):
+            slot, answer = self._unplaced.popleft()
+            if isinstance(answer, bytes):
+                self.send_bytes(slot, answer)
+            else:
+                self.send_parts(slot, answer)
+
+    def _extent_for(self, slot: int, length: int) -> int | None:
+        if length > self._extents.size_bytes:
+            raise OverflowError(
+                f"an answer of {length} bytes; at most {self._extents.size_bytes}"
+            )
+        if slot in self._lent or len(self._lent) >= 256:
+            self._reclaim()
+        extent = self._extents.allocate(length)
+        if extent is None:
+            self._reclaim()
+            extent = self._extents.allocate(length)
+            if extent is None:
+                return None
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_EXTENT] = extent
+        words[row + SLOT_EXTENT_LENGTH] = length
+        self._lent[slot] = (words[row + SLOT_STATE] >> 24, extent, length)
+        return extent
+
+    def _reclaim(self) -> None:
+        """Take back the extents of answers that have been sent."""
+        words = self._words
+        for slot, (generation, extent, length) in list(self._lent.items()):
+            state = words[SLOTS + slot * SLOT_WORDS + SLOT_STATE]
+            if state >> 24 != generation or state & STATE_MASK not in (
+                _CLAIMED,
+                _RESPONDING,
+            ):
+                self._extents.free(extent, length)
+                del self._lent[slot]
+
+    def give_back_memory(self) -> None:
+        """When idle: return what large answers have touched."""
+        if self._lent:
+            self._reclaim()
+            if not self._lent:
+                self._arena.give_back(self._extents.start, self._extents.size_bytes)
+
+    # -- parking ---------------------------------------------------------------------
+
+    def park(self, slot: int, deadline_ns: int) -> None:
+        """Keep a request that must wait. Redelivered, should this process die."""
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_DEADLINE] = deadline_ns
+        words[row + SLOT_STATE] = (
+            words[row + SLOT_STATE] & _KEEP_GENERATION | self._parked
+        )
+
+    def unpark(self, slot: int) -> None:
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_STATE] = (
+            words[row + SLOT_STATE] & _KEEP_GENERATION | self._claimed
+        )
+
+    def deadline_ns(self, slot: int) -> int:
+        """When a redelivered request that was parked must be answered; 0: never was."""
+        return self._words[slot_row(slot) + SLOT_DEADLINE]
+
+    def put_back(self, slots: Sequence[int]) -> None:
+        """A retiring handler's parked requests go to the others."""
+        self._ring.put_back(slots)
+
+    def session_claim(self, slot: int) -> int:
+        return self._words[slot_row(slot) + SLOT_SESSION_CLAIM]
+
+    def set_session_claim(self, slot: int, claim: int) -> None:
+        self._words[slot_row(slot) + SLOT_SESSION_CLAIM] = claim
+
+    def progress(self, slot: int) -> list[int]:
+        """What earlier executions of this request have appended: base offsets."""
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        done = words[row + SLOT_PROGRESS]
+        if not done:
+            return []
+        where = words[row + SLOT_PROGRESS_OFFSET] >> 3
+        return self._arena.words[where : where + done].tolist()

@@ -1,0 +1,328 @@
+"""Read requests from sockets straight into shared memory, and frame them there.
+
+A connection that becomes readable gets a free slot, and its bytes go into the slot's
+own block. Where a whole frame lies in the block it is published in place; the bytes
+that a client pipelined behind it stay in the block until it is answered. A frame that
+cannot fit the block moves to an extent of its exact length, whose rest is received
+without reading ahead. So every byte we have taken from the kernel is in shared
+memory, at a place the connection's row names.
+
+Slots are plenty, and yet a peer may open thousands of connections and send a part of
+a frame on each: when slots run short, such parts are moved to private memory (at most
+a block each) until the rest arrives.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.arena import (
+    BLOCK_BYTES,
+    REQUEST_PART_BYTES,
+    ArenaLayout,
+    ExtentAllocator,
+    extent_bytes,
+)
+from mpbroker.ipc.layout import (
+    CONNECTION_END,
+    CONNECTION_EXTENT,
+    CONNECTION_EXTENT_HAVE,
+    CONNECTION_EXTENT_LENGTH,
+    CONNECTION_SLOT,
+    CONNECTION_START,
+    SLOT_BLOCK,
+    SLOT_CONNECTION,
+    SLOT_REQUEST_LENGTH,
+    SLOT_REQUEST_OFFSET,
+    SLOT_STATE,
+    SLOTS_PER_PROCESSOR,
+    STATE_HANDLER_MASK,
+    STATE_MASK,
+    ConnectionState,
+    SlotState,
+    slot_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.channel import Channel
+from mpbroker.network.channel_selector import CLOSED, ChannelSelector
+from mpbroker.network.errors import FrameLengthError
+from mpbroker.network.frame_length import explain_bad_length
+
+_LOG = logging.getLogger(__name__)
+_SIZE: Final = Struct(">i")
+_SIZE_BYTES: Final = 4
+_HELD: Final = int(SlotState.HELD)
+_KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+# Blocks kept warm when a processor falls idle; the rest is given back.
+_WARM_BLOCKS: Final = 64
+
+
+class ReadResult(IntEnum):
+    """What became of an attempt to get one whole frame."""
+
+    WHOLE = 0  # it lies at the channel's slot, ready to be published
+    DRAINED = 1  # the socket has no more for now
+    STARVED = 2  # no slot or extent is free: try again when one is
+    CLOSED = 3  # the peer has gone
+
+
+class RequestReader:
+    """The receiving half of a processor: slots, extents and framing."""
+
+    def __init__(
+        self,
+        processor: int,
+        control: Segment,
+        arena: Segment,
+        arena_layout: ArenaLayout,
+        selector: ChannelSelector,
+        max_request_bytes: int,
+    ) -> None:
+        self._words = control.words
+        self._arena = arena
+        self._view = arena.view
+        self._arena_layout = arena_layout
+        self._selector = selector
+        self._max_request_bytes = max_request_bytes
+        self._first_slot = processor * SLOTS_PER_PROCESSOR
+        self._extents: ExtentAllocator = arena_layout.request_extents(processor)
+        self._free: list[int] = []
+        self._lowest_free = 0
+        self._extents_used = False
+        self.adopt_slots()
+
+    def adopt_slots(self) -> None:
+        """Take what the supervisor left FREE; all else, and its bytes, is reserved."""
+        words = self._words
+        taken = []
+        free = []
+        for slot in range(self._first_slot, self._first_slot + SLOTS_PER_PROCESSOR):
+            row = slot_row(slot)
+            if words[row + SLOT_STATE] & STATE_MASK == SlotState.FREE:
+                free.append(slot)
+                continue
+            offset = words[row + SLOT_REQUEST_OFFSET]
+            if not 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
+                length = words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
+                taken.append((offset - _SIZE_BYTES, extent_bytes(length)))
+        self._extents.reserve(taken)
+        free.reverse()  # the lowest is taken first, and stays warm
+        self._free = free
+        self._lowest_free = len(free)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    # -- reading ---------------------------------------------------------------------
+
+    def read(self, channel: Channel) -> ReadResult:
+        """Receive until one whole frame is there, or nothing more is.
+
+        Raises:
+            FrameLengthError: the size field is none; close the connection.
+        """
+        while True:
+            if channel.extent:
+                result = self._read_extent(channel)
+                if result is not None:
+                    return result
+                continue
+            have = channel.end - channel.start
+            if have >= _SIZE_BYTES:
+                at = channel.block + channel.start
+                (size,) = _SIZE.unpack_from(self._view, at)
+                if size + _SIZE_BYTES <= have and size >= 0:
+                    channel.frame_end = channel.start + _SIZE_BYTES + size
+                    return ReadResult.WHOLE
+                if not 0 <= size <= self._max_request_bytes:
+                    head = bytes(self._view[at : at + _SIZE_BYTES])
+                    raise FrameLengthError(
+                        explain_bad_length(head, self._max_request_bytes)
+                    )
+                if size + _SIZE_BYTES > REQUEST_PART_BYTES:
+                    if not self._move_to_extent(channel, size + _SIZE_BYTES):
+                        return ReadResult.STARVED
+                    continue
+                if channel.start + _SIZE_BYTES + size > REQUEST_PART_BYTES:
+                    self._move_to_front(channel)
+            elif channel.start + _SIZE_BYTES > REQUEST_PART_BYTES:
+                self._move_to_front(channel)
+            if not channel.readable:
+                return ReadResult.DRAINED
+            if channel.slot < 0 and not self._take_slot(channel):
+                return ReadResult.STARVED
+            block = channel.block
+            end = channel.end
+            count = self._selector.receive(
+                channel, self._view[block + end : block + REQUEST_PART_BYTES]
+            )
+            if count <= 0:
+                return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
+            channel.end = end + count
+            self._words[channel.row + CONNECTION_END] = end + count
+
+    def _read_extent(self, channel: Channel) -> ReadResult | None:
+        have = channel.extent_have
+        if have == channel.extent_length:
+            return ReadResult.WHOLE
+        if not channel.readable:
+            return ReadResult.DRAINED
+        view = self._view[
+            channel.extent + have : channel.extent + channel.extent_length
+        ]
+        count = self._selector.receive(channel, view)
+        if count <= 0:
+            return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
+        if count == len(view):
+            channel.readable = True  # it read no further than the frame
+        channel.extent_have = have + count
+        self._words[channel.row + CONNECTION_EXTENT_HAVE] = have + count
+        return None
+
+    def _move_to_extent(self, channel: Channel, length: int) -> bool:
+        extent = self._extents.allocate(extent_bytes(length))
+        if extent is None:
+            return False
+        self._extents_used = True
+        have = channel.end - channel.start
+        at = channel.block + channel.start
+        self._view[extent : extent + have] = self._view[at : at + have]
+        words, row = self._words, channel.row
+        channel.extent_length = words[row + CONNECTION_EXTENT_LENGTH] = length
+        channel.extent_have = words[row + CONNECTION_EXTENT_HAVE] = have
+        # Last: from here on the row says that the bytes are in the extent.
+        channel.extent = words[row + CONNECTION_EXTENT] = extent
+        channel.start = channel.end = 0
+        words[row + CONNECTION_START] = words[row + CONNECTION_END] = 0
+        return True
+
+    def _move_to_front(self, channel: Channel) -> None:
+        have = channel.end - channel.start
+        block, at = channel.block, channel.block + channel.start
+        self._view[block : block + have] = self._view[at : at + have]
+        channel.start, channel.end = 0, have
+        words, row = self._words, channel.row
+        words[row + CONNECTION_START] = 0
+        words[row + CONNECTION_END] = have
+
+    # -- slots -------------------------------------------------------------------------
+
+    def _take_slot(self, channel: Channel) -> bool:
+        if not self._free:
+            return False
+        slot = self._free.pop()
+        self._lowest_free = min(self._lowest_free, len(self._free))
+        words, row = self._words, slot_row(slot)
+        block = self._arena_layout.block(slot)
+        words[row + SLOT_CONNECTION] = channel.connection
+        words[row + SLOT_BLOCK] = block
+        words[row + SLOT_REQUEST_OFFSET] = block
+        words[row + SLOT_STATE] = words[row + SLOT_STATE] & _KEEP_GENERATION | _HELD
+        channel.slot = slot
+        channel.block = block
+        channel.start = channel.end = 0
+        if channel.spilled:
+            channel.end = len(channel.spilled)
+            self._view[block : block + channel.end] = channel.spilled
+            channel.spilled = b""
+        words, row = self._words, channel.row
+        words[row + CONNECTION_START] = 0
+        words[row + CONNECTION_END] = channel.end
+        words[row + CONNECTION_SLOT] = slot + 1
+        return True
+
+    def release_slot(self, slot: int) -> None:
+        """Make a slot free whose connection is gone or has nothing buffered."""
+        row = slot_row(slot)
+        self._words[row + SLOT_STATE] &= _KEEP_GENERATION  # FREE
+        self._free.append(slot)
+
+    def release_request(self, slot: int) -> None:
+        """Free the extent, if any, that an answered slot's request lies in."""
+        words, row = self._words, slot_row(slot)
+        offset = words[row + SLOT_REQUEST_OFFSET]
+        if not 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
+            length = words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
+            self._extents.free(offset - _SIZE_BYTES, extent_bytes(length))
+
+    def detach(self, channel: Channel) -> None:
+        """Release what a connection holds besides a request in flight."""
+        if channel.extent and channel.state == ConnectionState.READING:
+            self._extents.free(channel.extent, extent_bytes(channel.extent_length))
+        channel.extent = 0
+        self._words[channel.row + CONNECTION_EXTENT] = 0
+        if channel.slot >= 0 and channel.state == ConnectionState.READING:
+            self.release_slot(channel.slot)
+        channel.slot = -1
+        self._words[channel.row + CONNECTION_SLOT] = 0
+
+    def finish_request(self, channel: Channel) -> None:
+        """Step over the frame that was answered; keep what was pipelined behind it."""
+        words, row = self._words, channel.row
+        if channel.extent:
+            self._extents.free(channel.extent, extent_bytes(channel.extent_length))
+            channel.extent = words[row + CONNECTION_EXTENT] = 0
+        elif channel.frame_end < channel.end:
+            channel.start = words[row + CONNECTION_START] = channel.frame_end
+            return
+        channel.start = channel.end = 0
+        words[row + CONNECTION_START] = words[row + CONNECTION_END] = 0
+
+    def leave_if_empty(self, channel: Channel) -> None:
+        """Give the slot of a connection back that has nothing in it."""
+        if channel.slot >= 0 and channel.start == channel.end and not channel.extent:
+            self.release_slot(channel.slot)
+            channel.slot = -1
+            self._words[channel.row + CONNECTION_SLOT] = 0
+
+    def spill(self, channels: Iterable[Channel]) -> None:
+        """Free the slots of connections that hold one only for a part of a frame."""
+        for channel in channels:
+            if (
+                channel.slot >= 0
+                and channel.state == ConnectionState.READING
+                and not channel.extent
+                and not channel.waiting
+            ):
+                block = channel.block
+                channel.spilled = bytes(
+                    self._view[block + channel.start : block + channel.end]
+                )
+                channel.start = channel.end = 0
+                self.leave_if_empty(channel)
+
+    def give_back_memory(self) -> None:
+        """When nothing is buffered or in flight, return what a burst has touched."""
+        if len(self._free) == SLOTS_PER_PROCESSOR:
+            touched = SLOTS_PER_PROCESSOR - self._lowest_free
+            if touched > _WARM_BLOCKS:
+                self._free.sort(reverse=True)
+                first = self._arena_layout.block(self._first_slot)
+                self._arena.give_back(
+                    first + _WARM_BLOCKS * BLOCK_BYTES,
+                    (SLOTS_PER_PROCESSOR - _WARM_BLOCKS) * BLOCK_BYTES,
+                )
+                self._lowest_free = SLOTS_PER_PROCESSOR
+        if self._extents_used and self._extents.is_unused:
+            self._extents_used = False
+            self._arena.give_back(self._extents.start, self._extents.size_bytes)
+
+
+def stalled_longest(channels: Iterable[Channel], older_than_ns: int) -> Channel | None:
+    """The connection that holds an extent and has been silent longest, if too long."""
+    now = time.monotonic_ns()
+    candidates = [
+        channel
+        for channel in channels
+        if channel.extent
+        and channel.state == ConnectionState.READING
+        and now - channel.active_ns > older_than_ns
+    ]
+    return min(candidates, key=lambda channel: channel.active_ns, default=None)
+
+
+__all__ = ["CLOSED", "ReadResult", "RequestReader", "stalled_longest"]

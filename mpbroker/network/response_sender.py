@@ -1,0 +1,147 @@
+"""Send answers: runs of shared memory, and ranges of log segments by sendfile.
+
+A partly sent answer stays with its connection until the socket takes more; the row
+counts the bytes, so that a successor knows where to go on.
+"""
+
+import contextlib
+import os
+from collections import OrderedDict
+from enum import IntEnum
+from typing import Final
+
+from mpbroker.ipc.layout import CONNECTION_SENT
+from mpbroker.ipc.response_parts import BytesPart, FilePart
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.channel import Channel
+from mpbroker.network.channel_selector import CLOSED, ChannelSelector
+from mpbroker.network.errors import SegmentGoneError
+
+_MAX_OPEN_SEGMENTS: Final = 128
+# One sendfile never moves more than this, so that one consumer of a large answer
+# does not hold up the others of its processor.
+_MAX_SEND_BYTES: Final = 4 * 1024 * 1024
+
+
+class SendResult(IntEnum):
+    """How far an answer has got."""
+
+    SENT = 0  # the last byte is with the kernel
+    BLOCKED = 1  # the socket is full; its event will say when it is not
+    CLOSED = 2
+
+
+class SegmentFiles:
+    """Log segments held open for sending, the most recently used ones."""
+
+    def __init__(self, max_open: int = _MAX_OPEN_SEGMENTS) -> None:
+        self._max_open = max_open
+        self._fds: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    def fd(self, path: str, inode: int) -> int:
+        """Open the very file that was meant when the answer was made.
+
+        Compaction and retention rename a segment before they drop it, and keep it for
+        file.delete.delay.ms.
+
+        Raises:
+            SegmentGoneError: no file of that name is that file any more.
+        """
+        key = (path, inode)
+        fd = self._fds.get(key)
+        if fd is not None:
+            self._fds.move_to_end(key)
+            return fd
+        for name in (path, path + ".deleted"):
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                if os.fstat(fd).st_ino == inode:
+                    self._keep(key, fd)
+                    return fd
+                os.close(fd)
+        raise SegmentGoneError(f"{path} (inode {inode}) is no longer there")
+
+    def _keep(self, key: tuple[str, int], fd: int) -> None:
+        self._fds[key] = fd
+        if len(self._fds) > self._max_open:
+            _, oldest = self._fds.popitem(last=False)
+            os.close(oldest)
+
+    def close_unused(self) -> None:
+        """Let go of all files, so that deleted segments free their disk space."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+
+class ResponseSender:
+    """The sending half of a processor."""
+
+    def __init__(
+        self, control: Segment, arena: Segment, selector: ChannelSelector
+    ) -> None:
+        self._words = control.words
+        self._view = arena.view
+        self._selector = selector
+        self._files = SegmentFiles()
+
+    def send_bytes(self, channel: Channel, offset: int, length: int) -> SendResult:
+        """Send an answer that is one run of bytes: the common case."""
+        count = self._selector.send(channel, self._view[offset : offset + length])
+        if count == length:
+            return SendResult.SENT
+        if count == CLOSED:
+            return SendResult.CLOSED
+        return self.send_parts(channel, [BytesPart(offset, length)], count)
+
+    def send_parts(
+        self, channel: Channel, parts: list[BytesPart | FilePart], sent: int = 0
+    ) -> SendResult:
+        """Begin an answer of several parts, in order."""
+        parts.reverse()
+        channel.outgoing = parts
+        channel.part_sent = sent
+        self._words[channel.row + CONNECTION_SENT] = sent
+        return self.resume(channel)
+
+    def resume(self, channel: Channel) -> SendResult:
+        """Go on with a partly sent answer.
+
+        Raises:
+            SegmentGoneError: a part cannot be sent any more: close the connection.
+        """
+        outgoing = channel.outgoing
+        while outgoing:
+            part = outgoing[-1]
+            sent = channel.part_sent
+            if isinstance(part, BytesPart):
+                start = part.offset + sent
+                count = self._selector.send(
+                    channel,
+                    self._view[start : part.offset + part.length],
+                    more=len(outgoing) > 1,
+                )
+            else:
+                count = self._send_file(channel, part, sent)
+            if count == 0:
+                return SendResult.BLOCKED
+            if count == CLOSED:
+                return SendResult.CLOSED
+            self._words[channel.row + CONNECTION_SENT] += count
+            channel.part_sent = sent + count
+            if channel.part_sent == part.length:
+                outgoing.pop()
+                channel.part_sent = 0
+        return SendResult.SENT
+
+    def _send_file(self, channel: Channel, part: FilePart, sent: int) -> int:
+        fd = self._files.fd(part.path, part.inode)
+        length = min(part.length - sent, _MAX_SEND_BYTES)
+        try:
+            return self._selector.send_file(channel, fd, part.position + sent, length)
+        except EOFError as error:
+            raise SegmentGoneError(
+                f"{part.path} is shorter than it was: {error}"
+            ) from None
+
+    def close_unused(self) -> None:
+        self._files.close_unused()
