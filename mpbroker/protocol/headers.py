@@ -96,9 +96,7 @@ def parse_request_header(view: Buffer) -> RequestHeader:
     if length > 0:
         position = 10 + length
         if position > size:
-            raise ProtocolError(
-                f"request header: client id of {length} bytes with {size - 10} left"
-            )
+            return _parse_unusual_header(view)
         try:
             client_id = str(view[10:position], "utf-8")
         except UnicodeDecodeError as error:
@@ -140,7 +138,9 @@ def _parse_unusual_header(view: Buffer) -> RequestHeader:
     if len(view) < _REQUEST_V1.size:
         raise ProtocolError(f"request header: {len(view)} bytes, at least 10 needed")
     length = _REQUEST_V1.unpack_from(view, 0)[3]
-    raise ProtocolError(f"request header: client id of {length} bytes")
+    raise ProtocolError(
+        f"request header: client id of {length} bytes with {len(view) - 10} left"
+    )
 
 
 def encode_request_header(

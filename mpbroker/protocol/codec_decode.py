@@ -1,0 +1,308 @@
+"""Writes decoding functions. Nothing here sees a peer's bytes; what is written does.
+
+What the written source keeps to, because its input is hostile:
+
+- A count or length is compared with the bytes that are left before anything is made
+  or looped over; an element's least size makes the bound tighter.
+- A position only grows, and a slice is taken only after its end was compared: Python
+  would silently shorten it.
+- Reads beyond the end raise `struct.error` or `IndexError`, which the function turns
+  into `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from struct import Struct as Layout
+from struct import calcsize, unpack_from
+from struct import error as LayoutError
+
+from mpbroker.protocol.codec import Handled, SourceWriter
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.message import BYTES, RECORDS, STRING, Field, Message, Struct
+from mpbroker.protocol.primitives import (
+    Buffer,
+    read_unsigned_varint,
+    skip_tagged_fields,
+)
+
+
+def read_long_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Read a varint whose first byte, just before the position, says "more"."""
+    return read_unsigned_varint(buffer, position - 1)
+
+
+def skip_tags(buffer: Buffer, position: int) -> int:
+    """Skip a tagged-field section whose count begins just before the position."""
+    return skip_tagged_fields(buffer, position - 1)
+
+
+def write_decoder(message: type[Message], version: int) -> SourceWriter:
+    """Write `decode(b, p)`, which returns the message and needs all bytes of b."""
+    return _DecodeWriter(message, version).write()
+
+
+class _DecodeWriter:
+    """Variables of the source: b buffer, v view of it, p position, end, n count or
+    length, q end of a slice, t number of tagged fields; o1, a1, ... numbered."""
+
+    def __init__(self, message: type[Message], version: int) -> None:
+        self._message = message
+        self._version = version
+        self._flexible = version >= message.flexible_from
+        self._source = SourceWriter()
+        self._line = self._source.line
+        # Fixed-size reads not yet written: code, target, path.
+        self._run: list[tuple[str, str, str]] = []
+
+    def write(self) -> SourceWriter:
+        source = self._source
+        names = {
+            "new": object.__new__,
+            "ProtocolError": ProtocolError,
+            "FAULTS": (LayoutError, IndexError, UnicodeDecodeError, ProtocolError),
+            "read_long_varint": read_long_varint,
+            "read_unsigned_varint": read_unsigned_varint,
+            "skip_tags": skip_tags,
+            "unpack_from": unpack_from,
+        }
+        source.names.update(names)
+        self._line("def decode(b, p):")
+        with source.indented():
+            self._line("end = len(b)")
+            if self._has_views(self._message):
+                self._line("v = b if type(b) is memoryview else memoryview(b)")
+            self._line("try:")
+            with source.indented():
+                self._struct(self._message, "o", "")
+                self._flush()
+                self._line("if p != end:")
+                self._line(
+                    ' raise ProtocolError(f"{end - p} bytes too many")',
+                    Handled("(end)"),
+                )
+                self._line("return o")
+            self._line("except FAULTS as error:")
+            self._line(" raise explain(error, p, end) from None")
+        return source
+
+    def _has_views(self, cls: type[Struct]) -> bool:
+        return any(
+            row.kind in (BYTES, RECORDS)
+            or (row.struct is not None and self._has_views(row.struct))
+            for row in cls.__fields__
+        )
+
+    # -- runs of fixed size ------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Write the waiting fixed-size reads as one."""
+        if not self._run:
+            return
+        run, self._run = self._run, []
+        codes = "".join(code for code, _, _ in run)
+        handled = [Handled(path, code=code) for code, _, path in run]
+        if codes == "B":
+            self._line(f"{run[0][1]} = b[p]", *handled)
+        else:
+            layout = Layout(">" + codes)
+            unpack = "unpack_" + codes.replace("?", "_")
+            self._source.use(unpack, layout.unpack_from)
+            targets = "".join(f"{target}, " for _, target, _ in run)
+            self._line(f"{targets}= {unpack}(b, p)", *handled)
+        self._line(f"p += {calcsize('>' + codes)}")
+
+    # -- structs -----------------------------------------------------------------
+
+    def _struct(self, cls: type[Struct], var: str, path: str) -> None:
+        self._line(f"{var} = new({self._source.use_class(cls)})")
+        present = [row for row in cls.__fields__ if row.present_in(self._version)]
+        tagged = [row for row in present if row.tag is not None]
+        for row in cls.__fields__:
+            if row not in present or row in tagged:
+                self._default(row, f"{var}.{row.name}")
+        for row in present:
+            if row.tag is None:
+                self._field(row, f"{var}.{row.name}", path + row.name)
+        if self._flexible:
+            self._tags(tagged, var, path)
+
+    def _default(self, row: Field, target: str) -> None:
+        fresh = row.fresh_default
+        if fresh is None:
+            self._line(f"{target} = {row.default!r}")
+        elif fresh == "list":
+            self._line(f"{target} = []")
+        else:
+            assert row.struct is not None
+            self._line(f"{target} = {self._source.use_class(row.struct)}()")
+
+    def _tags(self, tagged: list[Field], var: str, path: str) -> None:
+        where = Handled(path + "(tagged fields)")
+        self._run.append(("B", "t", where.path))
+        self._flush()
+        self._line("if t:")
+        if not tagged:
+            self._line(" p = skip_tags(b, p)", where)
+            return
+        variable = self._source.variable
+        last, stop, tag = variable("last"), variable("stop"), variable("tag")
+        with self._source.indented():
+            self._line("if t > 127:")
+            self._line(" t, p = read_long_varint(b, p)", where)
+            self._line(f"{last} = -1")
+            self._line("for _ in range(t):")
+            with self._source.indented():
+                self._line(f"{tag}, p = read_unsigned_varint(b, p)", where)
+                self._line(f"if {tag} <= {last}:")
+                self._line(
+                    f' raise ProtocolError(f"tag {{{tag}}} after tag {{{last}}}")'
+                )
+                self._line(f"{last} = {tag}")
+                self._line("n, p = read_unsigned_varint(b, p)", where)
+                self._line("if n > end - p:")
+                self._line(
+                    f' raise ProtocolError(f"tag {{{tag}}} of {{n}} bytes with '
+                    '{end - p} left")'
+                )
+                self._line(f"{stop} = p + n")
+                for row in tagged:
+                    self._line(f"if {tag} == {row.tag}:")
+                    with self._source.indented():
+                        self._field(row, f"{var}.{row.name}", path + row.name)
+                        self._flush()
+                        self._line(f"if p != {stop}:")
+                        self._line(
+                            f' raise ProtocolError(f"tagged field ends at byte {{p}}, '
+                            f'its size says {{{stop}}}")',
+                            Handled(path + row.name),
+                        )
+                self._line(f"p = {stop}")
+
+    # -- fields ------------------------------------------------------------------
+
+    def _field(self, row: Field, target: str, path: str) -> None:
+        nullable = row.nullable_in(self._version)
+        if row.is_array:
+            self._array(row, target, path, nullable)
+        elif row.struct is not None:
+            self._nested(row.struct, target, path, nullable)
+        elif not row.code:
+            self._sized(row, target, path, nullable)
+        else:
+            self._run.append((row.code, target, path))
+
+    def _nested(
+        self, cls: type[Struct], target: str, path: str, nullable: bool
+    ) -> None:
+        inner = self._source.variable("o")
+        if not nullable:
+            self._struct(cls, inner, path + ".")
+            self._flush()
+            self._line(f"{target} = {inner}")
+            return
+        # A nullable struct is led by an int8: -1 for null, 1 for present.
+        self._run.append(("b", "n", path))
+        self._flush()
+        self._line("if n < 0:")
+        self._line(f" {target} = None")
+        self._line("else:")
+        with self._source.indented():
+            self._struct(cls, inner, path + ".")
+            self._flush()
+            self._line(f"{target} = {inner}")
+
+    def _length(self, code: str, path: str) -> None:
+        """Write the read of a length or count into n; null is -1."""
+        if not self._flexible:
+            self._run.append((code, "n", path))
+            self._flush()
+            return
+        self._run.append(("B", "n", path))
+        self._flush()
+        self._line("if n > 127:")
+        self._line(" n, p = read_long_varint(b, p)", Handled(path))
+        self._line("n -= 1")
+
+    @contextmanager
+    def _unless_null(self, target: str, nullable: bool) -> Iterator[None]:
+        if not nullable:
+            yield
+            return
+        self._line("if n == -1:")
+        self._line(f" {target} = None")
+        self._line("else:")
+        with self._source.indented():
+            yield
+
+    def _sized(self, row: Field, target: str, path: str, nullable: bool) -> None:
+        self._length("h" if row.kind is STRING else "i", path)
+        take = 'str(b[p:q], "utf-8")' if row.kind is STRING else "v[p:q]"
+        with self._unless_null(target, nullable):
+            self._line("q = p + n")
+            self._line("if not p <= q <= end:")
+            self._line(
+                ' raise ProtocolError(f"length {n} with {end - p} bytes left")',
+                Handled(path),
+            )
+            self._line(f"{target} = {take}", Handled(path))
+            self._line("p = q")
+
+    def _array(self, row: Field, target: str, path: str, nullable: bool) -> None:
+        self._length("i", path)
+        least = self._least_size(row)
+        items = self._source.variable("a")
+        with self._unless_null(target, nullable):
+            self._line(f"if not 0 <= n * {least} <= end - p:")
+            self._line(
+                ' raise ProtocolError(f"count {n} with {end - p} bytes left")',
+                Handled(path),
+            )
+            if row.code:
+                self._numbers(row, target)
+                return
+            self._line(f"{target} = {items} = []")
+            self._line("for _ in range(n):")
+            with self._source.indented():
+                if row.struct is not None:
+                    inner = self._source.variable("o")
+                    self._struct(row.struct, inner, path + ".")
+                else:
+                    inner = "x"
+                    self._sized(row, inner, path, nullable=False)
+                self._flush()
+                self._line(f"{items}.append({inner})")
+
+    def _numbers(self, row: Field, target: str) -> None:
+        code = row.code
+        if code == "16s":
+            self._line(
+                f"{target} = [bytes(b[q:q + 16]) for q in range(p, p + n * 16, 16)]"
+            )
+        else:
+            self._line(f'{target} = list(unpack_from(f">{{n}}{code}", b, p))')
+        self._line(f"p += n * {calcsize('>' + code)}")
+
+    def _least_size(self, row: Field) -> int:
+        """Return the fewest bytes one element of an array can take."""
+        if row.struct is None:
+            code = row.code
+            return calcsize(">" + code) if code else self._least_length(row)
+        size = 1 if self._flexible else 0
+        for inner in row.struct.__fields__:
+            if not inner.present_in(self._version) or inner.tag is not None:
+                continue
+            if inner.is_array:
+                size += 1 if self._flexible else 4
+            elif inner.struct is not None:
+                size += 1
+            else:
+                code = inner.code
+                size += calcsize(">" + code) if code else self._least_length(inner)
+        return max(1, size)
+
+    def _least_length(self, row: Field) -> int:
+        if self._flexible:
+            return 1
+        return 2 if row.kind is STRING else 4

@@ -1,0 +1,309 @@
+"""Writes encoding functions, which return the message as a list of bytes to be joined.
+
+Neighbouring fixed-size fields become one `struct` call, and an empty tagged-field
+section is a pad byte of it; neighbouring pieces reach the list in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from struct import Struct as Layout
+from struct import error as LayoutError
+from struct import pack
+from typing import Any, Final
+
+from mpbroker.protocol.codec import Handled, SourceWriter
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.message import RECORDS, STRING, Field, Message, Struct
+from mpbroker.protocol.primitives import write_unsigned_varint
+
+_BYTES_LIKE: Final = frozenset((bytes, bytearray, memoryview))
+
+
+def size_of_region(value: Any) -> int:
+    """Return the size of records that are not bytes, or a subclass of them."""
+    if isinstance(value, (bytes, bytearray)):
+        return len(value)
+    size: int = value.size_in_bytes
+    return size
+
+
+def write_encoder(message: type[Message], version: int) -> SourceWriter:
+    """Write `encode(o)`, which returns the parts of the message."""
+    return _EncodeWriter(message, version).write()
+
+
+class _EncodeWriter:
+    """Pieces wait in three stages: fixed-size values for one `struct` call, then
+    expressions for one step onto the list, then lines of source."""
+
+    def __init__(self, message: type[Message], version: int) -> None:
+        self._message = message
+        self._version = version
+        self._flexible = version >= message.flexible_from
+        self._source = SourceWriter()
+        self._line = self._source.line
+        # code and value of fixed-size fields not yet in an expression
+        self._run: list[tuple[str, Handled]] = []
+        # expressions not yet on the list
+        self._pieces: list[str] = []
+        self._handled: list[Handled] = []
+
+    def write(self) -> SourceWriter:
+        names = {
+            "ProtocolError": ProtocolError,
+            "FAULTS": (
+                LayoutError,
+                AttributeError,
+                TypeError,
+                UnicodeEncodeError,
+                ProtocolError,
+            ),
+            "BYTES_LIKE": _BYTES_LIKE,
+            "size_of_region": size_of_region,
+            "pack": pack,
+            "write_unsigned_varint": write_unsigned_varint,
+        }
+        self._source.names.update(names)
+        self._line("def encode(o):")
+        with self._source.indented():
+            self._line("try:")
+            with self._source.indented():
+                self._line("parts = []")
+                self._struct(self._message, "o", "")
+                self._flush()
+                self._line("return parts")
+            self._line("except FAULTS as error:")
+            self._line(" raise explain(error, locals()) from None")
+        return self._source
+
+    # -- stages ------------------------------------------------------------------
+
+    def _fixed(self, code: str, value: str, path: str) -> None:
+        self._run.append((code, Handled(path, value, code)))
+
+    def _end_run(self, varint: str = "") -> None:
+        """Make one expression of the waiting values, and of a varint after them.
+
+        A varint below 128 is one more byte of the same call, which is most of them.
+        """
+        run, self._run = self._run, []
+        self._handled += [handled for code, handled in run if code != "x"]
+        codes = "".join(code for code, _ in run)
+        values = ", ".join(handled.expression for code, handled in run if code != "x")
+        if not varint:
+            if values:
+                self._pieces.append(f"{self._packer(codes)}({values})")
+            elif codes:
+                self._pieces.append(repr(bytes(len(codes))))
+            return
+        short = self._packer(codes + "B")
+        comma = ", " if values else ""
+        long = f"write_unsigned_varint({varint})"
+        if values:
+            long = f"{self._packer(codes)}({values}) + {long}"
+        elif codes:
+            long = f"{bytes(len(codes))!r} + {long}"
+        self._pieces.append(
+            f"({short}({values}{comma}{varint}) if {varint} < 128 else {long})"
+        )
+
+    def _packer(self, codes: str) -> str:
+        name = "pack_" + codes.replace("?", "_")
+        return self._source.use(name, Layout(">" + codes).pack)
+
+    def _piece(self, expression: str, handled: Handled) -> None:
+        self._pieces.append(expression)
+        self._handled.append(handled)
+
+    def _flush(self) -> None:
+        """Write what waits, as one step onto the list."""
+        if self._run:
+            self._end_run()
+        pieces, self._pieces = self._pieces, []
+        handled, self._handled = self._handled, []
+        if len(pieces) == 1:
+            self._line(f"parts.append({pieces[0]})", *handled)
+        elif pieces:
+            self._line(f"parts += ({', '.join(pieces)})", *handled)
+
+    # -- structs -----------------------------------------------------------------
+
+    def _struct(self, cls: type[Struct], var: str, path: str) -> None:
+        tagged = []
+        for row in cls.__fields__:
+            value = f"{var}.{row.name}"
+            if not row.present_in(self._version):
+                if not row.ignorable:
+                    self._refuse_unless_default(row, value, path + row.name)
+            elif row.tag is not None:
+                tagged.append(row)
+            else:
+                self._field(row, value, path + row.name)
+        if self._flexible:
+            if tagged:
+                self._tags(tagged, var, path)
+            else:
+                self._run.append(("x", Handled(path)))
+
+    def _refuse_unless_default(self, row: Field, value: str, path: str) -> None:
+        self._line(f"if {self._differs(row, value)}:")
+        self._line(
+            f' raise ProtocolError(f"{{{value}!r}}, but this version has no such field")',
+            Handled(path),
+        )
+
+    def _differs(self, row: Field, value: str) -> str:
+        """Return the condition that a value is not the field's default."""
+        if row.fresh_default == "list":
+            return f"{value} != []" if row.is_nullable else value
+        if row.struct is not None and not row.is_array:
+            default = self._source.use(f"default_{row.struct.__name__}", row.struct())
+            return f"{value} is not None and {value} != {default}"
+        if row.default is None:
+            return f"{value} is not None"
+        if isinstance(row.default, bool):
+            return f"not {value}" if row.default else value
+        return f"{value} != {row.default!r}"
+
+    def _tags(self, tagged: list[Field], var: str, path: str) -> None:
+        variable = self._source.variable
+        section, count, body = variable("t"), variable("c"), variable("b")
+        conditions = [self._differs(row, f"{var}.{row.name}") for row in tagged]
+        self._line(f"{section} = b'\\0'")
+        self._line("if " + " or ".join(f"({text})" for text in conditions) + ":")
+        with self._source.indented(), self._apart():
+            self._line(f"{section} = []")
+            self._line(f"{count} = 0")
+            for row, condition in zip(tagged, conditions, strict=True):
+                self._line(f"if {condition}:")
+                with self._source.indented():
+                    self._line("parts = []")
+                    self._field(row, f"{var}.{row.name}", path + row.name)
+                    self._flush()
+                    self._line(f"{body} = b''.join(parts)", Handled(path + row.name))
+                    self._line(f"{count} += 1")
+                    self._line(
+                        f"{section} += (write_unsigned_varint({row.tag}), "
+                        f"write_unsigned_varint(len({body})), {body})"
+                    )
+            self._line(
+                f"{section} = write_unsigned_varint({count}) + b''.join({section})"
+            )
+        self._end_run()
+        self._pieces.append(section)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Write to another list for a while; what waits for this one stays."""
+        waiting = self._run, self._pieces, self._handled
+        self._run, self._pieces, self._handled = [], [], []
+        outer = self._source.variable("parts")
+        self._line(f"{outer} = parts")
+        yield
+        self._line(f"parts = {outer}")
+        self._run, self._pieces, self._handled = waiting
+
+    # -- fields ------------------------------------------------------------------
+
+    def _field(self, row: Field, value: str, path: str) -> None:
+        nullable = row.nullable_in(self._version)
+        if row.is_array:
+            self._array(row, value, path, nullable)
+        elif row.struct is not None:
+            self._nested(row.struct, value, path, nullable)
+        elif not row.code:
+            self._sized(row, value, path, nullable)
+        else:
+            if row.code == "16s":  # `struct` would pad or cut it silently
+                self._line(f"if len({value}) != 16:", Handled(path))
+                self._line(
+                    f' raise ProtocolError(f"a uuid of {{len({value})}} bytes")',
+                    Handled(path),
+                )
+            self._fixed(row.code, value, path)
+
+    def _nested(self, cls: type[Struct], value: str, path: str, nullable: bool) -> None:
+        inner = self._source.variable("o")
+        if not nullable:
+            self._line(f"{inner} = {value}")
+            self._struct(cls, inner, path + ".")
+            return
+        # A nullable struct is led by an int8: -1 for null, 1 for present.
+        self._flush()
+        self._line(f"{inner} = {value}")
+        self._line(f"if {inner} is None:")
+        self._line(" parts.append(b'\\xff')")
+        self._line("else:")
+        with self._source.indented():
+            self._pieces.append(repr(b"\1"))
+            self._struct(cls, inner, path + ".")
+            self._flush()
+
+    def _length(self, code: str, length: str, path: str) -> None:
+        if self._flexible:
+            self._end_run(varint=length)
+        else:
+            self._fixed(code, length, path)
+
+    def _sized(self, row: Field, value: str, path: str, nullable: bool) -> None:
+        taken, length = self._source.variable("s"), self._source.variable("n")
+        plus = " + 1" if self._flexible else ""
+        handled = Handled(path, taken)
+        indent = ""
+        self._line(f"{taken} = {value}", handled)
+        if nullable:
+            self._line(f"if {taken} is None:")
+            self._line(f" {taken} = b''")
+            self._line(f" {length} = {0 if self._flexible else -1}")
+            self._line("else:")
+            indent = " "
+        if row.kind is STRING:
+            self._line(f"{indent}{taken} = {taken}.encode()", handled)
+        measured = f"len({taken})"
+        if row.kind is RECORDS:
+            measured = (
+                f"({measured} if type({taken}) in BYTES_LIKE else "
+                f"size_of_region({taken}))"
+            )
+        self._line(f"{indent}{length} = {measured}{plus}", handled)
+        self._length("h" if row.kind is STRING else "i", length, path)
+        if self._run:
+            self._end_run()
+        self._piece(taken, handled)
+
+    def _array(self, row: Field, value: str, path: str, nullable: bool) -> None:
+        items, length = self._source.variable("a"), self._source.variable("n")
+        plus = " + 1" if self._flexible else ""
+        handled = Handled(path, items)
+        indent = ""
+        self._line(f"{items} = {value}", handled)
+        if nullable:
+            self._line(f"if {items} is None:")
+            self._line(f" {items} = ()")
+            self._line(f" {length} = {0 if self._flexible else -1}")
+            self._line("else:")
+            indent = " "
+        self._line(f"{indent}{length} = len({items}){plus}", handled)
+        self._length("i", length, path)
+        if row.code == "16s":
+            self._line(f"if any(len(x) != 16 for x in {items}):", handled)
+            self._line(' raise ProtocolError("a uuid is not 16 bytes")', handled)
+            self._flush()
+            self._line(f"parts += {items}")
+            return
+        if row.code:
+            self._flush()
+            numbers = f"pack(f'>{{len({items})}}{row.code}', *{items})"
+            self._line(f"parts.append({numbers})", handled)
+            return
+        self._flush()
+        inner = self._source.variable("o")
+        self._line(f"for {inner} in {items}:", handled)
+        with self._source.indented():
+            if row.struct is not None:
+                self._struct(row.struct, inner, path + ".")
+            else:
+                self._sized(row, inner, path, nullable=False)
+            self._flush()

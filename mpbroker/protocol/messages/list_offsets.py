@@ -1,0 +1,62 @@
+"""ListOffsets: the offset of a timestamp, or of the start or end of partitions.
+
+Negative timestamps are questions: -1 latest, -2 earliest, -3 that of the greatest
+timestamp, -4 earliest local, -5 latest tiered, -6 earliest pending upload.
+
+Source: Kafka protocol guide, "ListOffsets".
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import (
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    Message,
+    Struct,
+    array,
+    field,
+)
+
+
+class ListOffsetsPartition(Struct):
+    partition_index: int = field(INT32)
+    current_leader_epoch: int = field(INT32, "4+", default=-1, ignorable=True)
+    timestamp: int = field(INT64)
+
+
+class ListOffsetsTopic(Struct):
+    name: str = field(STRING)
+    partitions: list[ListOffsetsPartition] = array(ListOffsetsPartition)
+
+
+class ListOffsetsRequest(
+    Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 11), flexible_from=6
+):
+    replica_id: int = field(INT32)
+    isolation_level: int = field(INT8, "2+")
+    topics: list[ListOffsetsTopic] = array(ListOffsetsTopic)
+    timeout_ms: int = field(INT32, "10+", ignorable=True)
+
+
+class ListOffsetsPartitionResponse(Struct):
+    partition_index: int = field(INT32)
+    error_code: int = field(INT16)
+    timestamp: int = field(INT64, default=-1)
+    offset: int = field(INT64, default=-1)
+    leader_epoch: int = field(INT32, "4+", default=-1)
+
+
+class ListOffsetsTopicResponse(Struct):
+    name: str = field(STRING)
+    partitions: list[ListOffsetsPartitionResponse] = array(ListOffsetsPartitionResponse)
+
+
+class ListOffsetsResponse(
+    Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 11), flexible_from=6
+):
+    throttle_time_ms: int = field(INT32, "2+", ignorable=True)
+    topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)
