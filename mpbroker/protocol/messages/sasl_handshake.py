@@ -1,0 +1,24 @@
+"""SaslHandshake: choose a mechanism.
+
+After version 0 the tokens travel as bare frames, after version 1 as SaslAuthenticate.
+
+Source: Kafka protocol guide, "SaslHandshake".
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import INT16, STRING, Message, array, field
+
+
+class SaslHandshakeRequest(
+    Message, api_key=ApiKey.SASL_HANDSHAKE, versions=(0, 1), flexible_from=None
+):
+    mechanism: str = field(STRING)
+
+
+class SaslHandshakeResponse(
+    Message, api_key=ApiKey.SASL_HANDSHAKE, versions=(0, 1), flexible_from=None
+):
+    error_code: int = field(INT16)
+    mechanisms: list[str] = array(STRING)
