@@ -1,0 +1,42 @@
+"""The broker's configuration: Kafka's keys, from arguments, environment and a file.
+
+BrokerConfig            all settings, resolved and checked: see broker_config.py
+BROKER_CONFIG_DEF       the keys
+explain                 what a key means and what it is now
+EndPoint, AdvertisedEndPoint    one parsed listener, one advertised address
+"""
+
+from typing import TYPE_CHECKING
+
+from mpbroker.config.broker_config import (
+    BROKER_CONFIG_DEF,
+    BrokerConfig,
+    ResolvedValue,
+)
+from mpbroker.config.listeners import AdvertisedEndPoint, EndPoint
+from mpbroker.config.sources import Source
+from mpbroker.config_def import ConfigError
+
+if TYPE_CHECKING:
+    from mpbroker.config.explanation import Explanation, explain
+
+__all__ = [
+    "BROKER_CONFIG_DEF",
+    "AdvertisedEndPoint",
+    "BrokerConfig",
+    "ConfigError",
+    "EndPoint",
+    "Explanation",
+    "ResolvedValue",
+    "Source",
+    "explain",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Only people ask for explanations: a broker that starts does not load them.
+    if name in ("Explanation", "explain"):
+        from mpbroker.config import explanation
+
+        return getattr(explanation, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,400 @@
+"""BrokerConfig: every setting of a broker, resolved, checked and typed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mpbroker.config.broker_keys import LOG_KEYS, SERVER_KEYS
+from mpbroker.config.broker_values import BrokerValues
+from mpbroker.config.coordinator_keys import (
+    GROUP_KEYS,
+    SECURITY_KEYS,
+    TRANSACTION_KEYS,
+)
+from mpbroker.config.cores import available_cores
+from mpbroker.config.listeners import (
+    AdvertisedEndPoint,
+    EndPoint,
+    advertised_by_listener,
+    check_listeners,
+    parse_listeners,
+    parse_protocol_map,
+)
+from mpbroker.config.sources import (
+    Setting,
+    Source,
+    settings_of_arguments,
+    settings_of_environment,
+    settings_of_file,
+)
+from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, ConfigValue
+from mpbroker.storage.log_config import defaults_of_broker
+from mpbroker.storage.log_config_def import broker_log_keys
+
+BROKER_CONFIG_DEF: Final = ConfigDef(
+    "setting",
+    [
+        *SERVER_KEYS,
+        *LOG_KEYS,
+        *broker_log_keys(),
+        *GROUP_KEYS,
+        *TRANSACTION_KEYS,
+        *SECURITY_KEYS,
+    ],
+)
+
+# What a file written for Kafka may hold and nothing here needs: other brokers, the
+# controller, ZooKeeper, remote storage, Java plug-ins. Such a file must work as it is.
+_NOT_NEEDED: Final = (
+    "alter.config.policy.",
+    "auto.include.jmx.reporter",
+    "auto.leader.rebalance.enable",
+    "broker.heartbeat.interval.ms",
+    "broker.id.generation.enable",
+    "broker.session.timeout.ms",
+    "client.quota.callback.",
+    "confluent.",
+    "controller.",
+    "create.topic.policy.",
+    "delegation.token.",
+    "early.start.listeners",
+    "eligible.leader.replicas.",
+    "fetch.purgatory.",
+    "group.share.",
+    "initial.broker.registration.timeout.ms",
+    "inter.broker.protocol.version",
+    "kafka.metrics.",
+    "leader.",
+    "log.message.downconversion.enable",
+    "log.message.format.version",
+    "log.message.timestamp.difference.max.ms",
+    "metadata.log.",
+    "metadata.max.",
+    "metric.",
+    "metrics.",
+    "num.replica.",
+    "password.encoder.",
+    "principal.builder.class",
+    "process.roles",
+    "producer.purgatory.",
+    "remote.",
+    "replica.",
+    "reserved.broker.max.id",
+    "share.coordinator.",
+    "telemetry.",
+    "unstable.",
+    "zookeeper.",
+)
+
+_PER_LISTENER: Final = "listener.name."
+
+
+class ResolvedValue(NamedTuple):
+    """A value and where it came from. ``text`` is None for a default."""
+
+    value: ConfigValue
+    text: str | None
+    source: Source
+    origin: str
+
+
+class BrokerConfig(BrokerValues):
+    """The settings of one broker; immutable, and valid if it exists at all.
+
+    Besides one attribute per key:
+
+        endpoints: the listeners to open, parsed.
+        advertised: what clients are told, by listener name.
+        warnings: sentences about settings that had no effect.
+        definition: the keys, with the defaults of this machine.
+    """
+
+    endpoints: tuple[EndPoint, ...]
+    advertised: Mapping[str, AdvertisedEndPoint]
+    warnings: tuple[str, ...]
+    definition: ConfigDef
+    _resolved: Mapping[str, ResolvedValue]
+    _per_listener: Mapping[tuple[str, str], ConfigValue]
+
+    def __init__(
+        self,
+        settings: Iterable[Setting],
+        *,
+        environ: Mapping[str, str],
+        cores: int,
+    ) -> None:
+        """Resolve settings; see load() for the usual way to get here.
+
+        Args:
+            settings: from all sources, in any order.
+            environ: for the default of log.dirs.
+            cores: cores that the broker may keep busy, for the defaults of pool sizes.
+
+        Raises:
+            ConfigError: names the setting, the value, the limit and the way out.
+        """
+        definition = BROKER_CONFIG_DEF.with_defaults(_defaults_here(environ, cores))
+        reader = _Reader(definition)
+        reader.read(settings)
+        resolved = reader.resolved
+        super().__init__({name: entry.value for name, entry in resolved.items()})
+        put = object.__setattr__
+        put(self, "definition", definition)
+        put(self, "_resolved", resolved)
+        put(self, "_per_listener", reader.per_listener)
+        put(self, "log_dirs", tuple(_absolute(path) for path in self.log_dirs))
+        put(self, "endpoints", self._parse_endpoints())
+        put(self, "advertised", self._parse_advertised())
+        self._check_together()
+        put(self, "warnings", (*reader.warnings, *self._replication_warnings()))
+
+    @classmethod
+    def load(
+        cls,
+        arguments: Mapping[str, str],
+        file: Path | None,
+        environ: Mapping[str, str],
+        *,
+        cores: int | None = None,
+    ) -> BrokerConfig:
+        """Resolve settings: arguments win over the environment, that over the file.
+
+        Args:
+            arguments: texts by key, from key=value on the command line.
+            file: TOML or Java properties, or None.
+            environ: the environment; MPBROKER_LOG_DIRS sets log.dirs.
+            cores: cores that the broker may keep busy; asked of the system if None.
+
+        Raises:
+            ConfigError: names the setting, the value, the limit and the way out.
+        """
+        settings = settings_of_file(file) if file is not None else []
+        settings += settings_of_environment(environ)
+        settings += settings_of_arguments(arguments)
+        return cls(settings, environ=environ, cores=cores or available_cores())
+
+    def resolved(self, name: str) -> ResolvedValue:
+        """Return the value of a key with its source.
+
+        Raises:
+            ConfigError: no such key.
+        """
+        return self._resolved[self.definition.key(name).name]
+
+    def static_texts(self) -> dict[str, str]:
+        """Return the texts that were set, by key: static values in DescribeConfigs."""
+        return {
+            name: entry.text
+            for name, entry in self._resolved.items()
+            if entry.text is not None
+        }
+
+    def for_listener(self, listener_name: str, name: str) -> ConfigValue:
+        """Return a key's value for one listener (listener.name.<listener>.<key>)."""
+        value = self.resolved(name).value
+        return self._per_listener.get((listener_name.lower(), name), value)
+
+    def broker_values(self) -> dict[str, ConfigValue]:
+        """Return the value of every key, by Kafka's name."""
+        return {name: entry.value for name, entry in self._resolved.items()}
+
+    def log_defaults(self) -> dict[str, ConfigValue]:
+        """Return what topics inherit, by topic key, for LogConfig.from_overrides()."""
+        return defaults_of_broker(self.broker_values())
+
+    def connection_overrides(self) -> dict[str, int]:
+        """Return max.connections.per.ip.overrides by host.
+
+        Raises:
+            ConfigError: an entry is not host:count.
+        """
+        overrides = {}
+        for item in self.max_connections_per_ip_overrides:
+            host, _, count = item.rpartition(":")
+            if not (host and count.isascii() and count.isdigit() and len(count) < 11):
+                raise ConfigError(
+                    f"max.connections.per.ip.overrides: {item!r} is not host:count,"
+                    " for example 127.0.0.1:100"
+                )
+            overrides[host] = int(count)
+        return overrides
+
+    def _parse_endpoints(self) -> tuple[EndPoint, ...]:
+        endpoints = tuple(self._served(self.listeners, "listeners"))
+        check_listeners(endpoints)
+        return endpoints
+
+    def _parse_advertised(self) -> dict[str, AdvertisedEndPoint]:
+        advertised = self._served(
+            self.advertised_listeners or (), "advertised.listeners"
+        )
+        return advertised_by_listener(advertised, self.endpoints)
+
+    def _served(self, items: Iterable[str], key: str) -> list[EndPoint]:
+        protocols = parse_protocol_map(self.listener_security_protocol_map)
+        controller = {name.upper() for name in self.controller_listener_names}
+        wanted = [
+            item
+            for item in items
+            if item.partition("://")[0].strip().upper() not in controller
+        ]
+        return parse_listeners(wanted, protocols, key=key)
+
+    def _check_together(self) -> None:
+        self.connection_overrides()
+        names = {endpoint.listener_name for endpoint in self.endpoints}
+        inter_broker = self.inter_broker_listener_name
+        if inter_broker is not None and inter_broker.upper() not in names:
+            raise ConfigError(
+                f"inter.broker.listener.name={inter_broker}: not among the listeners "
+                + ", ".join(sorted(names))
+            )
+        request, queued = self.socket_request_max_bytes, self.queued_max_request_bytes
+        if 0 <= queued < request:
+            raise ConfigError(
+                f"queued.max.request.bytes={queued}: below socket.request.max.bytes="
+                f"{request}, so that the largest request would never fit; raise the"
+                " first or lower the second"
+            )
+        if len(set(self.log_dirs)) != len(self.log_dirs):
+            raise ConfigError(
+                f"log.dirs={','.join(self.log_dirs)}: a directory is named twice"
+            )
+        for prefix in ("group", "group.consumer"):
+            self._check_order(
+                f"{prefix}.min.session.timeout.ms", f"{prefix}.max.session.timeout.ms"
+            )
+        self._check_order(
+            "group.consumer.min.heartbeat.interval.ms",
+            "group.consumer.max.heartbeat.interval.ms",
+        )
+        self._check_order(
+            "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+        )
+        if 0 in (self.log_retention_ms, self.log_retention_minutes):
+            raise ConfigError(
+                "log.retention.ms or log.retention.minutes is 0, which would keep"
+                " nothing; it must be -1 (no limit) or at least 1"
+            )
+
+    def _check_order(self, lower: str, upper: str) -> None:
+        low, high = self._resolved[lower].value, self._resolved[upper].value
+        if isinstance(low, int) and isinstance(high, int) and low > high:
+            raise ConfigError(f"{lower}={low}: above {upper}={high}")
+
+    def _replication_warnings(self) -> list[str]:
+        return [
+            f"{name}={entry.value} has no effect: there is one broker, so every topic"
+            " has one replica"
+            for name in (
+                "default.replication.factor",
+                "offsets.topic.replication.factor",
+                "transaction.state.log.replication.factor",
+            )
+            if (entry := self._resolved[name]).value != 1
+        ]
+
+
+class _Reader:
+    """Sorts settings from all sources into what they set."""
+
+    def __init__(self, definition: ConfigDef) -> None:
+        self._definition = definition
+        self._set_as: dict[str, Setting] = {}
+        self.per_listener: dict[tuple[str, str], ConfigValue] = {}
+        self.warnings: list[str] = []
+        self.resolved = {
+            key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
+            for key in definition
+        }
+
+    def read(self, settings: Iterable[Setting]) -> None:
+        # Stable, so that of one source the last counts.
+        for setting in sorted(settings, key=lambda setting: setting.source):
+            self._read_one(setting)
+
+    def _read_one(self, setting: Setting) -> None:
+        name = setting.name
+        if name.startswith(_PER_LISTENER):
+            self._read_per_listener(setting)
+        elif name in self._definition:
+            self._read_known(self._definition.key(name), setting)
+        elif name.startswith(_NOT_NEEDED):
+            self.warnings.append(f"{name} has no effect in mpbroker ({setting.origin})")
+        elif setting.source is Source.ENVIRONMENT:
+            # Other programs have variables of that prefix, so it is no error.
+            self.warnings.append(f"{self._unknown(name)} ({setting.origin})")
+        else:
+            raise ConfigError(f"{self._unknown(name)} ({setting.origin})")
+
+    def _read_known(self, key: ConfigKey, setting: Setting) -> None:
+        earlier = self._set_as.get(key.name)
+        if (
+            earlier is not None
+            and earlier.source == setting.source
+            and earlier.name != setting.name
+            and earlier.text != setting.text
+        ):
+            raise ConfigError(
+                f"{earlier.name}={earlier.text} and {setting.name}={setting.text} are"
+                f" two names of one setting ({setting.origin}); keep one"
+            )
+        self._set_as[key.name] = setting
+        value = _parse(key, setting)
+        self.resolved[key.name] = ResolvedValue(
+            value, setting.text, setting.source, setting.origin
+        )
+
+    def _read_per_listener(self, setting: Setting) -> None:
+        listener, _, name = setting.name.removeprefix(_PER_LISTENER).partition(".")
+        key = self._definition.get(name)
+        if key is None:
+            # SASL adds keys of its own (plain.sasl.jaas.config); Kafka lets them be.
+            self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
+            return
+        self.per_listener[listener.lower(), key.name] = _parse(key, setting)
+
+    def _unknown(self, name: str) -> str:
+        try:
+            self._definition.key(name)
+        except ConfigError as error:
+            return str(error)
+        raise AssertionError(f"{name} is known")
+
+
+def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
+    if key.default is None and not setting.text.strip():
+        return None
+    try:
+        return key.parse(setting.text)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({setting.origin})") from None
+
+
+def _defaults_here(environ: Mapping[str, str], cores: int) -> dict[str, ConfigValue]:
+    # Kafka's 3 and 8 are threads; here they are processes, and more of them than
+    # cores only take turns. Two handlers, so that one slow disk does not stop all.
+    return {
+        "num.network.threads": min(3, cores),
+        "num.io.threads": max(2, min(8, cores)),
+        "log.dirs": (_default_log_dir(environ),),
+    }
+
+
+def _default_log_dir(environ: Mapping[str, str]) -> str:
+    # systemd sets STATE_DIRECTORY, a colon-separated list, for StateDirectory=.
+    state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return state
+    data_home = environ.get("XDG_DATA_HOME", "")
+    if not data_home and environ.get("HOME"):
+        data_home = os.path.join(environ["HOME"], ".local", "share")
+    return os.path.join(data_home or "/var/lib", "mpbroker")
+
+
+def _absolute(path: str) -> str:
+    # A daemon changes its working directory, and messages should name the place.
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,421 @@
+"""The broker's keys for processes, network and logs.
+
+Names, defaults and meanings are Kafka's; what differs says so. The keys of groups,
+transactions and security are in coordinator_keys.py, and those that only set a
+topic's default are derived in mpbroker.storage.log_config_def.
+
+Source: "Broker Configs" of the Apache Kafka 4.x documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.config_def import (
+    INT_MAX,
+    ConfigKey,
+    ConfigType,
+    Importance,
+    UpdateMode,
+    at_least,
+    between,
+    minus_one_or,
+    not_empty,
+    one_of,
+)
+
+_BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
+_SHORT, _DOUBLE = ConfigType.SHORT, ConfigType.DOUBLE
+_STRING, _LIST = ConfigType.STRING, ConfigType.LIST
+_HIGH, _LOW = Importance.HIGH, Importance.LOW
+_CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
+
+SERVER_KEYS: Final = [
+    # Kafka has no usable default (-1). 1 is what its own example files use, and one
+    # broker needs no thought about numbers.
+    ConfigKey(
+        "node.id",
+        _INT,
+        1,
+        "Number by which clients know this broker. It is written into the data"
+        " directory and must not change afterwards.",
+        validator=at_least(0),
+        importance=_HIGH,
+        aliases=("broker.id",),
+    ),
+    # Kafka binds every address by default. There is no authentication yet, so here
+    # nobody outside the machine is served unless asked for.
+    ConfigKey(
+        "listeners",
+        _LIST,
+        ("PLAINTEXT://127.0.0.1:9092",),
+        "Addresses to serve, as NAME://host:port. An empty host or 0.0.0.0 is every"
+        " IPv4 address, [::] every address; port 0 lets the system choose.",
+        validator=not_empty(),
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "advertised.listeners",
+        _LIST,
+        None,
+        "Addresses that clients are told to connect to, per listener. Unset, a client"
+        " is told the address that it dialled; so is an empty host or a port 0.",
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "listener.security.protocol.map",
+        _LIST,
+        (
+            "PLAINTEXT:PLAINTEXT",
+            "SSL:SSL",
+            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "SASL_SSL:SASL_SSL",
+        ),
+        "Security protocol of each listener name, as NAME:PROTOCOL. This release"
+        " serves PLAINTEXT only.",
+    ),
+    ConfigKey(
+        "inter.broker.listener.name",
+        _STRING,
+        None,
+        "Listener whose clients may act as another broker. Checked to exist.",
+    ),
+    ConfigKey(
+        "security.inter.broker.protocol",
+        _STRING,
+        "PLAINTEXT",
+        "Security protocol between brokers; with one broker nothing uses it.",
+        validator=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    ),
+    ConfigKey(
+        "controller.listener.names",
+        _LIST,
+        (),
+        "Listeners of a KRaft controller. There is no controller here: listeners named"
+        " here are not opened, so that a file written for Kafka works as it is.",
+    ),
+    ConfigKey(
+        "control.plane.listener.name",
+        _STRING,
+        None,
+        "Listener with processes of its own, so that control requests never queue"
+        " behind data.",
+    ),
+    ConfigKey(
+        "num.network.threads",
+        _INT,
+        3,
+        "Processors per listener: processes that read and write connections. Default:"
+        " the cores available, at most Kafka's 3.",
+        validator=at_least(1),
+        importance=_HIGH,
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "num.io.threads",
+        _INT,
+        8,
+        "Request handlers: processes that execute requests, disk included. Default:"
+        " the cores available, at least 2 and at most Kafka's 8.",
+        validator=at_least(1),
+        importance=_HIGH,
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "background.threads",
+        _INT,
+        10,
+        "Accepted for files written for Kafka; one housekeeper does this work.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "num.recovery.threads.per.data.dir",
+        _INT,
+        2,
+        "Logs of one directory that are recovered at one time after an unclean stop.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "queued.max.requests",
+        _INT,
+        500,
+        "Requests that may wait for a handler before processors stop reading.",
+        validator=at_least(1),
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "queued.max.request.bytes",
+        _LONG,
+        -1,
+        "Bytes of requests that may be in the broker at one time; -1 sizes that by"
+        " the number of processors. At least socket.request.max.bytes.",
+        validator=minus_one_or(at_least(1)),
+    ),
+    ConfigKey(
+        "socket.send.buffer.bytes",
+        _INT,
+        102_400,
+        "SO_SNDBUF of a connection; -1 leaves it to the operating system.",
+        validator=minus_one_or(at_least(1)),
+    ),
+    ConfigKey(
+        "socket.receive.buffer.bytes",
+        _INT,
+        102_400,
+        "SO_RCVBUF of a connection; -1 leaves it to the operating system.",
+        validator=minus_one_or(at_least(1)),
+    ),
+    ConfigKey(
+        "socket.request.max.bytes",
+        _INT,
+        104_857_600,
+        "Largest request accepted; a connection that announces more is closed.",
+        validator=at_least(1),
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "socket.listen.backlog.size",
+        _INT,
+        50,
+        "Connections that may wait to be accepted; Linux caps it by"
+        " net.core.somaxconn.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "max.connections",
+        _INT,
+        INT_MAX,
+        "Connections open at one time on all listeners together.",
+        validator=at_least(0),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "max.connections.per.ip",
+        _INT,
+        INT_MAX,
+        "Connections open at one time from one address.",
+        validator=at_least(0),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "max.connections.per.ip.overrides",
+        _LIST,
+        (),
+        "Exceptions to max.connections.per.ip, as host:count.",
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "max.connection.creation.rate",
+        _INT,
+        INT_MAX,
+        "Connections accepted per second on all listeners together.",
+        validator=at_least(0),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "connections.max.idle.ms",
+        _LONG,
+        600_000,
+        "Time without traffic after which a connection is closed; -1 never.",
+    ),
+    ConfigKey(
+        "request.timeout.ms",
+        _INT,
+        30_000,
+        "Longest time that the broker waits for an answer of its own requests.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "fetch.max.bytes",
+        _INT,
+        57_671_680,
+        "Most bytes of records in one fetch response, whatever the client asks for.",
+        validator=at_least(1024),
+    ),
+    ConfigKey(
+        "max.incremental.fetch.session.cache.slots",
+        _INT,
+        1000,
+        "Fetch sessions kept; consumers beyond that send full requests.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "quota.window.num",
+        _INT,
+        11,
+        "Samples kept to measure a client's rate against its quota.",
+        validator=at_least(1),
+        importance=_LOW,
+    ),
+    ConfigKey(
+        "quota.window.size.seconds",
+        _INT,
+        1,
+        "Length of one such sample.",
+        validator=at_least(1),
+        importance=_LOW,
+    ),
+    ConfigKey(
+        "broker.rack",
+        _STRING,
+        None,
+        "Place of this broker, told to clients that ask for the nearest replica.",
+    ),
+    ConfigKey(
+        "controlled.shutdown.enable",
+        _BOOLEAN,
+        True,
+        "Accepted for files written for Kafka; a stop is always controlled.",
+    ),
+]
+
+LOG_KEYS: Final = [
+    # Kafka's /tmp/kafka-logs is wiped by many systems at boot; see default_log_dirs().
+    ConfigKey(
+        "log.dirs",
+        _LIST,
+        ("/var/lib/mpbroker",),
+        "Directories of the partitions' logs. Default: $STATE_DIRECTORY under systemd,"
+        " otherwise mpbroker in $XDG_DATA_HOME (~/.local/share).",
+        validator=not_empty(),
+        importance=_HIGH,
+        aliases=("log.dir",),
+    ),
+    ConfigKey(
+        "mpbroker.max.partitions",
+        _INT,
+        16_384,
+        "Partitions that may be created between two starts, deleted ones included."
+        " Each takes a row of shared memory. Not a key of Kafka's.",
+        validator=between(1, 1_000_000),
+    ),
+    ConfigKey(
+        "num.partitions",
+        _INT,
+        1,
+        "Partitions of a topic whose creator does not say.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "default.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of a topic whose creator does not say. One broker can hold one.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "auto.create.topics.enable",
+        _BOOLEAN,
+        True,
+        "Whether a client that asks for an unknown topic's metadata creates it.",
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "delete.topic.enable",
+        _BOOLEAN,
+        True,
+        "Whether topics may be deleted.",
+        importance=_HIGH,
+    ),
+    ConfigKey(
+        "log.retention.check.interval.ms",
+        _LONG,
+        300_000,
+        "Time between two looks for segments that retention lets go.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "log.cleaner.enable",
+        _BOOLEAN,
+        True,
+        "Whether topics with cleanup.policy=compact are compacted.",
+    ),
+    ConfigKey(
+        "log.cleaner.threads",
+        _INT,
+        1,
+        "Accepted for files written for Kafka; the housekeeper compacts one log at a"
+        " time.",
+        validator=at_least(0),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.cleaner.backoff.ms",
+        _LONG,
+        15_000,
+        "Time between two looks for a log worth compacting.",
+        validator=at_least(0),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.cleaner.dedupe.buffer.size",
+        _LONG,
+        134_217_728,
+        "Memory for the keys of one compaction pass; more keys take more passes.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.cleaner.io.buffer.size",
+        _INT,
+        524_288,
+        "Bytes read at a time by compaction.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.cleaner.io.buffer.load.factor",
+        _DOUBLE,
+        0.9,
+        "Share of the dedupe buffer that may be filled.",
+        validator=between(0, 1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.cleaner.io.max.bytes.per.second",
+        _DOUBLE,
+        1.7976931348623157e308,
+        "Most bytes per second that compaction reads and writes.",
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "log.flush.offset.checkpoint.interval.ms",
+        _INT,
+        60_000,
+        "Time between two writes of the recovery points.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "log.flush.start.offset.checkpoint.interval.ms",
+        _INT,
+        60_000,
+        "Time between two writes of the log start offsets.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "log.initial.task.delay.ms",
+        _LONG,
+        30_000,
+        "Time after the start before retention and compaction begin.",
+        validator=at_least(0),
+        importance=_LOW,
+    ),
+    ConfigKey(
+        "producer.id.expiration.ms",
+        _INT,
+        86_400_000,
+        "Time after which an idempotent producer that stopped writing is forgotten.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "producer.id.expiration.check.interval.ms",
+        _INT,
+        600_000,
+        "Time between two looks for such producers.",
+        validator=at_least(1),
+        importance=_LOW,
+    ),
+]

@@ -1,0 +1,435 @@
+"""The broker's keys of groups, offsets, transactions and security.
+
+Parsed, checked and kept, so that a file written for Kafka means here what it means
+there. Replication factors default to 1 where Kafka's do to 3: there is one broker.
+
+Source: "Broker Configs" of the Apache Kafka 4.x documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.config_def import (
+    ConfigKey,
+    ConfigType,
+    UpdateMode,
+    at_least,
+    between,
+    list_of,
+    one_of,
+)
+
+_BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
+_SHORT, _STRING = ConfigType.SHORT, ConfigType.STRING
+_LIST, _PASSWORD = ConfigType.LIST, ConfigType.PASSWORD
+
+GROUP_KEYS: Final = [
+    ConfigKey(
+        "offsets.topic.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds committed offsets.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.topic.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.topic.segment.bytes",
+        _INT,
+        104_857_600,
+        "Segment size of that topic; small, so that compaction has closed segments.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.topic.compression.codec",
+        _INT,
+        0,
+        "Codec of that topic: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
+        validator=between(0, 4),
+    ),
+    ConfigKey(
+        "offsets.retention.minutes",
+        _INT,
+        10_080,
+        "How long the offsets of a group without members are kept.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.retention.check.interval.ms",
+        _LONG,
+        600_000,
+        "Time between two looks for such offsets.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.load.buffer.size",
+        _INT,
+        5_242_880,
+        "Bytes read at a time when offsets are loaded at the start.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offsets.commit.timeout.ms",
+        _INT,
+        5000,
+        "Longest time that a commit waits to be on disk.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "offset.metadata.max.bytes",
+        _INT,
+        4096,
+        "Most bytes of the text that a client may keep with a committed offset.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "group.initial.rebalance.delay.ms",
+        _INT,
+        3000,
+        "How long the first member of a group waits for others to join.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "group.min.session.timeout.ms",
+        _INT,
+        6000,
+        "Shortest session timeout that a member may ask for.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.max.session.timeout.ms",
+        _INT,
+        1_800_000,
+        "Longest session timeout that a member may ask for.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.max.size",
+        _INT,
+        2_147_483_647,
+        "Most members of a group.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.coordinator.rebalance.protocols",
+        _LIST,
+        (
+            "classic",
+            "consumer",
+        ),
+        "Group protocols served.",
+        validator=list_of("classic", "consumer", "share", "streams"),
+    ),
+    ConfigKey(
+        "group.coordinator.threads",
+        _INT,
+        4,
+        "Accepted for files written for Kafka; one coordinator process owns all"
+        " groups.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.session.timeout.ms",
+        _INT,
+        45_000,
+        "Session timeout of a member under the `consumer` protocol.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.min.session.timeout.ms",
+        _INT,
+        45_000,
+        "Least value of group.consumer.session.timeout.ms that a group may set.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.max.session.timeout.ms",
+        _INT,
+        60_000,
+        "Greatest value of group.consumer.session.timeout.ms that a group may set.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Time between a member's heartbeats under the `consumer` protocol.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.min.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Least value of group.consumer.heartbeat.interval.ms that a group may set.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.max.heartbeat.interval.ms",
+        _INT,
+        15_000,
+        "Greatest value of group.consumer.heartbeat.interval.ms that a group may set.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.max.size",
+        _INT,
+        2_147_483_647,
+        "Most members of a group under the `consumer` protocol.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.assignors",
+        _LIST,
+        (
+            "uniform",
+            "range",
+        ),
+        "Assignors offered under the `consumer` protocol; the first is the default.",
+    ),
+    ConfigKey(
+        "group.consumer.migration.policy",
+        _STRING,
+        "bidirectional",
+        "Whether a group may change between the two protocols while it runs.",
+        validator=one_of("disabled", "downgrade", "upgrade", "bidirectional"),
+    ),
+]
+
+TRANSACTION_KEYS: Final = [
+    ConfigKey(
+        "transaction.state.log.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds the state of transactions.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.state.log.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.state.log.min.isr",
+        _INT,
+        1,
+        "In-sync replicas that topic asks for. Kafka's default is 2; one broker has"
+        " one.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.state.log.segment.bytes",
+        _INT,
+        104_857_600,
+        "Segment size of that topic.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.state.log.load.buffer.size",
+        _INT,
+        5_242_880,
+        "Bytes read at a time when that state is loaded at the start.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.max.timeout.ms",
+        _INT,
+        900_000,
+        "Longest transaction timeout that a producer may ask for.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _INT,
+        10_000,
+        "Time between two looks for transactions that timed out.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _INT,
+        3_600_000,
+        "Time between two looks for transactional ids that expired.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
+        "transaction.partition.verification.enable",
+        _BOOLEAN,
+        True,
+        "Whether a transactional write is checked to belong to a running transaction.",
+        update_mode=UpdateMode.CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "transactional.id.expiration.ms",
+        _INT,
+        604_800_000,
+        "Time after which an unused transactional id is forgotten.",
+        validator=at_least(1),
+    ),
+]
+
+SECURITY_KEYS: Final = [
+    ConfigKey(
+        "authorizer.class.name",
+        _STRING,
+        "",
+        "Authorizer; empty allows everybody everything.",
+    ),
+    ConfigKey(
+        "super.users",
+        _STRING,
+        "",
+        "Principals that are allowed everything, as User:name, separated by"
+        " semicolons.",
+    ),
+    ConfigKey(
+        "allow.everyone.if.no.acl.found",
+        _BOOLEAN,
+        False,
+        "Whether a resource that no ACL names is open to everybody.",
+    ),
+    ConfigKey(
+        "sasl.enabled.mechanisms",
+        _LIST,
+        ("GSSAPI",),
+        "SASL mechanisms offered.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "sasl.jaas.config",
+        _PASSWORD,
+        None,
+        "Login settings of a SASL mechanism.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "sasl.mechanism.inter.broker.protocol",
+        _STRING,
+        "GSSAPI",
+        "SASL mechanism between brokers; with one broker nothing uses it.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "connection.failed.authentication.delay.ms",
+        _INT,
+        100,
+        "How long the answer to a failed authentication is held back.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "connections.max.reauth.ms",
+        _LONG,
+        0,
+        "Time after which a SASL connection must authenticate again; 0 never.",
+        validator=at_least(0),
+    ),
+    ConfigKey(
+        "ssl.client.auth",
+        _STRING,
+        "none",
+        "Whether clients must, may or need not show a certificate.",
+        validator=one_of("required", "requested", "none"),
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.protocol",
+        _STRING,
+        "TLSv1.3",
+        "Newest TLS version offered.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.enabled.protocols",
+        _LIST,
+        (
+            "TLSv1.2",
+            "TLSv1.3",
+        ),
+        "TLS versions offered.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.cipher.suites",
+        _LIST,
+        (),
+        "Cipher suites offered; empty leaves it to OpenSSL.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.keystore.type",
+        _STRING,
+        "JKS",
+        "Format of the key store. PEM needs no conversion.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.keystore.location",
+        _STRING,
+        None,
+        "File with the broker's certificate and key.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.keystore.password",
+        _PASSWORD,
+        None,
+        "Password of that file.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.keystore.key",
+        _PASSWORD,
+        None,
+        "The private key itself, in PEM.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.keystore.certificate.chain",
+        _PASSWORD,
+        None,
+        "The certificate chain itself, in PEM.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.key.password",
+        _PASSWORD,
+        None,
+        "Password of the private key.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.truststore.type",
+        _STRING,
+        "JKS",
+        "Format of the trust store.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.truststore.location",
+        _STRING,
+        None,
+        "File with the certificates of trusted authorities.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.truststore.password",
+        _PASSWORD,
+        None,
+        "Password of that file.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+    ConfigKey(
+        "ssl.truststore.certificates",
+        _PASSWORD,
+        None,
+        "Trusted certificates themselves, in PEM.",
+        update_mode=UpdateMode.PER_BROKER,
+    ),
+]

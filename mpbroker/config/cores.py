@@ -1,0 +1,75 @@
+"""How many cores this process may use: the host's, its affinity, its cgroup's quota."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available_cores(
+    *,
+    affinity: int | None = None,
+    cgroup_root: Path = Path("/sys/fs/cgroup"),
+    cgroup_of_process: Path = Path("/proc/self/cgroup"),
+) -> int:
+    """Return the cores that this process may keep busy, at least 1.
+
+    Args:
+        affinity: cores that the scheduler may put it on, asked of the system if None.
+        cgroup_root: where the cgroup file system is mounted.
+        cgroup_of_process: the file that names the process's cgroups.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, "cpu.max", and
+    scheduler/sched-bwc.rst for version 1.
+    """
+    if affinity is None:
+        affinity = len(os.sched_getaffinity(0))
+    quotas = [
+        quota
+        for directory in _cgroup_directories(cgroup_root, cgroup_of_process)
+        if (quota := _quota(directory)) is not None
+    ]
+    # Half a core more than whole ones still runs one process more.
+    return max(1, min([affinity, *(int(-(-quota // 1)) for quota in quotas)]))
+
+
+def _cgroup_directories(root: Path, membership: Path) -> list[Path]:
+    """Every directory whose quota binds this process: its cgroup and those above."""
+    try:
+        lines = membership.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+    directories = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / controllers if controllers else root
+        # In a container the path may be the host's and absent here: then only the
+        # root, which is the container's own cgroup, can be read.
+        directory = base / path.lstrip("/")
+        directories.append(base)
+        while directory != base and base in directory.parents:
+            directories.append(directory)
+            directory = directory.parent
+    return directories
+
+
+def _quota(directory: Path) -> float | None:
+    version_2 = _read(directory / "cpu.max")
+    if version_2 is not None:
+        quota, _, period = version_2.partition(" ")
+    else:
+        quota = _read(directory / "cpu.cfs_quota_us") or "-1"
+        period = _read(directory / "cpu.cfs_period_us") or ""
+    if not (quota.isdigit() and period.isdigit() and int(period)):
+        return None  # "max" or -1: no quota
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,126 @@
+"""What a key means and what it is now: `mpbroker config explain KEY`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
+from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
+from mpbroker.storage.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
+
+
+class Explanation(NamedTuple):
+    """Everything there is to know about one key, as text; None where not known.
+
+    ``scope`` is "broker" or "topic". ``related`` names the broker keys that supply a
+    topic key's default, or the topic key that a broker key is the default of.
+    """
+
+    name: str
+    scope: str
+    aliases: tuple[str, ...]
+    documentation: str
+    type: str
+    limit: str
+    default: str | None
+    update_mode: str
+    importance: str
+    since: str
+    related: tuple[str, ...]
+    value: str | None
+    origin: str | None
+
+    def text(self, width: int = 80) -> str:
+        """Lay it out for people."""
+        import textwrap  # people only: not something a starting broker should load
+
+        lines = [f"{self.name}  ({self.scope} setting)", ""]
+        lines += textwrap.wrap(self.documentation, width, initial_indent="  ")
+        lines.append("")
+        for label, content in self._facts():
+            lines += textwrap.wrap(
+                f"{label:<12}{content}",
+                width,
+                initial_indent="  ",
+                subsequent_indent=" " * 14,
+            )
+        return "\n".join(lines)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        default = "none" if self.default is None else self.default or "empty"
+        facts = [("accepts", self.limit), ("default", default)]
+        if self.origin is not None:
+            value = "none" if self.value is None else self.value or "empty"
+            facts.append(("now", f"{value}, from {self.origin}"))
+        facts.append(("update", self.update_mode))
+        if self.aliases:
+            facts.append(("also", ", ".join(self.aliases)))
+        if self.related and self.scope == "topic":
+            facts.append(("inherits", ", then ".join(self.related)))
+        elif self.related:
+            facts.append(("topic key", ", ".join(self.related)))
+        return facts
+
+
+def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
+    """Explain a broker's or a topic's key; a name that is both is the broker's.
+
+    Raises:
+        ConfigError: no such key; the text offers the nearest spelling.
+    """
+    definition = config.definition if config is not None else BROKER_CONFIG_DEF
+    key = definition.get(name)
+    if key is not None:
+        return _explain_broker_key(key, config)
+    topic_key = LOG_CONFIG_DEF.get(name)
+    if topic_key is not None:
+        synonyms = BROKER_SYNONYMS.get(name, ())
+        related = tuple(synonym.name for synonym in synonyms)
+        return _explanation(topic_key, "topic", related, None, None)
+    raise ConfigError(_unknown(name, definition))
+
+
+def _explain_broker_key(key: ConfigKey, config: BrokerConfig | None) -> Explanation:
+    related = tuple(
+        topic_name
+        for topic_name, synonyms in BROKER_SYNONYMS.items()
+        if key.name in [synonym.name for synonym in synonyms]
+    )
+    if config is None:
+        return _explanation(key, "broker", related, None, None)
+    resolved = config.resolved(key.name)
+    value = "[hidden]" if key.is_sensitive else key.format(resolved.value)
+    return _explanation(key, "broker", related, value, resolved.origin)
+
+
+def _explanation(
+    key: ConfigKey,
+    scope: str,
+    related: tuple[str, ...],
+    value: str | None,
+    origin: str | None,
+) -> Explanation:
+    return Explanation(
+        name=key.name,
+        scope=scope,
+        aliases=key.aliases,
+        documentation=key.documentation,
+        type=key.type.name.lower(),
+        limit=key.limit,
+        default=key.format(key.default),
+        update_mode=key.update_mode.value,
+        importance=key.importance.value,
+        since=key.since,
+        related=related,
+        value=value,
+        origin=origin,
+    )
+
+
+def _unknown(name: str, definition: ConfigDef) -> str:
+    both = ConfigDef("setting", [*definition, *LOG_CONFIG_DEF])
+    try:
+        both.key(name)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError(f"{name} is known")

@@ -1,0 +1,217 @@
+"""Listener addresses: NAME://host:port, as `listeners` spells them.
+
+Source: KIP-103 and KIP-797 for what may be combined with what.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.config_def import ConfigError
+
+SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SERVED_PROTOCOLS: Final = ("PLAINTEXT",)
+
+_LISTENER: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9_.\-]+)://(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^\[\]:/]*))"
+    r":(?P<port>[0-9]{1,5})"
+)
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,252})")
+_WILDCARDS: Final = ("0.0.0.0", "::", "::0", "0:0:0:0:0:0:0:0")
+
+
+class EndPoint(NamedTuple):
+    """One listener. An empty host is the wildcard; port 0 lets the system choose."""
+
+    listener_name: str
+    host: str
+    port: int
+    security_protocol: str
+
+    @property
+    def connection_string(self) -> str:
+        """The listener as `listeners` spells it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.listener_name}://{host}:{self.port}"
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether the host stands for every address of the machine."""
+        return not self.host or self.host in _WILDCARDS
+
+
+class AdvertisedEndPoint(NamedTuple):
+    """What clients of a listener are told; "" or 0: whatever they dialled."""
+
+    host: str
+    port: int
+
+
+def parse_listeners(
+    items: Sequence[str], protocols: Mapping[str, str], *, key: str
+) -> list[EndPoint]:
+    """Parse the entries of ``key`` (`listeners` or `advertised.listeners`).
+
+    Args:
+        items: the entries; blanks around them are ignored.
+        protocols: security protocol by listener name.
+        key: the setting's name, for errors.
+
+    Raises:
+        ConfigError: a malformed entry, or a name without a protocol.
+    """
+    return [_parse_listener(item.strip(), protocols, key) for item in items]
+
+
+def _parse_listener(item: str, protocols: Mapping[str, str], key: str) -> EndPoint:
+    match = _LISTENER.fullmatch(item)
+    if match is None:
+        raise ConfigError(
+            f"{key}: unable to parse {_shown(item)} to a broker endpoint; it must be"
+            " NAME://host:port, an IPv6 address in brackets, for example"
+            " PLAINTEXT://127.0.0.1:9092"
+        )
+    port = int(match["port"])
+    if port > 65535:
+        raise ConfigError(f"{key}: {item}: port {port} is above 65535")
+    name = match["name"].upper()
+    host = match["host"]
+    if host is None:
+        host = match["v6"]
+        _check_ipv6(host, item, key)
+    elif host and not _HOST_NAME.fullmatch(host):
+        raise ConfigError(
+            f"{key}: {_shown(item)}: {host!r} is neither an IPv4 address nor a host"
+            " name; an IPv6 address goes in brackets"
+        )
+    protocol = protocols.get(name)
+    if protocol is None:
+        raise ConfigError(
+            f"{key}: no security protocol defined for listener {name}; add"
+            f" {name}:PLAINTEXT to listener.security.protocol.map"
+        )
+    return EndPoint(name, host, port, protocol)
+
+
+def _check_ipv6(host: str, item: str, key: str) -> None:
+    address, percent, zone = host.partition("%")
+    if not _is_literal(socket.AF_INET6, address) or (percent and not zone):
+        raise ConfigError(f"{key}: {_shown(item)}: {host!r} is not an IPv6 address")
+
+
+def _is_literal(family: socket.AddressFamily, host: str) -> bool:
+    try:
+        socket.inet_pton(family, host)
+    except (OSError, ValueError):  # ValueError: a NUL inside
+        return False
+    return True
+
+
+def _shown(item: str) -> str:
+    return repr(item if len(item) <= 100 else item[:100] + "...")
+
+
+def parse_protocol_map(items: Iterable[str]) -> dict[str, str]:
+    """Parse listener.security.protocol.map: NAME:PROTOCOL, comma-separated.
+
+    Raises:
+        ConfigError: a malformed entry, a name twice, an unknown protocol.
+    """
+    key = "listener.security.protocol.map"
+    protocols: dict[str, str] = {}
+    for item in items:
+        name, colon, protocol = (part.strip() for part in item.partition(":"))
+        name, protocol = name.upper(), protocol.upper()
+        if not (name and colon):
+            raise ConfigError(f"{key}: {_shown(item)} is not NAME:PROTOCOL")
+        if protocol not in SECURITY_PROTOCOLS:
+            raise ConfigError(
+                f"{key}: {_shown(item)}: unknown security protocol; it must be one of "
+                + ", ".join(SECURITY_PROTOCOLS)
+            )
+        if name in protocols:
+            raise ConfigError(f"{key}: listener {name} is given twice")
+        protocols[name] = protocol
+    return protocols
+
+
+def check_listeners(endpoints: Sequence[EndPoint]) -> None:
+    """Check that listeners can be opened side by side.
+
+    Raises:
+        ConfigError: none at all, a name twice, a port twice (one IPv4 and one IPv6
+            literal may share it), or a protocol that is not served.
+    """
+    if not endpoints:
+        raise ConfigError("listeners: at least one listener is needed")
+    names = [endpoint.listener_name for endpoint in endpoints]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"listeners: each needs its own name, {name} is twice")
+    for endpoint in endpoints:
+        if endpoint.security_protocol not in SERVED_PROTOCOLS:
+            raise ConfigError(
+                f"listeners: {endpoint.connection_string} asks for"
+                f" {endpoint.security_protocol}, which this release does not serve;"
+                " use PLAINTEXT"
+            )
+    _check_ports(endpoints)
+
+
+def _check_ports(endpoints: Sequence[EndPoint]) -> None:
+    by_port: dict[int, list[EndPoint]] = {}
+    for endpoint in endpoints:
+        if endpoint.port:
+            by_port.setdefault(endpoint.port, []).append(endpoint)
+    for port, sharing in by_port.items():
+        if len(sharing) == 1:
+            continue
+        families = {_literal_family(endpoint.host) for endpoint in sharing}
+        if len(sharing) > 2 or families != {4, 6}:
+            raise ConfigError(
+                f"listeners: each needs its own port, {port} is used by "
+                + ", ".join(endpoint.connection_string for endpoint in sharing)
+                + "; only one IPv4 and one IPv6 address may share a port"
+            )
+
+
+def _literal_family(host: str) -> int:
+    if ":" in host:
+        return 6
+    return 4 if _is_literal(socket.AF_INET, host) else 0
+
+
+def advertised_by_listener(
+    advertised: Sequence[EndPoint], listeners: Sequence[EndPoint]
+) -> dict[str, AdvertisedEndPoint]:
+    """Return what the clients of each listener are told, by listener name.
+
+    A listener that is not advertised tells its clients the address they dialled.
+
+    Raises:
+        ConfigError: a wildcard address, a name twice, or a name without a listener.
+    """
+    known = {endpoint.listener_name for endpoint in listeners}
+    result = {name: AdvertisedEndPoint("", 0) for name in known}
+    seen = set()
+    for endpoint in advertised:
+        name = endpoint.listener_name
+        if endpoint.host in _WILDCARDS:
+            raise ConfigError(
+                f"advertised.listeners: {endpoint.connection_string}: clients cannot"
+                f" connect to {endpoint.host}; give an address that they can reach, or"
+                " leave the host empty for the address that they dialled"
+            )
+        if name not in known:
+            raise ConfigError(
+                f"advertised.listeners: {name} is not among the listeners "
+                + ", ".join(sorted(known))
+            )
+        if name in seen:
+            raise ConfigError(f"advertised.listeners: {name} is given twice")
+        seen.add(name)
+        result[name] = AdvertisedEndPoint(endpoint.host, endpoint.port)
+    return result

@@ -1,0 +1,503 @@
+"""BrokerConfig: sources, precedence, defaults and refusals."""
+
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.config import (
+    BROKER_CONFIG_DEF,
+    AdvertisedEndPoint,
+    BrokerConfig,
+    EndPoint,
+    Source,
+    explain,
+)
+from mpbroker.config.broker_values import BrokerValues
+from mpbroker.config.cores import available_cores
+from mpbroker.config_def import ConfigError, type_of
+
+
+def load(
+    arguments: dict[str, str] | None = None,
+    file: Path | None = None,
+    environ: dict[str, str] | None = None,
+    cores: int = 4,
+) -> BrokerConfig:
+    return BrokerConfig.load(
+        arguments or {}, file, environ or {"HOME": "/home/x"}, cores=cores
+    )
+
+
+def refusal(**arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load({name.replace("_", "."): text for name, text in arguments.items()})
+    return str(caught.value)
+
+
+# -- values ---------------------------------------------------------------------------
+
+
+def test_every_key_is_a_typed_attribute_of_its_type():
+    annotations = BrokerValues.__annotations__
+    expected = {}
+    for key in BROKER_CONFIG_DEF:
+        kind = type_of[key.type]
+        name = "tuple[str, ...]" if kind is tuple else kind.__name__
+        expected[key.attribute] = name + (" | None" if key.default is None else "")
+    assert annotations == expected
+
+
+@pytest.mark.parametrize("key", list(BROKER_CONFIG_DEF), ids=lambda key: key.name)
+def test_every_default_passes_its_own_check_and_every_key_is_documented(key):
+    if key.default is not None:
+        assert key.parse(key.format(key.default)) == key.default
+    assert key.documentation.endswith(".")
+    assert key.documentation[0].isupper()
+
+
+def test_with_nothing_set_the_broker_serves_this_machine_only():
+    config = load()
+    assert config.endpoints == (EndPoint("PLAINTEXT", "127.0.0.1", 9092, "PLAINTEXT"),)
+    assert config.advertised == {"PLAINTEXT": AdvertisedEndPoint("", 0)}
+    assert config.node_id == 1
+    assert config.log_dirs == ("/home/x/.local/share/mpbroker",)
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("cores", "processors", "handlers"), [(1, 1, 2), (2, 2, 2), (4, 3, 4), (64, 3, 8)]
+)
+def test_pool_sizes_follow_the_cores(cores, processors, handlers):
+    config = load(cores=cores)
+    assert (config.num_network_threads, config.num_io_threads) == (processors, handlers)
+
+
+@pytest.mark.parametrize(
+    ("environ", "directory"),
+    [
+        ({"STATE_DIRECTORY": "/var/lib/a:/var/lib/b", "HOME": "/h"}, "/var/lib/a"),
+        ({"XDG_DATA_HOME": "/data", "HOME": "/h"}, "/data/mpbroker"),
+        ({}, "/var/lib/mpbroker"),
+    ],
+)
+def test_the_data_directory_follows_the_environment(environ, directory):
+    config = BrokerConfig.load({}, None, environ, cores=1)
+    assert config.log_dirs == (directory,)
+
+
+def test_a_configuration_cannot_be_changed():
+    config = load()
+    with pytest.raises(AttributeError, match="immutable"):
+        config.node_id = 2
+    with pytest.raises(AttributeError, match="immutable"):
+        del config.node_id
+
+
+# -- sources --------------------------------------------------------------------------
+
+
+def test_arguments_win_over_environment_over_file_over_default(tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=2\nnode.id=2\nqueued.max.requests=2\n")
+    environ = {"MPBROKER_NUM_PARTITIONS": "3", "MPBROKER_NODE_ID": "3"}
+    config = load({"num.partitions": "4"}, file, environ)
+    seen = [
+        config.resolved(name)[2:]
+        for name in ("num.partitions", "node.id", "queued.max.requests", "log.dirs")
+    ]
+    assert (config.num_partitions, config.node_id, config.queued_max_requests) == (
+        4,
+        3,
+        2,
+    )
+    assert seen == [
+        (Source.ARGUMENT, "the command line"),
+        (Source.ENVIRONMENT, "the environment variable MPBROKER_NODE_ID"),
+        (Source.FILE, f"{file}:3"),
+        (Source.DEFAULT, "default"),
+    ]
+    assert config.static_texts() == {
+        "num.partitions": "4",
+        "node.id": "3",
+        "queued.max.requests": "2",
+    }
+
+
+def test_a_misspelt_argument_is_refused_with_the_right_spelling():
+    assert refusal(num_io_thread="3").startswith(
+        "unknown setting 'num.io.thread'; did you mean num.io.threads?"
+    )
+
+
+def test_a_variable_of_another_program_is_a_warning():
+    config = load(environ={"MPBROKER_LOG_DIR_": "x"})
+    assert "did you mean log.dir" in config.warnings[0]
+
+
+def test_two_names_of_one_setting_must_agree(tmp_path):
+    assert "two names of one setting" in refusal(node_id="1", broker_id="2")
+    assert load({"node.id": "2", "broker.id": "2"}).node_id == 2
+    file = tmp_path / "x.properties"
+    file.write_text("broker.id=7")
+    assert load({"node.id": "2"}, file).node_id == 2
+
+
+def test_an_error_says_in_which_line_of_the_file(tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text("# pools\nnum.io.threads=none\n")
+    with pytest.raises(ConfigError, match=rf"num\.io\.threads=none.*{file}:2"):
+        load(file=file)
+
+
+def test_a_file_written_for_kafka_works_as_it_is(tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "process.roles=broker,controller\n"
+        "node.id=1\n"
+        "controller.quorum.bootstrap.servers=localhost:9093\n"
+        "listeners=PLAINTEXT://:9092,CONTROLLER://:9093\n"
+        "inter.broker.listener.name=PLAINTEXT\n"
+        "advertised.listeners=PLAINTEXT://localhost:9092,"
+        "CONTROLLER://localhost:9093\n"
+        "controller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
+        "num.network.threads=3\n"
+        "log.dirs=/tmp/kraft-combined-logs\n"
+        "share.coordinator.state.topic.min.isr=1\n"
+        "transaction.state.log.min.isr=1\n"
+        "log.retention.hours=168\n"
+    )
+    config = load(file=file)
+    assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092, "PLAINTEXT"),)
+    assert config.advertised == {"PLAINTEXT": AdvertisedEndPoint("localhost", 9092)}
+    assert len(config.warnings) == 3
+
+
+@pytest.mark.parametrize("name", ["server.toml", "server.conf"])
+def test_toml_may_nest_or_dot_its_keys(tmp_path, name):
+    file = tmp_path / name
+    file.write_text(
+        'listeners = ["PLAINTEXT://127.0.0.1:0", "B://[::1]:0"]\n'
+        'listener.security.protocol.map = "B:PLAINTEXT,PLAINTEXT:PLAINTEXT"\n'
+        "[num]\npartitions = 3\nio.threads = 5\n"
+        "[log]\npreallocate = true\ncleaner.min.cleanable.ratio = 0.25\n"
+    )
+    config = load(file=file)
+    assert [endpoint.host for endpoint in config.endpoints] == ["127.0.0.1", "::1"]
+    assert (config.num_partitions, config.num_io_threads) == (3, 5)
+    assert config.log_preallocate is True
+    assert config.log_cleaner_min_cleanable_ratio == 0.25
+
+
+def test_a_file_without_telling_suffix_may_be_properties(tmp_path):
+    file = tmp_path / "kafka.conf"
+    file.write_text("log.dirs = /a, /b\n")
+    assert load(file=file).log_dirs == ("/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("a = ", "not valid TOML"),
+        ("max.connections = 1\nmax.connections.per.ip = 2", "quote them"),
+        ("node.id = 2024-01-01", "must be a string, a number"),
+        ("a = [[[" * 10_000, "TOML"),
+    ],
+)
+def test_bad_toml_is_refused_with_the_reason(tmp_path, content, complaint):
+    file = tmp_path / "x.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=complaint):
+        load(file=file)
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"cannot read {tmp_path}/none"):
+        load(file=tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(file=tmp_path / "binary")
+
+
+# -- one key's fallbacks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "retention_ms"),
+    [
+        ({}, 604_800_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "1"}, 60_000),
+        ({"log.retention.minutes": "1", "log.retention.ms": "5"}, 5),
+        ({"log.retention.hours": "-1"}, -1),
+    ],
+)
+def test_the_finest_unit_of_retention_wins(settings, retention_ms):
+    assert load(settings).log_defaults()["retention.ms"] == retention_ms
+
+
+def test_a_listener_may_have_its_own_number_of_processors():
+    config = load({"listener.name.plaintext.num.network.threads": "9"})
+    assert config.for_listener("PLAINTEXT", "num.network.threads") == 9
+    assert config.for_listener("OTHER", "num.network.threads") == 3
+
+
+def test_replication_factors_above_one_are_a_warning():
+    warnings = load({"offsets.topic.replication.factor": "3"}).warnings
+    (warning,) = warnings
+    assert warning.startswith("offsets.topic.replication.factor=3 has no effect:")
+
+
+# -- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listeners", "complaint"),
+    [
+        ("", "must be a comma-separated list, non-empty"),
+        ("PLAINTEXT", "unable to parse 'PLAINTEXT' to a broker endpoint"),
+        ("PLAINTEXT://h:x", "unable to parse"),
+        ("PLAINTEXT://::1:9092", "unable to parse"),
+        ("PLAINTEXT://h:65536", "port 65536 is above 65535"),
+        ("PLAINTEXT://[zz]:1", "'zz' is not an IPv6 address"),
+        ("PLAINTEXT://-h:1", "neither an IPv4 address nor a host name"),
+        ("OTHER://h:1", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
+        ("SSL://h:1", "SSL, which this release does not serve"),
+        ("PLAINTEXT://a:1,plaintext://b:2", "PLAINTEXT is twice"),
+    ],
+)
+def test_listeners_that_cannot_be_served_are_refused(listeners, complaint):
+    assert complaint in refusal(listeners=listeners)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "accepted"),
+    [
+        ("127.0.0.1:9092", "[::1]:9092", True),
+        ("127.0.0.1:9092", "127.0.0.2:9092", False),
+        ("localhost:9092", "[::1]:9092", False),
+        ("127.0.0.1:9092", "[::1]:9093", True),
+        ("127.0.0.1:0", "127.0.0.1:0", True),
+    ],
+)
+def test_only_one_ipv4_and_one_ipv6_address_share_a_port(first, second, accepted):
+    settings = {
+        "listeners": f"A://{first},B://{second}",
+        "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
+    }
+    if accepted:
+        assert len(load(settings).endpoints) == 2
+    else:
+        with pytest.raises(ConfigError, match="each needs its own port"):
+            load(settings)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "complaint"),
+    [
+        ("PLAINTEXT://0.0.0.0:9092", "clients cannot connect to 0.0.0.0"),
+        ("PLAINTEXT://[::]:9092", "clients cannot connect to ::"),
+        ("SSL://h:1", "SSL is not among the listeners PLAINTEXT"),
+        ("PLAINTEXT://a:1,PLAINTEXT://b:1", "given twice"),
+    ],
+)
+def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
+    assert complaint in refusal(advertised_listeners=advertised)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"queued_max_request_bytes": "5"}, "below socket.request.max.bytes=104857600"),
+        ({"log_dirs": "/a,/a"}, "named twice"),
+        ({"log_retention_ms": "0"}, "-1 (no limit) or at least 1"),
+        ({"group_min_session_timeout_ms": "9999999"}, "group.max.session.timeout.ms"),
+        ({"inter_broker_listener_name": "X"}, "not among the listeners PLAINTEXT"),
+        ({"max_connections_per_ip_overrides": "a:b"}, "is not host:count"),
+        ({"listener_security_protocol_map": "A"}, "'A' is not NAME:PROTOCOL"),
+        ({"listener_security_protocol_map": "A:B"}, "unknown security protocol"),
+        ({"listener_security_protocol_map": "A:SSL,a:SSL"}, "A is given twice"),
+        ({"log_cleanup_policy": "keep"}, "comma-separated list of compact, delete"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, complaint):
+    assert complaint in refusal(**settings)
+
+
+# -- parsers --------------------------------------------------------------------------
+
+HOSTS = st.one_of(
+    st.just(""),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(lambda address: f"[{address}]"),
+    st.text(string.ascii_lowercase, min_size=1, max_size=10),
+)
+
+
+@given(HOSTS, st.integers(0, 65535))
+def test_a_listener_survives_being_parsed_and_written(host, port):
+    text = f"PLAINTEXT://{host}:{port}"
+    (endpoint,) = load({"listeners": text}).endpoints
+    assert endpoint.connection_string == text
+
+
+@given(st.text(string.ascii_letters + string.digits + ":/[]%.,-\0 é", max_size=40))
+def test_any_listeners_are_parsed_or_refused(text):
+    try:
+        config = load({"listeners": text})
+    except ConfigError:
+        return
+    assert config.endpoints
+
+
+@given(st.text(max_size=200))
+def test_any_properties_file_is_parsed_or_refused(text):
+    from mpbroker.config.sources import parse_properties
+
+    try:
+        settings = parse_properties(text, "file")
+    except ConfigError as error:
+        assert "escape" in str(error)
+        return
+    assert len({setting.name for setting in settings}) == len(settings)
+
+
+@given(st.text(max_size=200))
+def test_any_toml_file_is_parsed_or_refused(text):
+    from mpbroker.config.sources import parse_toml
+
+    try:
+        settings = parse_toml(text, "file")
+    except ConfigError:
+        return
+    assert all(isinstance(setting.text, str) for setting in settings)
+
+
+def java_escape(text: str) -> str:
+    """Write every UTF-16 unit as java.util.Properties.store() may."""
+    units = text.encode("utf-16-be")
+    return "".join(
+        f"\\u{units[i]:02x}{units[i + 1]:02X}" for i in range(0, len(units), 2)
+    )
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        max_size=4,
+    ),
+    st.sampled_from(["=", ":", " ", " = ", "\t:\f"]),
+    st.sampled_from(["\n", "\r", "\r\n"]),
+)
+def test_escaped_properties_are_read_as_written(properties, separator, newline):
+    from mpbroker.config.sources import parse_properties
+
+    text = newline.join(
+        java_escape(name) + separator + java_escape(value)
+        for name, value in properties.items()
+    )
+    settings = parse_properties(text, "file")
+    assert {setting.name: setting.text for setting in settings} == properties
+
+
+def test_properties_are_continued_commented_and_separated_as_in_java():
+    from mpbroker.config.sources import parse_properties
+
+    text = (
+        "# a\n ! b\n\nx=1,\\\n    2\ny : z\\\\\nkey\\ with\\=odd value with = \nempty"
+    )
+    settings = [setting[:2] for setting in parse_properties(text, "f")]
+    assert settings == [
+        ("x", "1,2"),
+        ("y", "z\\"),
+        ("key with=odd", "value with = "),
+        ("empty", ""),
+    ]
+
+
+# -- cores ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000", 8),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("1000000 100000", 8),
+        ("garbage", 8),
+    ],
+)
+def test_a_cgroup_quota_limits_the_cores(tmp_path, quota, cores):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text(quota)
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/a/b\n")
+    found = available_cores(
+        affinity=8, cgroup_root=tmp_path, cgroup_of_process=membership
+    )
+    assert found == cores
+
+
+def test_a_cgroup_quota_of_version_1_limits_the_cores(tmp_path):
+    group = tmp_path / "cpu,cpuacct" / "x"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("300000")
+    (group / "cpu.cfs_period_us").write_text("100000")
+    membership = tmp_path / "cgroup"
+    membership.write_text("4:memory:/x\n2:cpu,cpuacct:/x\n")
+    found = available_cores(
+        affinity=8, cgroup_root=tmp_path, cgroup_of_process=membership
+    )
+    assert found == 3
+
+
+def test_without_cgroups_the_affinity_decides(tmp_path):
+    found = available_cores(
+        affinity=5, cgroup_root=tmp_path, cgroup_of_process=tmp_path / "none"
+    )
+    assert found == 5
+    assert available_cores() >= 1
+
+
+# -- explain --------------------------------------------------------------------------
+
+
+def test_explain_tells_meaning_limits_and_where_the_value_comes_from():
+    config = load({"log.retention.ms": "5"})
+    text = explain("log.retention.ms", config).text()
+    assert "5, from the command line" in text
+    assert "topic key   retention.ms" in text
+    assert explain("retention.ms").related == (
+        "log.retention.ms",
+        "log.retention.minutes",
+        "log.retention.hours",
+    )
+    assert explain("broker.id").name == "node.id"
+
+
+def test_explain_hides_passwords_and_offers_near_spellings():
+    config = load({"ssl.key.password": "hunter2"})
+    assert "hunter2" not in explain("ssl.key.password", config).text()
+    with pytest.raises(ConfigError, match=r"did you mean retention\.ms\?"):
+        explain("retention.mss")
+
+
+def test_loading_the_configuration_imports_nothing_slow():
+    code = (
+        "import sys; from mpbroker.config import BrokerConfig;"
+        "BrokerConfig.load({}, None, {}, cores=1);"
+        "print([m for m in ('asyncio', 'dataclasses', 'difflib', 'inspect',"
+        " 'textwrap', 'tomllib') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
