@@ -9,9 +9,9 @@
     21-22   attributes                57-60   record_count
     23-26   last_offset_delta         61-     records, compressed as a whole
 
-Attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon.
-A broker rewrites base_offset and partition_leader_epoch only, both outside the CRC.
-Byte 16 is the magic of the older formats 0 and 1 too, so they are recognised by it.
+Attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete
+horizon. A broker rewrites base_offset and partition_leader_epoch only, both outside the
+CRC. Byte 16 is the magic of the older formats 0 and 1 too: it tells them apart.
 
 Source: Kafka documentation, "Message Format"; KIP-98, KIP-482, KIP-534.
 """
@@ -55,6 +55,8 @@ _HEADER: Final = Struct(">qiibIhiqqqhii")
 _BASE_OFFSET: Final = Struct(">q")
 _LEADER_EPOCH: Final = Struct(">i")
 _CRC: Final = Struct(">I")
+
+_new_tuple = tuple.__new__
 
 
 class RecordBatchError(ProtocolError):
@@ -144,23 +146,24 @@ def parse_batch_header(view: Buffer, pos: int = 0) -> BatchHeader:
         RecordBatchError: fewer than 61 bytes, or batch_length is less than a header's.
     """
     try:
-        header = BatchHeader._make(_HEADER.unpack_from(view, pos))
+        fields = _HEADER.unpack_from(view, pos)
     except StructError:
         return _refuse_short_header(view, pos)
-    if header.magic != 2:
-        raise UnsupportedMagicError(header.magic)
-    if header.batch_length < BATCH_HEADER_SIZE - LOG_OVERHEAD:
+    if fields[3] != 2:
+        raise UnsupportedMagicError(fields[3])
+    if fields[1] < BATCH_HEADER_SIZE - LOG_OVERHEAD:
         raise RecordBatchError(
-            f"batch_length {header.batch_length} is below a header's "
-            f"{BATCH_HEADER_SIZE - LOG_OVERHEAD} bytes"
+            f"batch_length {fields[1]} is below the {BATCH_HEADER_SIZE - LOG_OVERHEAD} "
+            "bytes of a header"
         )
-    return header
+    # _make() does this too, in 0.3 us instead of 0.1.
+    return _new_tuple(BatchHeader, fields)
 
 
 def _refuse_short_header(view: Buffer, pos: int) -> BatchHeader:
     # Batches of the older formats may be shorter than our header.
     if (
-        0 <= pos
+        pos >= 0
         and pos + MAGIC_POSITION < len(view)
         and view[pos + MAGIC_POSITION] != 2
     ):
@@ -173,7 +176,7 @@ def _refuse_short_header(view: Buffer, pos: int) -> BatchHeader:
 def iter_batches(
     view: Buffer, pos: int = 0
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield each whole batch from ``pos`` on: its header, and its bytes with the header.
+    """Yield each whole batch from ``pos`` on: its header, and all of its bytes.
 
     A batch that is not all there ends the iteration, since a fetch response may cut its
     last one. CRCs are not looked at.
@@ -200,17 +203,17 @@ def compute_crc(batch: Buffer) -> int:
 def set_base_offset(view: memoryview, base: int, leader_epoch: int = 0) -> None:
     """Give the batch at the start of ``view`` its place in the log, in place.
 
-    Both fields lie outside the CRC. Doing it again with the same values changes nothing.
+    Both fields lie outside the CRC. Doing it again with the same values is harmless.
     """
     _BASE_OFFSET.pack_into(view, 0, base)
     _LEADER_EPOCH.pack_into(view, 12, leader_epoch)
 
 
-def pack_batch(header: BatchHeader, payload: Buffer) -> bytes:
-    """Join a header and its (compressed) records; its length and CRC are set to fit."""
+def pack_header(header: BatchHeader, payload: Buffer) -> bytearray:
+    """Return the header's bytes, with length and CRC set to fit ``payload``."""
     fields = list(header)
     fields[1] = BATCH_HEADER_SIZE - LOG_OVERHEAD + len(payload)
-    head = bytearray(_HEADER.pack(*fields))
-    crc = crc32c(payload, crc32c(head[ATTRIBUTES_POSITION:]))
-    _CRC.pack_into(head, CRC_POSITION, crc)
-    return b"".join((head, payload))
+    packed = bytearray(_HEADER.pack(*fields))
+    crc = crc32c(payload, crc32c(packed[ATTRIBUTES_POSITION:]))
+    _CRC.pack_into(packed, CRC_POSITION, crc)
+    return packed

@@ -1,8 +1,9 @@
 """The four codecs of a record batch's payload, every inflation bounded.
 
-64 MiB of zeros are 2 KB of zstd, so no decompression here is asked for "all of it": each
-is given the room that is left, plus one byte to learn that there was more. Libraries are
-imported on first use; a broker whose clients send plain batches never loads them.
+64 MiB of zeros are 2 KB of zstd, so no decompression here is asked for "all of it":
+each is given the room that is left, plus one byte to learn that there was more.
+Libraries are imported on first use; a broker whose clients send plain batches never
+loads them.
 
 Framing, as Kafka's clients read and write it:
 
@@ -99,9 +100,10 @@ def _limit_error(codec: str, size: int, max_bytes: int) -> DecompressionLimitErr
     )
 
 
-# -- codecs that consist of members (frames) one after the other ------------------------
+# -- codecs that consist of members (frames) one after the other -----------------------
 
-# Nobody writes more than a few; a decoder for each of a million empty ones is an attack.
+# Nobody writes more than a few; a million empty ones, each with its decoder, are an
+# attack.
 _MAX_MEMBERS: Final = 1000
 _FIRST_STEP: Final = 4096
 
@@ -176,7 +178,7 @@ def _zstd_decompress(data: Buffer, max_bytes: int) -> bytes:
     )
 
 
-# -- lz4 --------------------------------------------------------------------------------
+# -- lz4 -------------------------------------------------------------------------------
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_FAST_LEVEL: Final = 9
@@ -185,7 +187,7 @@ _LZ4_HIGHEST_LEVEL: Final = 12
 
 
 class _Lz4Decoder:
-    """lz4's decoder, asked for little at a time: it allocates whatever it is allowed."""
+    """lz4's decoder, asked for little at a time: it allocates all it is allowed."""
 
     __slots__ = ("_decoder",)
 
@@ -264,7 +266,7 @@ def _check_lz4_for_java(data: Buffer) -> None:
         )
 
 
-# -- snappy -----------------------------------------------------------------------------
+# -- snappy ----------------------------------------------------------------------------
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -337,7 +339,7 @@ def _inflate_raw_snappy(
         raise DecompressionError(f"not snappy: {error}") from error
 
 
-# -- none -------------------------------------------------------------------------------
+# -- none ------------------------------------------------------------------------------
 
 
 def _plain_compress(data: Buffer, level: int | None) -> bytes:

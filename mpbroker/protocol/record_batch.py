@@ -4,8 +4,8 @@ What is read here raises `RecordBatchError` when it is wrong. Whether a batch ma
 appended is a stricter question, answered by `log_validator`. The batch's header is in
 `batch_header`, and everything of it can be imported from here.
 
-    record := length varint, attributes int8, timestamp delta varlong, offset delta varint,
-              key length varint, key, value length varint, value,
+    record := length varint, attributes int8, timestamp delta varlong,
+              offset delta varint, key length varint, key, value length varint, value,
               header count varint, {key length varint, key, value length varint, value}
 
 Varints are zig-zag; a length of -1 is null; length counts the bytes that follow it.
@@ -24,7 +24,6 @@ from mpbroker.protocol.batch_header import (
     CONTROL_FLAG,
     CREATE_TIME,
     LOG_APPEND_TIME,
-    LOG_OVERHEAD,
     NO_PARTITION_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -38,7 +37,7 @@ from mpbroker.protocol.batch_header import (
     compute_crc,
     increment_sequence,
     iter_batches,
-    pack_batch,
+    pack_header,
     parse_batch_header,
     set_base_offset,
 )
@@ -62,6 +61,7 @@ __all__ = [
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
     "BatchHeader",
+    "Codec",
     "Record",
     "RecordBatchBuilder",
     "RecordBatchError",
@@ -70,7 +70,7 @@ __all__ = [
     "increment_sequence",
     "iter_batches",
     "iter_records",
-    "pack_batch",
+    "pack_header",
     "parse_batch_header",
     "records_payload",
     "set_base_offset",
@@ -94,7 +94,7 @@ class Record(NamedTuple):
     headers: Sequence[Header] = ()
 
 
-# -- records ----------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------
 
 
 def records_payload(
@@ -212,7 +212,7 @@ def _read_headers(data: bytes, pos: int, end: int) -> tuple[list[Header], int]:
     return headers, pos
 
 
-# -- building ---------------------------------------------------------------------------
+# -- building --------------------------------------------------------------------------
 
 
 def write_varint(out: bytearray, value: int) -> None:
@@ -326,22 +326,20 @@ class RecordBatchBuilder:
             payload = compress(self._codec, payload, self._level)
         if last_offset_delta is None:
             last_offset_delta = self._next_delta - 1
-        return pack_batch(
-            BatchHeader(
-                base_offset,
-                BATCH_HEADER_SIZE - LOG_OVERHEAD + len(payload),
-                partition_leader_epoch,
-                2,
-                0,
-                self._attributes,
-                last_offset_delta,
-                self._base_timestamp,
-                self._max_timestamp if max_timestamp is None else max_timestamp,
-                *self._producer,
-                record_count=self.record_count,
-            ),
-            payload,
+        header = BatchHeader(
+            base_offset,
+            0,
+            partition_leader_epoch,
+            2,
+            0,
+            self._attributes,
+            last_offset_delta,
+            self._base_timestamp,
+            self._max_timestamp if max_timestamp is None else max_timestamp,
+            *self._producer,
+            record_count=self.record_count,
         )
+        return b"".join((pack_header(header, payload), payload))
 
 
 def _write_nullable_bytes(out: bytearray, value: Buffer | None) -> None:
