@@ -1,0 +1,118 @@
+"""Fetch the clients that no Python package brings: kcat and Apache Kafka's tools.
+
+Run by scripts/test before the tests, so that no test waits for a download. Whatever
+cannot be had is said in one line and left out: its tests are then counted as skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+JAVA_DIR: Final = ROOT / ".downloads" / "java"
+_POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
+
+# Two cores and 54 MB of jars took 30 s; a mirror may be slow, but not for ever.
+_MAVEN_TIMEOUT_S: Final = 400
+_APT_TIMEOUT_S: Final = 180
+
+
+def have_java_tools() -> bool:
+    """Return whether the jars that the pom names are there, and a Java to run them."""
+    stamp = JAVA_DIR / "pom.xml"
+    return (
+        shutil.which("java") is not None
+        and stamp.is_file()
+        and stamp.read_bytes() == _POM.read_bytes()
+    )
+
+
+def fetch_java_tools() -> str:
+    """Copy the jars to .downloads/java; return why not, or an empty text."""
+    if have_java_tools():
+        return ""
+    for tool, package in (("java", "default-jre-headless"), ("mvn", "maven")):
+        if shutil.which(tool) is None:
+            return f"no {tool} on PATH (Debian: apt-get install {package})"
+    _say("fetching Apache Kafka's tools with Maven (54 MB)")
+    fresh = JAVA_DIR.with_name("java.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+    error = _run(
+        [
+            *("mvn", "--quiet", "--batch-mode", "--no-transfer-progress"),
+            *("--file", str(_POM), goal),
+            *(f"-DoutputDirectory={fresh}", "-DincludeScope=runtime"),
+        ],
+        _MAVEN_TIMEOUT_S,
+    )
+    if error:
+        return f"Maven could not fetch Apache Kafka's tools: {error}"
+    shutil.copy(_POM, fresh / "pom.xml")
+    shutil.rmtree(JAVA_DIR, ignore_errors=True)
+    fresh.rename(JAVA_DIR)
+    return ""
+
+
+def fetch_kcat() -> str:
+    """Install Debian's kcat if that is ours to do; return why not, or an empty text."""
+    if shutil.which("kcat"):
+        return ""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return "no kcat on PATH (Debian: sudo apt-get install kcat)"
+    _say("installing kcat with apt-get")
+    error = _run(["apt-get", "-qq", "update"], _APT_TIMEOUT_S) or _run(
+        ["apt-get", "-qq", "install", "-y", "--no-install-recommends", "kcat"],
+        _APT_TIMEOUT_S,
+    )
+    return f"apt-get could not install kcat: {error}" if error else ""
+
+
+def _run(command: list[str], timeout_s: int) -> str:
+    """Run a command; return the end of what it said if it failed."""
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {timeout_s} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else f"exit code {done.returncode}"
+
+
+def _say(text: str) -> None:
+    print(f"mpbroker: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    downloads = JAVA_DIR.parent
+    downloads.mkdir(exist_ok=True)
+    lock = os.open(downloads, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for reason in (fetch_kcat(), fetch_java_tools()):
+            if reason:
+                _say(f"{reason}; the tests with it will be skipped")
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    main()
