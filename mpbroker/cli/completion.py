@@ -1,0 +1,27 @@
+"""`mpbroker completion SHELL`: the script that makes a shell complete our commands."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+_HELP = """\
+Print a shell completion script.
+
+\b
+  bash   mpbroker completion bash > ~/.local/share/bash-completion/completions/mpbroker
+  zsh    mpbroker completion zsh > ~/.zfunc/_mpbroker   (with ~/.zfunc in fpath)
+  fish   mpbroker completion fish > ~/.config/fish/completions/mpbroker.fish
+"""
+
+
+@click.command("completion", help=_HELP)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    completer_class = get_completion_class(shell)
+    assert completer_class is not None
+    root = ctx.find_root().command
+    completer = completer_class(root, {}, "mpbroker", "_MPBROKER_COMPLETE")
+    # The template, not source(): that one runs the shell to look at its version.
+    click.echo(completer.source_template % completer.source_vars())

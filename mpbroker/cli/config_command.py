@@ -1,0 +1,90 @@
+"""`mpbroker config list` and `mpbroker config explain KEY`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import format_option
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.config import BROKER_CONFIG_DEF, BrokerConfig, ConfigError, explain
+from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+
+
+def setting_names() -> list[str]:
+    """Return the names of all broker settings, sorted."""
+    return sorted(key.name for key in BROKER_CONFIG_DEF)
+
+
+def _complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    names = {key.name for key in (*BROKER_CONFIG_DEF, *LOG_CONFIG_DEF)}
+    return sorted(name for name in names if name.startswith(text))
+
+
+_config_file_option = click.option(
+    "-c",
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Also show what this file and the environment make of it.",
+)
+
+
+@click.group("config")
+def command() -> None:
+    """List and explain broker and topic settings."""
+
+
+def _resolve(config_file: Path | None) -> BrokerConfig:
+    return BrokerConfig.load({}, config_file, os.environ)
+
+
+@command.command("list")
+@click.option("--topic", is_flag=True, help="Settings of topics, not of the broker.")
+@click.option("--changed", is_flag=True, help="Only those that are not at default.")
+@_config_file_option
+@format_option
+def list_settings(
+    topic: bool, changed: bool, config_file: Path | None, output_format: str
+) -> int:
+    """List settings with type, default and, for brokers, the value they have here."""
+    config = _resolve(config_file)
+    definition = LOG_CONFIG_DEF if topic else config.definition
+    rows = []
+    for name in sorted(key.name for key in definition):
+        entry = explain(name) if topic else explain(name, config)
+        if changed and (entry.origin is None or entry.origin == "default"):
+            continue
+        rows.append(entry)
+    if output_format == "json":
+        print_json([row._asdict() for row in rows])
+    else:
+        print_table(
+            ["SETTING", "TYPE", "DEFAULT", "VALUE", "UPDATE"],
+            [
+                [row.name, row.type, row.default, row.value, row.update_mode]
+                for row in rows
+            ],
+        )
+    return ExitCode.OK if rows or not changed else ExitCode.NOT_FOUND
+
+
+@command.command("explain")
+@click.argument("key", shell_complete=_complete_key)
+@_config_file_option
+@format_option
+def explain_setting(key: str, config_file: Path | None, output_format: str) -> None:
+    """Say what KEY means, what it accepts, its default and what it is now."""
+    try:
+        explanation = explain(key, _resolve(config_file))
+    except ConfigError as error:
+        if key in BROKER_CONFIG_DEF or key in LOG_CONFIG_DEF:
+            raise
+        raise CliError(str(error), ExitCode.NOT_FOUND) from error
+    if output_format == "json":
+        print_json(explanation._asdict())
+    else:
+        click.echo(explanation.text())

@@ -1,0 +1,39 @@
+"""What the exit code of every `mpbroker` command means.
+
+Part of the interface: scripts branch on these, so a number never changes its meaning.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from mpbroker.errors import MpbrokerError
+
+
+class ExitCode(IntEnum):
+    """Exit codes; 69 is EX_UNAVAILABLE of BSD's sysexits.h."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_FOUND = 10
+    UNAVAILABLE = 69
+
+
+EXIT_CODE_HELP: Final = """\
+Exit codes:
+  0   done
+  1   an error, named on stderr
+  2   the command line was wrong
+  10  not found: no such topic, partition, setting or record; nothing matched
+  69  no broker could be reached
+"""
+
+
+class CliError(MpbrokerError):
+    """Ends the command with one line on stderr and this exit code."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,45 @@
+"""Options that several commands share, so that they are spelled alike everywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import click
+
+DEFAULT_BOOTSTRAP: Final = "localhost:9092"
+
+format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="text for people (default), json for programs.",
+)
+
+
+def default_bootstrap() -> str:
+    """Return MPBROKER_BOOTSTRAP, or localhost:9092 where it is unset or empty."""
+    return os.environ.get("MPBROKER_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+
+
+bootstrap_option = click.option(
+    "-b",
+    "--bootstrap",
+    "--bootstrap-server",
+    "--broker",
+    "bootstrap",
+    metavar="HOST:PORT[,...]",
+    default=default_bootstrap,
+    show_default=f"MPBROKER_BOOTSTRAP, or {DEFAULT_BOOTSTRAP}",
+    help="Brokers to ask first.",
+)
+
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.1, max=86400),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for a connection or an answer.",
+)

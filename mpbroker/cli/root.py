@@ -1,0 +1,104 @@
+"""The click commands beside `serve`, each imported only when it is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+
+from mpbroker import __version__
+from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
+from mpbroker.errors import MpbrokerError
+
+# command -> (module that holds `command`, one line for --help).
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
+    "config": ("mpbroker.cli.config_command", "List and explain broker settings."),
+    "consume": ("mpbroker.cli.consume", "Read records to stdout."),
+    "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
+    "produce": ("mpbroker.cli.produce", "Write records from stdin or files."),
+    "serve": ("mpbroker.cli.serve_command", "Run a broker."),
+    "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        # From the table: click would import every module for its line of help.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog="\b\n" + EXIT_CODE_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, "-V", "--version", message="mpbroker %(version)s")
+def root() -> None:
+    """A Kafka-compatible broker, and the tools to look after it.
+
+    Every command explains itself: mpbroker COMMAND --help.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; errors become one line on stderr."""
+    try:
+        result = root.main(list(arguments), prog_name="mpbroker", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.ClickException as error:
+        return _failed(error.format_message(), ExitCode.ERROR)
+    except (click.Abort, KeyboardInterrupt):
+        return _failed("interrupted", ExitCode.ERROR)
+    except CliError as error:
+        return _failed(str(error), error.exit_code)
+    except MpbrokerError as error:
+        return _failed(str(error), ExitCode.ERROR)
+    except BrokenPipeError:
+        return abandon_stdout()
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _failed(message: str, exit_code: ExitCode) -> ExitCode:
+    # What was written before the error belongs before it in a terminal, too.
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return abandon_stdout()
+    print(f"mpbroker: {message}", file=sys.stderr)
+    return exit_code
+
+
+def abandon_stdout() -> ExitCode:
+    """Give up writing because the reader (say, `head`) has seen enough.
+
+    That is how a pipeline ends, not an error; but Python would flush stdout once more
+    at exit and complain, so stdout is pointed at /dev/null first.
+    """
+    import os
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    return ExitCode.OK

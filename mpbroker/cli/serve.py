@@ -1,0 +1,174 @@
+"""`mpbroker serve`: build the broker's configuration and hand it to the supervisor.
+
+Parsed by hand and without click, argparse or anything else that start-up would pay for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
+from mpbroker.errors import MpbrokerError
+
+SERVE_HELP: Final = f"""\
+Usage: mpbroker serve [OPTIONS] [KEY=VALUE]...
+
+Run a broker in the foreground until SIGTERM or SIGINT.
+
+Settings have Kafka's names. Whatever is not set has Kafka's default; a KEY=VALUE
+here wins over the environment, which wins over the file.
+
+  mpbroker serve
+  mpbroker serve listeners=PLAINTEXT://0.0.0.0:9092 log.dirs=/var/lib/mpbroker
+  mpbroker serve --config server.properties num.io.threads=4
+
+`mpbroker config list` names every setting, `mpbroker config explain KEY` describes one.
+
+Options:
+  -c, --config FILE  read settings from FILE: TOML if it ends in .toml, otherwise
+                     Java properties (a Kafka server.properties)
+  --daemon           go to the background; exits 0 only once the broker is ready
+                     to answer clients, and 1 with the reason if it cannot start
+  --pid-file FILE    write the supervisor's process id to FILE
+  --ready-fd N       write a line to file descriptor N, and close it, once the broker
+                     is ready to answer clients
+  -h, --help         show this
+
+{EXIT_CODE_HELP}"""
+
+
+class ServeArguments(NamedTuple):
+    """The command line of `serve`, checked for form but not for meaning."""
+
+    overrides: dict[str, str]
+    config_file: Path | None
+    ready_fd: int | None
+    daemon: bool
+    pid_file: Path | None
+    help: bool
+
+
+_VALUE_OPTIONS: Final = {
+    "-c": "--config",
+    "--config": "--config",
+    "--pid-file": "--pid-file",
+    "--ready-fd": "--ready-fd",
+    "--override": "--override",  # as kafka-server-start.sh spells key=value
+}
+
+
+def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
+    """Read the arguments after `serve`.
+
+    Raises:
+        CliError: with exit code 2, if an option is unknown, repeated or lacks its
+            value, or an argument is not `key=value`.
+    """
+    overrides: dict[str, str] = {}
+    options: dict[str, str] = {}
+    flags: set[str] = set()
+    rest = list(arguments)
+    rest.reverse()
+    while rest:
+        argument = rest.pop()
+        if argument in ("-h", "--help", "--daemon"):
+            flags.add("--help" if argument == "-h" else argument)
+            continue
+        name, equals, value = argument.partition("=")
+        if not name.startswith("-"):
+            _add_override(overrides, argument)
+            continue
+        if name not in _VALUE_OPTIONS:
+            raise _usage(f"no such option: {name}")
+        option = _VALUE_OPTIONS[name]
+        if not equals:
+            if not rest:
+                raise _usage(f"{name} needs a value")
+            value = rest.pop()
+        if option == "--override":
+            _add_override(overrides, value)
+            continue
+        if option in options:
+            raise _usage(f"{option} is given twice")
+        options[option] = value
+    return ServeArguments(
+        overrides=overrides,
+        config_file=_path(options, "--config"),
+        ready_fd=_file_descriptor(options),
+        daemon="--daemon" in flags,
+        pid_file=_path(options, "--pid-file"),
+        help="--help" in flags,
+    )
+
+
+def _usage(message: str) -> CliError:
+    return CliError(f"{message} (see: mpbroker serve --help)", ExitCode.USAGE)
+
+
+def _add_override(overrides: dict[str, str], argument: str) -> None:
+    key, equals, value = argument.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise _usage(
+            f"{argument!r} is not KEY=VALUE; a file is given as --config {argument}"
+        )
+    if key in overrides:
+        raise _usage(f"{key} is given twice: {overrides[key]!r} and {value!r}")
+    overrides[key] = value
+
+
+def _path(options: dict[str, str], name: str) -> Path | None:
+    if name not in options:
+        return None
+    if not options[name]:
+        raise _usage(f"{name} needs a file name")
+    return Path(options[name])
+
+
+def _file_descriptor(options: dict[str, str]) -> int | None:
+    text = options.get("--ready-fd")
+    if text is None:
+        return None
+    # A wrong number must not be found out when the broker is up and nobody hears of it.
+    if not text.isascii() or not text.isdigit():
+        raise _usage(f"--ready-fd {text!r} is not a file descriptor number")
+    try:
+        os.fstat(int(text))
+    except (OSError, OverflowError):
+        raise _usage(f"--ready-fd {text}: no such open file descriptor") from None
+    return int(text)
+
+
+def run_serve(arguments: Sequence[str]) -> int:
+    """Run `mpbroker serve` to its end and return the exit code."""
+    try:
+        parsed = parse_serve_arguments(arguments)
+        if parsed.help:
+            print(SERVE_HELP, end="")
+            return ExitCode.OK
+        return _serve(parsed)
+    except CliError as error:
+        print(f"mpbroker: {error}", file=sys.stderr)
+        return error.exit_code
+    except MpbrokerError as error:
+        # ConfigError among them: names the setting, the value, the limit and the fix.
+        print(f"mpbroker: {error}", file=sys.stderr)
+        return ExitCode.ERROR
+
+
+def _serve(parsed: ServeArguments) -> int:
+    from mpbroker.config import BrokerConfig
+
+    config = BrokerConfig.load(parsed.overrides, parsed.config_file, os.environ)
+    from mpbroker.supervisor import serve
+
+    return serve(
+        config,
+        ready_fd=parsed.ready_fd,
+        daemon=parsed.daemon,
+        pid_file=parsed.pid_file,
+    )

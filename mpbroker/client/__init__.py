@@ -1,0 +1,1 @@
+"""A client: sans-IO connection, blocking transport, and what the CLI needs of them."""
