@@ -94,5 +94,3 @@ def _random_value(rng: Random, row: Field, version: int) -> Any:
         return rng.randint(-1, 4_000_000_000_000)  # kio makes datetimes of them
     top = 1 << (_BITS[kind.name] - 1)
     return rng.choice([0, 1, -1, top - 1, -top, rng.randint(-top, top - 1)])
-
-
