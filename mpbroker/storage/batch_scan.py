@@ -1,0 +1,178 @@
+"""Walk the batches of a segment file by their headers, in chunks of bounded size.
+
+Two walks: over what was committed, where anything odd is corruption and is raised; and
+over what a crash may have left, where the first thing that is not a whole batch with
+the right checksum is the end.
+
+Source: Kafka protocol guide, "Record Batch".
+"""
+
+import os
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mpbroker.protocol.crc32c import crc32c
+from mpbroker.storage.errors import CorruptLogError
+
+HEADER_BYTES: Final = 61
+LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
+_MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
+_CRC_START: Final = 21  # the checksum covers all from the attributes on
+_MAGIC: Final = 2
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
+_SPAN_BYTES: Final = _SPAN.size
+CHUNK_BYTES: Final = 64 * 1024
+_VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
+_SEARCH_CHUNK_BYTES: Final = 16 * 1024
+
+COMPRESSION_MASK: Final = 0x07
+TIMESTAMP_TYPE_MASK: Final = 0x08
+TRANSACTIONAL_MASK: Final = 0x10
+CONTROL_MASK: Final = 0x20
+DELETE_HORIZON_MASK: Final = 0x40
+
+
+class StoredBatch(NamedTuple):
+    """A batch's header and where in the file it stands."""
+
+    position: int
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        return self.length + LOG_OVERHEAD
+
+    @property
+    def end(self) -> int:
+        """Position of the next batch."""
+        return self.position + self.length + LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+
+def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+    """Yield the headers of the committed batches from ``position`` to ``end``.
+
+    Small batches come many to a read; the bodies of large ones are skipped.
+
+    Raises:
+        CorruptLogError: these bytes are not batches, though they were committed.
+    """
+    while position < end:
+        chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
+        at, have = 0, len(chunk)
+        while have - at >= HEADER_BYTES:
+            fields = _HEADER.unpack_from(chunk, at)
+            size = fields[1] + LOG_OVERHEAD
+            here = position + at
+            if size < HEADER_BYTES or fields[3] != _MAGIC or here + size > end:
+                raise CorruptLogError(f"no record batch at position {here}")
+            yield StoredBatch(here, *fields)
+            at += size
+        if at == 0:
+            raise CorruptLogError(f"no record batch at position {position}")
+        position += at
+
+
+def find_batch(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
+    """Return (position, size) of the first batch whose last offset is >= ``offset``.
+
+    (-1, 0) if there is none before ``end``. ``position`` is a batch's.
+
+    Raises:
+        CorruptLogError: as in ``scan_batches``.
+    """
+    unpack = _SPAN.unpack_from
+    while position < end:
+        chunk = os.pread(fd, min(_SEARCH_CHUNK_BYTES, end - position), position)
+        at, last_start = 0, len(chunk) - _SPAN_BYTES
+        if last_start < 0:
+            raise CorruptLogError(f"no record batch at position {position}")
+        while at <= last_start:
+            base_offset, length, delta = unpack(chunk, at)
+            if base_offset + delta >= offset:
+                return position + at, length + LOG_OVERHEAD
+            if length < _MIN_LENGTH:
+                raise CorruptLogError(f"no record batch at position {position + at}")
+            at += length + LOG_OVERHEAD
+        position += at
+    return -1, 0
+
+
+def batch_size_at(fd: int, position: int) -> int:
+    """Return the size in bytes of the batch at a position.
+
+    Raises:
+        CorruptLogError: there is none.
+    """
+    head = os.pread(fd, LOG_OVERHEAD, position)
+    if len(head) == LOG_OVERHEAD:
+        length = int.from_bytes(head[8:], "big", signed=True)
+        if length >= _MIN_LENGTH:
+            return length + LOG_OVERHEAD
+    raise CorruptLogError(f"no record batch at position {position}")
+
+
+def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+    """Yield headers while batches are whole and their checksums right; then stop."""
+    buffer = bytearray(_VALIDATION_CHUNK_BYTES)
+    view = memoryview(buffer)
+    while position < end:
+        have = os.preadv(fd, [view[: min(len(buffer), end - position)]], position)
+        at = 0
+        while have - at >= HEADER_BYTES:
+            fields = _HEADER.unpack_from(buffer, at)
+            size = fields[1] + LOG_OVERHEAD
+            here = position + at
+            if size < HEADER_BYTES or fields[3] != _MAGIC or here + size > end:
+                return
+            if at + size <= have:
+                checksum = crc32c(view[at + _CRC_START : at + size])
+            elif at:
+                break  # read again from here: it may fit then
+            else:
+                checksum = _crc_of_range(fd, here + _CRC_START, here + size, view)
+            if checksum != fields[4] or fields[6] < 0:
+                return
+            yield StoredBatch(here, *fields)
+            at += size
+            if at > have:
+                break
+        if at == 0:
+            return
+        position += at
+
+
+def _crc_of_range(fd: int, start: int, end: int, view: memoryview) -> int:
+    checksum = 0
+    while start < end:
+        have = os.preadv(fd, [view[: min(len(view), end - start)]], start)
+        if have == 0:
+            break
+        checksum = crc32c(view[:have], checksum)
+        start += have
+    return checksum

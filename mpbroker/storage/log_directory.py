@@ -1,0 +1,175 @@
+"""A directory of ``log.dirs``: who owns it, and what it knew when it was last closed.
+
+Opened once, by the process that starts the broker, before anything else touches it. The
+lock is an flock, which forked children share: it is free again when the last process
+of the broker is gone, however it went.
+
+Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint files.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from mpbroker.storage.checkpoints import (
+    CLEANER_OFFSET,
+    LOG_START_OFFSET,
+    RECOVERY_POINT,
+    TopicPartition,
+    read_offsets,
+    write_offsets,
+)
+from mpbroker.storage.errors import (
+    CheckpointError,
+    LogDirectoryError,
+    LogDirectoryLockedError,
+)
+from mpbroker.storage.log_files import create_file, sync_directory, write_file
+from mpbroker.storage.log_loader import LoadHints
+
+LOCK_FILE: Final = ".lock"
+CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
+_DIRECTORY_MODE: Final = 0o750
+
+logger = logging.getLogger(__name__)
+
+
+class LogDirectory:
+    """One directory and its files that speak of many partitions.
+
+    Attributes:
+        path: absolute.
+        clean: the last broker that had it stopped cleanly.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.clean = False
+        self._lock_fd = -1
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._start_offsets: dict[TopicPartition, int] = {}
+
+    def open(self) -> None:
+        """Make it if absent, lock it, and read what the last owner left.
+
+        Raises:
+            LogDirectoryLockedError: a live broker has it.
+            LogDirectoryError: it cannot be made or written.
+        """
+        try:
+            os.makedirs(self.path, _DIRECTORY_MODE, exist_ok=True)
+            self._lock()
+            marker = f"{self.path}/{CLEAN_SHUTDOWN_FILE}"
+            self._recovery_points = self._read(RECOVERY_POINT)
+            self._start_offsets = self._read(LOG_START_OFFSET)
+            self.clean = os.path.exists(marker)
+            if self.clean:
+                # From here on, a crash means recovery.
+                os.unlink(marker)
+                sync_directory(self.path)
+        except OSError as error:
+            self.close()
+            raise LogDirectoryError(
+                f"log.dirs={self.path} cannot be used: {error.strerror}; name a"
+                " directory that this user may write"
+            ) from error
+
+    def _lock(self) -> None:
+        self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            self.close()
+            raise LogDirectoryLockedError(
+                f"log.dirs={self.path} is in use by a running broker; stop it, or name"
+                " another directory"
+            ) from error
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        try:
+            return read_offsets(f"{self.path}/{name}")
+        except CheckpointError as error:
+            # Safe to go without: everything is checked, from the first segment on.
+            logger.warning("ignored: %s", error)
+            return {}
+
+    def hints(
+        self, partition: TopicPartition, producer_id_expiration_ms: int
+    ) -> LoadHints:
+        """Return what is known of a partition from before this start."""
+        return LoadHints(
+            self.clean,
+            self._recovery_points.get(partition, 0),
+            self._start_offsets.get(partition, 0),
+            producer_id_expiration_ms,
+        )
+
+    def write_checkpoints(
+        self,
+        recovery_points: Mapping[TopicPartition, int],
+        start_offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Write both checkpoints; partitions not named keep what they had at start.
+
+        ``start_offsets`` is what differs from the first segment's base offset.
+        """
+        self._recovery_points.update(recovery_points)
+        for partition in recovery_points:
+            self._start_offsets.pop(partition, None)
+        self._start_offsets.update(start_offsets)
+        write_offsets(f"{self.path}/{RECOVERY_POINT}", self._recovery_points)
+        write_offsets(f"{self.path}/{LOG_START_OFFSET}", self._start_offsets)
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Drop a deleted partition from the checkpoints to come."""
+        self._recovery_points.pop(partition, None)
+        self._start_offsets.pop(partition, None)
+
+    def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        return self._read(CLEANER_OFFSET)
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        write_offsets(f"{self.path}/{CLEANER_OFFSET}", offsets)
+
+    def mark_clean(self) -> None:
+        """Say that everything in here is on disk and consistent. The last write."""
+        content = b'{"version":0,"brokerEpoch":-1}'
+        write_file(f"{self.path}/{CLEAN_SHUTDOWN_FILE}", content)
+
+    def close(self) -> None:
+        """Give up the lock, unless a child still holds it."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
+    """Open all directories of ``log.dirs``; those that cannot be used are left out.
+
+    Raises:
+        LogDirectoryLockedError: a live broker has one of them.
+        LogDirectoryError: none of them can be used.
+    """
+    opened: list[LogDirectory] = []
+    failure: LogDirectoryError | None = None
+    for path in paths:
+        directory = LogDirectory(path)
+        try:
+            directory.open()
+        except LogDirectoryLockedError:
+            for other in opened:
+                other.close()
+            raise
+        except LogDirectoryError as error:
+            logger.error("%s", error)
+            failure = error
+            continue
+        opened.append(directory)
+    if not opened:
+        raise failure or LogDirectoryError("log.dirs is empty: name a directory")
+    return opened

@@ -1,0 +1,117 @@
+"""File names of a partition's directory, and writes that are whole or not at all.
+
+Source: Kafka's directory layout; `00000000000000000042.log` starts at offset 42.
+"""
+
+import errno
+import os
+from typing import Final
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+# Added to a whole name: to be removed; being written; complete, about to replace.
+DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+# Of a directory: <topic>-<partition>.<32 hex digits><suffix>
+DELETE_DIRECTORY_SUFFIX: Final = "-delete"
+STRAY_DIRECTORY_SUFFIX: Final = "-stray"
+
+SEGMENT_SUFFIXES: Final = (
+    LOG_SUFFIX,
+    INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+)
+_DIGITS: Final = 20
+_FILE_MODE: Final = 0o644
+
+
+def segment_file(directory: str, base_offset: int, suffix: str) -> str:
+    return f"{directory}/{base_offset:020d}{suffix}"
+
+
+def base_offset_of(name: str, suffix: str) -> int | None:
+    """Return the offset in a file's name, or None if it is not such a file's name."""
+    digits = name.removesuffix(suffix)
+    if len(digits) != _DIGITS or len(name) != _DIGITS + len(suffix):
+        return None
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def base_offsets(directory: str, suffix: str) -> list[int]:
+    """Return the sorted offsets of a directory's files with this suffix."""
+    found = (base_offset_of(name, suffix) for name in os.listdir(directory))
+    return sorted(offset for offset in found if offset is not None)
+
+
+def write_whole(fd: int, content: bytes | memoryview, position: int) -> None:
+    """Write all of ``content`` at ``position``, however the kernel cuts it.
+
+    Raises:
+        OSError: ENOSPC, EDQUOT, EIO... Bytes may be there already; they are beyond
+            what was committed.
+    """
+    written = os.pwrite(fd, content, position)
+    size = len(content)
+    while written < size:
+        part = os.pwrite(fd, memoryview(content)[written:], position + written)
+        if part == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written += part
+
+
+def sync_directory(directory: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
+    """Replace a file: readers see the old content or the new, also after a crash.
+
+    The temporary name holds the writer's pid, so that two processes which replace the
+    same file cannot mix their bytes. Without ``sync`` a power cut may leave an empty
+    file; for content that proves itself by a checksum.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    fd = os.open(temporary, flags, _FILE_MODE)
+    try:
+        write_whole(fd, content, 0)
+        if sync:
+            os.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        os.unlink(temporary)
+        raise
+    os.close(fd)
+    os.rename(temporary, path)
+    if sync:
+        sync_directory(os.path.dirname(path))
+
+
+def create_file(path: str) -> int:
+    """Open for reading and writing, made if absent; return the descriptor."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+
+
+def remove_if_exists(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def file_size(path: str) -> int:
+    """Return a file's size in bytes, 0 if it does not exist."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

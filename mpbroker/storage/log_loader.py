@@ -1,0 +1,244 @@
+"""Load a partition from its directory: what is in it, and up to where.
+
+Runs under the partition's lock, by whoever touches the partition first. Every step may
+be interrupted by a kill and done again by the next: leftovers are removed, swaps are
+finished, torn tails are cut, indexes are rebuilt, and only then the row is published.
+
+After a clean stop only the active segment is opened, and of it only what follows its
+last index entry is read. Otherwise everything from the recovery point on is checked.
+
+Source: Kafka's LogLoader.
+"""
+
+import os
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.partition_table import LogState
+from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.log_files import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    base_offset_of,
+    base_offsets,
+    remove_if_exists,
+    segment_file,
+    sync_directory,
+)
+from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.producer_replay import replay_log
+from mpbroker.storage.producer_snapshot import load_newest_snapshot, remove_snapshots
+from mpbroker.storage.producer_state import ProducerState
+from mpbroker.storage.segment_list import SegmentList
+from mpbroker.storage.segment_recovery import (
+    TRUST_ALL,
+    TRUST_NOTHING,
+    SegmentTail,
+    recover_segment,
+)
+
+_TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+class LoadHints(NamedTuple):
+    """What a log directory's own files say about one partition."""
+
+    clean: bool = False  # the broker that had it stopped cleanly
+    recovery_point: int = 0  # all below is on disk and was checked once
+    log_start_offset: int = 0
+    producer_id_expiration_ms: int = 86_400_000
+
+
+class LoadedLog(NamedTuple):
+    """What the row is to say, and the producers as of the log end."""
+
+    state: LogState
+    log_start_offset: int
+    producers: ProducerState
+    truncated_bytes: int
+
+
+def load_log(
+    directory: str, hints: LoadHints, *, index_interval_bytes: int, now_ms: int
+) -> LoadedLog:
+    """Make a directory consistent and say what it holds.
+
+    Raises:
+        OSError: the directory or a file cannot be read or written.
+    """
+    remove_leftovers(directory)
+    bases = base_offsets(directory, LOG_SUFFIX)
+    if not bases:
+        segment = LogSegment(directory, hints.log_start_offset)
+        segment.create()
+        segment.close()
+        sync_directory(directory)
+        bases = [segment.base_offset]
+    segments = SegmentList(directory)
+    segments.reload(bases[-1], keep_open=False)
+    try:
+        tail = _recover(segments, hints, index_interval_bytes)
+        if tail.next_offset < hints.log_start_offset:
+            # Segment files were removed by hand: all that is left was deleted before.
+            tail = _start_again(segments, hints.log_start_offset)
+        state = LogState(
+            log_end_offset=tail.next_offset,
+            active_base_offset=segments.bases[-1],
+            active_size=tail.size,
+            index_entries=tail.index_entries,
+            time_index_entries=tail.time_index_entries,
+            bytes_since_index=tail.bytes_since_index,
+            max_timestamp=tail.largest.timestamp,
+            max_timestamp_offset=tail.largest.offset,
+            segment_created_ms=now_ms,
+        )
+        start = max(hints.log_start_offset, segments.bases[0])
+        producers = load_producers(segments, state, hints, start, now_ms)
+        state = state._replace(first_unstable_offset=producers.first_unstable_offset)
+        return LoadedLog(state, start, producers, tail.truncated_bytes)
+    finally:
+        segments.close()
+
+
+def load_producers(
+    segments: SegmentList,
+    state: LogState,
+    hints: LoadHints,
+    log_start_offset: int,
+    now_ms: int,
+) -> ProducerState:
+    """Return the producers as of the log end, from a snapshot and the log after it."""
+    end = state.log_end_offset
+    remove_snapshots(segments.directory, above=end)
+    producers = load_newest_snapshot(segments.directory, end)
+    if producers is None:
+        # A clean stop leaves a snapshot wherever there was a producer (or it was a
+        # broker that knew none): then there is no need to read a whole log for nothing.
+        producers = ProducerState(end if hints.clean else log_start_offset)
+    producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
+    replay_log(producers, segments, state)
+    return producers
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove what was being written or deleted, and finish an interrupted swap.
+
+    A `.swap` log is complete: it takes the place of every segment that starts within
+    its range. A `.cleaned` one is not, and whatever swap went with it is not either.
+    """
+    names = sorted(os.listdir(directory))
+    incomplete = _lowest_base(names, CLEANED_SUFFIX)
+    for name in names:
+        if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):
+            remove_if_exists(f"{directory}/{name}")
+    swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
+    if incomplete is not None:
+        for name in swaps:
+            if int(name[:20]) >= incomplete:
+                remove_if_exists(f"{directory}/{name}")
+        swaps = [name for name in swaps if int(name[:20]) < incomplete]
+    for name in swaps:
+        base = base_offset_of(name, LOG_SUFFIX + SWAP_SUFFIX)
+        if base is not None:
+            finish_swap(directory, base)
+    for name in swaps:  # indexes whose log was renamed before the crash
+        path = f"{directory}/{name}"
+        if os.path.exists(path):
+            os.rename(path, path.removesuffix(SWAP_SUFFIX))
+
+
+def finish_swap(directory: str, base_offset: int) -> None:
+    """Put a complete `.swap` segment in the place of those that it replaces."""
+    swap = LogSegment(directory, base_offset, SWAP_SUFFIX)
+    try:
+        tail = recover_segment(swap, trusted_below=TRUST_ALL, index_interval_bytes=4096)
+    finally:
+        swap.close()
+    for base in base_offsets(directory, LOG_SUFFIX):
+        if base_offset < base < tail.next_offset:
+            for suffix in SEGMENT_SUFFIXES:
+                remove_if_exists(segment_file(directory, base, suffix))
+    # The log last: until it has its name, the next loader does all of this again.
+    for suffix in reversed(SEGMENT_SUFFIXES):
+        final = segment_file(directory, base_offset, suffix)
+        try:
+            os.rename(final + SWAP_SUFFIX, final)
+        except FileNotFoundError:
+            if suffix != LOG_SUFFIX:
+                remove_if_exists(final)
+    sync_directory(directory)
+
+
+def _lowest_base(names: list[str], suffix: str) -> int | None:
+    bases = [int(n[:20]) for n in names if n.endswith(suffix) and n[:20].isdigit()]
+    return min(bases, default=None)
+
+
+def _recover(
+    segments: SegmentList, hints: LoadHints, index_interval_bytes: int
+) -> SegmentTail:
+    """Check what needs it, oldest first; return the tail of the last good segment."""
+    names = set(os.listdir(segments.directory))
+    bases = list(segments.bases)
+    for slot, base in enumerate(bases):
+        active = slot == len(bases) - 1
+        end = bases[slot + 1] if not active else None
+        indexed = {
+            f"{base:020d}{INDEX_SUFFIX}",
+            f"{base:020d}{TIME_INDEX_SUFFIX}",
+        } <= names
+        checked = hints.clean or (end is not None and end <= hints.recovery_point)
+        if checked and indexed and not active:
+            continue
+        if not indexed:
+            trusted = TRUST_NOTHING
+        else:
+            trusted = TRUST_ALL if hints.clean else hints.recovery_point
+        segment = segments.get(base)
+        tail = recover_segment(
+            segment, trusted_below=trusted, index_interval_bytes=index_interval_bytes
+        )
+        overlaps = end is not None and tail.next_offset > end
+        if tail.truncated_bytes or overlaps or active:
+            if overlaps:
+                raise CorruptLogError(
+                    f"{segment.path} ends at offset {tail.next_offset}, the next"
+                    f" segment starts at {end}"
+                )
+            # Later segments first: a torn end must not look like a good one to whoever
+            # loads again after a kill in here.
+            for later in reversed(bases[slot + 1 :]):
+                _remove_segment(segments, later)
+            segment.truncate(tail.size)
+            if not hints.clean or tail.truncated_bytes:
+                segment.sync()
+            return tail
+        segment.finish(
+            tail.size, tail.index_entries, tail.time_index_entries, tail.largest
+        )
+        segment.sync()
+        segment.close()
+    raise AssertionError("a log has an active segment")
+
+
+def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
+    for base in list(segments.bases):
+        _remove_segment(segments, base)
+    segment = LogSegment(segments.directory, offset)
+    segment.create()
+    segment.close()
+    sync_directory(segments.directory)
+    segments.reload(offset, keep_open=False)
+    return recover_segment(
+        segment, trusted_below=TRUST_NOTHING, index_interval_bytes=4096
+    )
+
+
+def _remove_segment(segments: SegmentList, base_offset: int) -> None:
+    segments.forget(base_offset)
+    for suffix in SEGMENT_SUFFIXES:
+        remove_if_exists(segment_file(segments.directory, base_offset, suffix))

@@ -1,0 +1,116 @@
+"""Offsets by timestamp, by leader epoch, and at either end (ListOffsets)."""
+
+import os
+
+from mpbroker.protocol.record_batch import iter_records
+from mpbroker.storage.batch_scan import TIMESTAMP_TYPE_MASK, StoredBatch, scan_batches
+from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.leader_epochs import EpochEntry
+from mpbroker.storage.log_reader import LogReader
+from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.time_index import NO_TIMESTAMP, TimestampOffset
+
+
+class LogLookup(LogReader):
+    """The looking-up part of a partition's log."""
+
+    def earliest(self) -> int:
+        """Return the log start offset."""
+        self.require_online()
+        return self._words[self._start_word]
+
+    def latest(self) -> int:
+        """Return the log end offset, which on one node is the high watermark."""
+        return self.state().log_end_offset
+
+    def last_stable_offset(self) -> int:
+        """Return the end of what readers of committed data may see."""
+        state = self.state()
+        unstable = state.first_unstable_offset
+        return unstable if unstable >= 0 else state.log_end_offset
+
+    def end_offset_for_epoch(self, epoch: int) -> EpochEntry:
+        """Return the largest epoch not above ``epoch`` and where it ends."""
+        return self.epochs.end_offset_for(epoch, self.latest())
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """Return (offset, timestamp) of the first record not older than ``timestamp``.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR...
+        """
+        while True:
+            state = self.state()
+            self.refresh(state.active_base_offset)
+            try:
+                found = self._search(timestamp, state)
+            except (FileNotFoundError, CorruptLogError) as error:
+                self._structure_moved_or_fail(error)
+                continue
+            except OSError as error:
+                self.fail(error, "cannot be read")
+            if self._words[self._structure_word] == self._structure:
+                return found
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """Return (offset, timestamp) of the first record with the largest timestamp."""
+        while True:
+            state = self.state()
+            self.refresh(state.active_base_offset)
+            largest = TimestampOffset(NO_TIMESTAMP, -1)
+            try:
+                start_offset = self._words[self._start_word]
+                for segment in self.segments.from_offset(start_offset):
+                    here = self._largest(segment, state)
+                    if here.offset < start_offset:
+                        here = self._largest_from(segment, start_offset, state)
+                    if here.timestamp > largest.timestamp:
+                        largest = here
+            except FileNotFoundError as error:
+                self._structure_moved_or_fail(error)
+                continue
+            if largest.timestamp < 0:
+                return None
+            return self.offset_for_timestamp(largest.timestamp)
+
+    def _largest(self, segment: LogSegment, state: tuple[int, ...]) -> TimestampOffset:
+        if segment.base_offset == state[1]:
+            return TimestampOffset(state[6], state[7])
+        return segment.largest_timestamp()
+
+    def _search(self, timestamp: int, state: tuple[int, ...]) -> tuple[int, int] | None:
+        start_offset = self._words[self._start_word]
+        for segment in self.segments.from_offset(start_offset):
+            if self._largest(segment, state).timestamp < timestamp:
+                continue
+            if segment.base_offset == state[1]:
+                end, entries, time_entries = state[2], state[3], state[4]
+            else:
+                end = segment.file_size()
+                entries = segment.offset_index.file_entries()
+                time_entries = segment.time_index.file_entries()
+            # All before this entry's offset is older than the timestamp.
+            entry = segment.time_index.lookup(timestamp - 1, time_entries)
+            position = segment.offset_index.lookup(
+                max(entry.offset, start_offset), entries
+            )
+            for batch in scan_batches(segment.fd, position, end):
+                if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
+                    continue
+                found = first_record_at(segment.fd, batch, timestamp, start_offset)
+                if found is not None:
+                    return found
+        return None
+
+
+def first_record_at(
+    fd: int, batch: StoredBatch, timestamp: int, start_offset: int
+) -> tuple[int, int] | None:
+    """Return (offset, timestamp) of a batch's first record not older than that."""
+    body = os.pread(fd, batch.size, batch.position)
+    stamped_by_broker = batch.attributes & TIMESTAMP_TYPE_MASK
+    for record in iter_records(body):
+        own = batch.max_timestamp if stamped_by_broker else record.timestamp
+        if own >= timestamp and record.offset >= start_offset:
+            return record.offset, own
+    return None

@@ -1,0 +1,181 @@
+"""All partition logs of a broker, as one process reaches them.
+
+Handlers call ``log``. The housekeeper also calls what lies in ``log_upkeep``.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.storage.log_files import (
+    DELETE_DIRECTORY_SUFFIX,
+    STRAY_DIRECTORY_SUFFIX,
+)
+from mpbroker.storage.partition_directory import (
+    complete_directory,
+    directory_name,
+    partition_directories,
+    read_topic_id,
+    rename_away,
+)
+from mpbroker.storage.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+_PRODUCER_ID_EXPIRATION_MS = 86_400_000
+
+
+class TopicView(Protocol):
+    """What of a topic the logs need."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_id(self) -> bytes: ...
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """Row indexes, by partition number."""
+
+    @property
+    def config(self) -> LogConfig: ...
+
+
+class TopicSource(Protocol):
+    """Where topics are found: the registry."""
+
+    def topic(self, name: str) -> TopicView | None: ...
+
+
+class LogManager:
+    """Finds, makes and removes the logs of partitions.
+
+    Args:
+        directories: opened once by the process that all others are forked from.
+        table: the shared rows.
+        topics: the registry of this process.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[LogDirectory],
+        table: PartitionTable,
+        topics: TopicSource,
+        *,
+        producer_id_expiration_ms: int = _PRODUCER_ID_EXPIRATION_MS,
+    ) -> None:
+        self.directories = directories
+        self._table = table
+        self._topics = topics
+        self._expiration_ms = producer_id_expiration_ms
+        self._logs: dict[int, PartitionLog] = {}
+
+    def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
+        """Return a partition's log; its files are made or loaded when first touched.
+
+        Raises:
+            ApiError: UNKNOWN_TOPIC_OR_PARTITION; KAFKA_STORAGE_ERROR if its directory
+                cannot be made.
+        """
+        found = self._topics.topic(topic) if isinstance(topic, str) else topic
+        if found is None or not 0 <= partition < len(found.partitions):
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"there is no partition {partition} of topic {topic}",
+            )
+        log = self._logs.get(found.partitions[partition])
+        if log is None:
+            log = self._open(found, partition)
+        elif log.config is not found.config:
+            log.config = found.config
+        return log
+
+    def _open(self, topic: TopicView, partition: int) -> PartitionLog:
+        index = topic.partitions[partition]
+        row = self._table.row(index)
+        name = directory_name(topic.name, partition)
+        try:
+            # Under the lock: two processes must not make one partition in two places.
+            with row.locked():
+                self._refuse_deleted(row, name)
+                parent = self._find(name, topic.topic_id)
+                directory = f"{parent.path}/{name}"
+                complete_directory(directory, topic.topic_id)
+        except OSError as error:
+            raise ApiError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the directory of {name} cannot be made: {error}",
+            ) from error
+        hints = parent.hints((topic.name, partition), self._expiration_ms)
+        log = PartitionLog(directory, row, topic.config, hints)
+        log.release_descriptors = self.close_files
+        self._logs[index] = log
+        return log
+
+    def _find(self, name: str, topic_id: bytes) -> LogDirectory:
+        """Return where a partition is, or is to be made."""
+        for candidate in self.directories:
+            directory = f"{candidate.path}/{name}"
+            if not os.path.isdir(directory):
+                continue
+            found_id = read_topic_id(directory)
+            if found_id is None or found_id == topic_id:
+                return candidate
+            gone = rename_away(directory, STRAY_DIRECTORY_SUFFIX)
+            logger.warning(
+                "%s is of another topic with that name; moved to %s", directory, gone
+            )
+        if len(self.directories) == 1:
+            return self.directories[0]
+        return min(
+            self.directories, key=lambda each: len(partition_directories(each.path))
+        )
+
+    def _refuse_deleted(self, row: PartitionRow, name: str) -> None:
+        if row.status == RowStatus.DELETED:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+
+    def delete_topic(self, topic: TopicView) -> None:
+        """Take a topic's partitions off line and mark their directories for removal.
+
+        Called once the metadata log says that the topic is gone; calling it again does
+        no harm. The bytes go when file.delete.delay.ms has passed.
+        """
+        for partition, index in enumerate(topic.partitions):
+            row = self._table.row(index)
+            name = directory_name(topic.name, partition)
+            with row.locked():
+                row.status = RowStatus.DELETED
+                row.structure_version += 2
+                self._rename_deleted(name, topic.topic_id)
+            log = self._logs.pop(index, None)
+            if log is not None:
+                log.close()
+            for directory in self.directories:
+                directory.forget((topic.name, partition))
+
+    def _rename_deleted(self, name: str, topic_id: bytes) -> None:
+        for parent in self.directories:
+            directory = f"{parent.path}/{name}"
+            if read_topic_id(directory) == topic_id:
+                try:
+                    rename_away(directory, DELETE_DIRECTORY_SUFFIX)
+                except OSError as error:
+                    logger.error("%s cannot be removed: %s", directory, error)
+
+    def close_files(self) -> None:
+        """Close the files of all logs; they open again when needed."""
+        for log in self._logs.values():
+            log.close()
+
+    def close(self) -> None:
+        """Close the files and forget the logs of this process."""
+        self.close_files()
+        self._logs.clear()

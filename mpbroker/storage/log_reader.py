@@ -1,0 +1,199 @@
+"""Read a partition: where in which file the bytes of a fetch lie.
+
+Nothing is copied: the answer names a file, a position and a length, and whoever owns
+the connection sends it from there. Only what was committed is named, and to readers of
+committed data only what lies below the last stable offset.
+"""
+
+from typing import Final, NamedTuple
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.batch_scan import batch_size_at
+from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.partition_view import PartitionView
+from mpbroker.storage.txn_index import read_aborted
+
+_POSITIONS_KEPT: Final = 64
+_ATTEMPTS: Final = 10
+
+
+class ReadResult(NamedTuple):
+    """A region of a segment file; ``length`` 0 if there is nothing to read.
+
+    The inode tells whether ``segment_path`` still names the same file: compaction
+    replaces files under the same name.
+    """
+
+    segment_path: str
+    segment_inode: int
+    fd: int
+    position: int
+    length: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    # (producer id, first offset) in the order of their end; None unless asked for
+    # committed data.
+    aborted_transactions: list[tuple[int, int]] | None
+
+
+class LogReader(PartitionView):
+    """The reading half of a partition's log."""
+
+    def read(
+        self,
+        fetch_offset: int,
+        max_bytes: int,
+        *,
+        min_one_batch: bool,
+        read_committed: bool = False,
+    ) -> ReadResult:
+        """Find the bytes from ``fetch_offset`` on, of one segment.
+
+        The first batch may start below ``fetch_offset``. The last one may be cut at
+        ``max_bytes``; the first is whole, or is not given at all if it is larger than
+        ``max_bytes`` and ``min_one_batch`` is false.
+
+        Raises:
+            ApiError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR,
+                UNKNOWN_TOPIC_OR_PARTITION (deleted).
+        """
+        words = self._words
+        for _ in range(_ATTEMPTS):
+            if words[self._status_word] != 1:
+                self.require_online()
+            state = self.committed()
+            end_offset, active_base, active_size = state[0], state[1], state[2]
+            start_offset = words[self._start_word]
+            if not start_offset <= fetch_offset <= end_offset:
+                self._out_of_range(fetch_offset, start_offset, end_offset)
+            if (
+                active_base != self._active_base
+                or words[self._structure_word] != self._structure
+            ):
+                self.refresh(active_base)
+            unstable = state[8]
+            stable_offset = unstable if unstable >= 0 else end_offset
+            upper = stable_offset if read_committed else end_offset
+            try:
+                segment, position, end = self._locate(fetch_offset, upper, state)
+                length = end - position
+                if length > max_bytes:
+                    length = self._limit(segment, position, max_bytes, min_one_batch)
+                elif upper == end_offset and end == active_size:
+                    self._remember(end_offset, segment, end)
+                path, inode, fd = segment.path, segment.inode, segment.fd
+            except (FileNotFoundError, CorruptLogError) as error:
+                self._structure_moved_or_fail(error)
+                continue
+            except OSError as error:
+                if self._descriptors_released(error):
+                    continue
+                self.fail(error, "cannot be read")
+            # Unmoved: the files that were opened on the way belong together.
+            if words[self._structure_word] != self._structure:
+                continue
+            aborted = None
+            if read_committed:
+                aborted = self._aborted(segment, fetch_offset, upper, end_offset)
+            return ReadResult(
+                path,
+                inode,
+                fd,
+                position,
+                length,
+                end_offset,
+                stable_offset,
+                start_offset,
+                aborted,
+            )
+        raise ApiError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"{self.directory}: its files changed {_ATTEMPTS} times during one read",
+        )
+
+    def _locate(
+        self, offset: int, upper: int, state: tuple[int, ...]
+    ) -> tuple[LogSegment, int, int]:
+        """Return (segment, position of ``offset``, end of what may be read of it)."""
+        found = self._positions.get(offset)
+        if found is not None:
+            segment, position = found
+            end = self._readable_end(segment, upper, state)
+            if position < end or segment is self._active:
+                return segment, position, max(position, end)
+        located = self.segments.floor(offset)
+        while located is not None:
+            end = self._readable_end(located, upper, state)
+            if offset >= upper:
+                return located, end, end
+            if offset <= located.base_offset:
+                position = 0
+            else:
+                entries = self._entries(located, state)
+                position, _ = located.find(offset, end, entries)
+            if 0 <= position < end:
+                return located, position, end
+            # Compaction can leave a hole between a segment's last batch and the next.
+            base = self.segments.next_base(located.base_offset)
+            if base is None or base >= upper:
+                return located, end, end
+            located = self.segments.get(base)
+        raise CorruptLogError(f"{self.directory}: no segment holds offset {offset}")
+
+    def _entries(self, segment: LogSegment, state: tuple[int, ...]) -> int:
+        if segment is self._active:
+            return state[3]
+        return segment.offset_index.file_entries()
+
+    def _readable_end(
+        self, segment: LogSegment, upper: int, state: tuple[int, ...]
+    ) -> int:
+        size = state[2] if segment is self._active else segment.file_size()
+        if upper < state[0]:
+            # Readers of committed data stop before the batch that holds ``upper``.
+            following = self.segments.next_base(segment.base_offset)
+            if following is None or upper < following:
+                if upper <= segment.base_offset:
+                    return 0
+                position, _ = segment.find(upper, size, self._entries(segment, state))
+                return position if position >= 0 else size
+        return size
+
+    def _limit(
+        self, segment: LogSegment, position: int, max_bytes: int, min_one_batch: bool
+    ) -> int:
+        first = batch_size_at(segment.fd, position)
+        if first <= max_bytes:
+            return max_bytes
+        return first if min_one_batch else 0
+
+    def _remember(self, offset: int, segment: LogSegment, position: int) -> None:
+        if len(self._positions) >= _POSITIONS_KEPT:
+            self._positions.clear()
+        self._positions[offset] = segment, position
+
+    def _aborted(
+        self, segment: LogSegment, offset: int, upper: int, end_offset: int
+    ) -> list[tuple[int, int]]:
+        # A transaction's entry stands in the segment of its abort marker, which may be
+        # a later one than that of its records.
+        found = []
+        for later in self.segments.from_offset(segment.base_offset):
+            for entry in read_aborted(later.txn_index_path, end_offset):
+                if entry.last_offset >= offset and entry.first_offset < upper:
+                    found.append((entry.producer_id, entry.first_offset))
+        return found
+
+    def _structure_moved_or_fail(self, error: Exception) -> None:
+        self.require_online()  # a deleted partition's files are gone for good
+        if self._words[self._structure_word] == self._structure:
+            self.fail(error, "cannot be read")
+
+    def _out_of_range(self, offset: int, start: int, end: int) -> None:
+        raise ApiError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"offset {offset} is not in {start}..{end} of {self.directory}",
+        )

@@ -1,0 +1,92 @@
+"""Bring a copy of the producer state up to date from the log."""
+
+import os
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.partition_table import LogState
+from mpbroker.storage.batch_scan import StoredBatch, scan_batches
+from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.producer_state import (
+    AppendedBatch,
+    EndTransactionMarker,
+    ProducerState,
+    last_sequence_of,
+)
+from mpbroker.storage.segment_list import SegmentList
+
+_MARKER_KEY: Final = Struct(">hh")  # version, type
+_MARKER_VALUE: Final = Struct(">hi")  # version, coordinator epoch
+
+
+def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
+    """Read a control batch; None if its record was compacted away or is no marker."""
+    from mpbroker.protocol.record_batch import iter_records
+
+    for record in iter_records(memoryview(batch)):
+        key, value = record.key, record.value
+        if key is None or value is None or len(key) < 4 or len(value) < 6:
+            return None
+        return EndTransactionMarker(
+            _MARKER_KEY.unpack_from(key)[1],
+            _MARKER_VALUE.unpack_from(value)[1],
+            record.offset,
+            record.timestamp,
+        )
+    return None
+
+
+def replay_batch(state: ProducerState, fd: int, batch: StoredBatch) -> None:
+    """Take over one batch of the log, whatever it is."""
+    producer_id = batch.producer_id
+    if producer_id >= 0:
+        if batch.is_control:
+            body = os.pread(fd, batch.size, batch.position)
+            marker = parse_marker(body)
+            if marker is not None:
+                state.apply_marker(producer_id, batch.producer_epoch, marker)
+        else:
+            last = last_sequence_of(batch.base_sequence, batch.last_offset_delta)
+            appended = AppendedBatch(
+                batch.base_sequence,
+                last,
+                batch.base_offset,
+                batch.last_offset,
+                batch.max_timestamp,
+            )
+            state.apply(
+                producer_id, batch.producer_epoch, appended, batch.is_transactional
+            )
+    state.end_offset = batch.last_offset + 1
+
+
+def replay_log(
+    producers: ProducerState, segments: SegmentList, state: LogState
+) -> None:
+    """Read all batches from ``producers.end_offset`` to the committed end.
+
+    Raises:
+        CorruptLogError, OSError: the producers are as of the last batch that was read.
+    """
+    for segment in segments.from_offset(producers.end_offset):
+        if segment.base_offset == state.active_base_offset:
+            end, entries = state.active_size, state.index_entries
+        else:
+            end, entries = segment.file_size(), segment.offset_index.file_entries()
+        start = 0
+        if producers.end_offset > segment.base_offset:
+            start, _ = segment.find(producers.end_offset, end, entries)
+        if start >= 0:
+            replay_range(producers, segment.fd, start, end)
+    if producers.end_offset > state.log_end_offset:
+        raise CorruptLogError(
+            f"batches end at {producers.end_offset}, the log at {state.log_end_offset}"
+        )
+    producers.end_offset = state.log_end_offset
+
+
+def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> None:
+    """Read the batches between two positions of a segment; known ones are skipped."""
+    for batch in scan_batches(fd, start, end):
+        if batch.base_offset >= producers.end_offset:
+            replay_batch(producers, fd, batch)

@@ -1,0 +1,43 @@
+"""Partitions without a broker: rows in a table of their own, files in tmp_path."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_loader import LoadHints
+from mpbroker.storage.partition_log import PartitionLog
+
+OpenLog = Callable[..., PartitionLog]
+
+
+@pytest.fixture(scope="session")
+def table() -> PartitionTable:
+    return PartitionTable.create()
+
+
+@pytest.fixture
+def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
+    """Return a function that opens tmp_path as a partition.
+
+    Each call stands for a broker that starts: it has a row of its own, unless ``row``
+    is given.
+    """
+
+    def open_it(
+        *, row: int | None = None, hints: LoadHints | None = None, **config: object
+    ) -> PartitionLog:
+        if row is None:
+            row = next(_row_numbers)
+            table.initialise_row(row)
+        directory = tmp_path / "t-0"
+        directory.mkdir(exist_ok=True)
+        values = {name.replace("_", "."): value for name, value in config.items()}
+        return PartitionLog(str(directory), table.row(row), LogConfig(values), hints)
+
+    return open_it
+
+
+_row_numbers = iter(range(100_000))
