@@ -78,6 +78,20 @@ class LogLookup(LogReader):
             return TimestampOffset(state[6], state[7])
         return segment.largest_timestamp()
 
+    def _largest_from(
+        self, segment: LogSegment, start_offset: int, state: tuple[int, ...]
+    ) -> TimestampOffset:
+        """As ``_largest``, of a segment whose first records were deleted."""
+        active = segment.base_offset == state[1]
+        largest = TimestampOffset(NO_TIMESTAMP, -1)
+        end = state[2] if active else segment.file_size()
+        for batch in scan_batches(segment.fd, 0, end):
+            if batch.last_offset >= start_offset:
+                here = TimestampOffset(batch.max_timestamp, batch.last_offset)
+                if here.timestamp > largest.timestamp:
+                    largest = here
+        return largest
+
     def _search(self, timestamp: int, state: tuple[int, ...]) -> tuple[int, int] | None:
         start_offset = self._words[self._start_word]
         for segment in self.segments.from_offset(start_offset):

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.storage.batches import batch, batches_in, read_all, read_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.offset_index import OffsetIndex
 from mpbroker.storage.time_index import TimeIndex, TimestampOffset
-
+from tests.storage.batches import batch, batches_in, read_all, read_bytes
 from tests.storage.conftest import OpenLog
 
 _SETTINGS = settings(
@@ -262,7 +261,7 @@ def test_an_offset_by_timestamp_is_that_of_the_first_record_not_older(
         stamp = timestamps[number]
         log.append(batch(b"a", b"b", timestamp=stamp), now_ms=1)
         records += [(start + number, stamp), (start + number + 1, stamp + 1)]
-    for wanted in range(0, 53):
+    for wanted in range(53):
         expected = next(((o, t) for o, t in records if t >= wanted), None)
         assert log.offset_for_timestamp(wanted) == expected
     newest = max(stamp for _, stamp in records)
