@@ -420,16 +420,16 @@ class RowStatus(IntEnum):
 #   0     session id   0: free
 #   1     epoch        the epoch that the next request must carry
 #   2     used         ns
-#   3     entries      the handler whose request claimed the epoch
-#   4     partitions   entries in use
-#   5     created      ns
+#   3     entries      the handler whose request claimed the epoch: how many
+#   4     created      ns
+#   5     uses ids     1: its requests name topics by id
 #   8..   entries of SESSION_ENTRY_WORDS each: the handler that claimed the epoch
 SESSION_ID: Final = 0
 SESSION_EPOCH: Final = 1
 SESSION_USED: Final = 2
 SESSION_ENTRY_COUNT: Final = 3
 SESSION_CREATED: Final = 4
-SESSION_PRIVILEGED: Final = 5
+SESSION_USES_IDS: Final = 5
 SESSION_HEADER_WORDS: Final = 8
 SESSION_ENTRY_WORDS: Final = 8
 SESSION_MAX_ENTRIES: Final = 4095  # with the header: 256 KiB of address space each

@@ -130,7 +130,7 @@ class Processor:
         self._selector.watch_doorbell(doorbell)
         self._selector.watch(self._handover_fd)
 
-    # -- the loop ------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until the broker drains and the last answer is out."""
@@ -193,7 +193,7 @@ class Processor:
         self._busy = bool(events)
         return events
 
-    # -- new connections -----------------------------------------------------------
+    # -- new connections ---------------------------------------------------------
 
     def _configure_new_connections(self) -> None:
         """Register what the acceptor has passed, at most its credit a turn."""
@@ -235,7 +235,7 @@ class Processor:
         self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
         # No read here: registration makes epoll report a socket that has bytes.
 
-    # -- requests --------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------
 
     def _receive(self, channel: Channel) -> None:
         if self._requests.is_blocked:
@@ -313,7 +313,7 @@ class Processor:
                     if channel.waiting:
                         break  # still no room for the first of the queue
 
-    # -- responses ---------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------
 
     def _process_responses(self, slots: list[int]) -> None:
         for slot in slots:
@@ -369,7 +369,7 @@ class Processor:
         else:
             self._reader.leave_if_empty(channel)
 
-    # -- the end of connections ----------------------------------------------------------
+    # -- the end of connections --------------------------------------------------
 
     def _close(self, channel: Channel, reason: ProcessorCounter) -> None:
         self._count(reason, 1)

@@ -346,3 +346,8 @@ class HandlerEnd:
             return []
         where = words[row + SLOT_PROGRESS_OFFSET] >> 3
         return self._arena.words[where : where + done].tolist()
+
+    def note_progress(self, slot: int, ordinal: int, word: int) -> None:
+        """Note a partition that was done without an append of its own."""
+        where = self._words[slot_row(slot) + SLOT_PROGRESS_OFFSET] >> 3
+        self._arena.words[where + ordinal] = word

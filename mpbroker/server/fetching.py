@@ -1,0 +1,374 @@
+"""Fetches with their sessions and their waiting: what the handler for Fetch does.
+
+A fetch that finds less than min.bytes is parked (see purgatory) and read again when
+one of its partitions grows, or when max.wait.ms is over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.ipc.response_parts import FilePart
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from mpbroker.server.fetch_session import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    FetchSessions,
+    SessionEntry,
+)
+from mpbroker.server.handlers.fetch import (
+    Reading,
+    SegmentRegion,
+    Target,
+    full_targets,
+    grouped,
+    partition_data,
+    read_targets,
+    session_error,
+)
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.request import PARKED, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.storage.log_reader import ReadResult
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic, TopicRegistry
+
+# Up to here a copy into the answer is cheaper than another system call for the file.
+_SMALL_BYTES: Final = 32 * 1024
+_READ_COMMITTED: Final = 1
+_SESSIONS_FROM: Final = 7
+
+
+class Answer:
+    """A fetch's partitions and how its answer is made of what they give."""
+
+    __slots__ = ("base", "full", "session_id", "targets")
+
+    def __init__(
+        self, targets: list[Target], session_id: int, base: int, *, full: bool
+    ) -> None:
+        self.targets = targets
+        self.session_id = session_id
+        self.base = base  # the session's handle; -1: none
+        self.full = full  # name all partitions, not only those that have something new
+
+
+class FetchService:
+    """Fetches of one handler process."""
+
+    def __init__(
+        self,
+        channel: HandlerEnd,
+        registry: TopicRegistry,
+        log: Callable[[Topic, int], PartitionLog],
+        sessions: FetchSessions,
+        purgatory: Purgatory,
+        fetch_max_bytes: int,
+    ) -> None:
+        self._channel = channel
+        self._registry = registry
+        self._log = log
+        self._sessions = sessions
+        self._purgatory = purgatory
+        self._fetch_max_bytes = fetch_max_bytes
+        self.fetched_bytes = 0
+
+    def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
+        """Answer a fetch now, or park it."""
+        message = FetchRequest.decode(request.api_version, request.body)
+        try:
+            answer = self._targets(message, request)
+        except ApiError as error:
+            response = session_error(error.error_code)
+            return _parts(response, request.api_version)
+        reading = self._read(message, answer)
+        if self._is_enough(message, answer, reading):
+            return self._respond(request, answer, reading)
+        now = time.monotonic_ns()
+        deadline = self._channel.deadline_ns(request.slot) or (
+            now + message.max_wait_ms * 1_000_000
+        )
+        if deadline <= now:
+            return self._respond(request, answer, reading)
+        operation = DelayedFetch(self, request, message, answer, deadline)
+        self._channel.park(request.slot, deadline)
+        self._purgatory.watch(operation)
+        # What was appended before our bit was in the row sends no notice.
+        if any(operation.has_more(target) for target in answer.targets):
+            reading = self._read(message, answer)
+            if self._is_enough(message, answer, reading):
+                self._purgatory.unwatch(operation)
+                self._channel.unpark(request.slot)
+                return self._respond(request, answer, reading)
+        return PARKED
+
+    def _read(self, message: FetchRequest, answer: Answer) -> Reading:
+        limit = min(message.max_bytes, self._fetch_max_bytes)
+        first = 0
+        if answer.base >= 0 and answer.targets:
+            # Clients rotate the partitions of full requests; of a session we must.
+            first = message.session_epoch % len(answer.targets)
+        return read_targets(answer.targets, message, limit, first)
+
+    def _is_enough(
+        self, message: FetchRequest, answer: Answer, reading: Reading
+    ) -> bool:
+        return (
+            reading.bytes_found >= message.min_bytes
+            or reading.has_error
+            or message.max_wait_ms <= 0
+            or not answer.targets
+        )
+
+    # -- sessions --------------------------------------------------------------------
+
+    def _targets(self, message: FetchRequest, request: Request) -> Answer:
+        version = request.api_version
+        session_id, epoch = message.session_id, message.session_epoch
+        if version < _SESSIONS_FROM or epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            if version >= _SESSIONS_FROM and session_id != NO_SESSION:
+                self._sessions.close(session_id)
+            targets = full_targets(message, version, self._registry, self._log)
+            created = NO_SESSION
+            if version >= _SESSIONS_FROM and epoch == INITIAL_EPOCH:
+                created = self._create(targets, uses_ids=version >= 13)
+            return Answer(targets, created, -1, full=True)
+        error, base = self._sessions.claim(
+            session_id,
+            epoch,
+            time.monotonic_ns(),
+            self._channel.session_claim(request.slot),
+            uses_ids=version >= 13,
+        )
+        if error:
+            raise ApiError(error, f"fetch session {session_id} at epoch {epoch}")
+        self._channel.set_session_claim(request.slot, epoch + 1)
+        return self._continue(message, version, session_id, base)
+
+    def _create(self, targets: list[Target], *, uses_ids: bool) -> int:
+        entries = []
+        for target in targets:
+            if target.error or target.log is None:
+                return NO_SESSION  # it must go on naming what does not exist yet
+            entries.append(_entry(target))
+        return self._sessions.create(entries, time.monotonic_ns(), uses_ids=uses_ids)
+
+    def _continue(
+        self, message: FetchRequest, version: int, session_id: int, base: int
+    ) -> Answer:
+        entries = self._sessions.entries(base)
+        if message.topics or message.forgotten_topics_data:
+            entries = self._changed(message, version, session_id, entries)
+            if not entries:
+                self._sessions.close(session_id)
+                return Answer([], NO_SESSION, -1, full=True)
+            if not self._sessions.store(base, entries):
+                self._sessions.close(session_id)
+                raise ApiError(
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "it has grown too large"
+                )
+        targets = []
+        for index, entry in enumerate(entries):
+            found = self._registry.partition_by_row(entry.row)
+            if found is None:  # deleted: a full request gets the error for it
+                self._sessions.close(session_id)
+                raise ApiError(
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "a topic of it is gone"
+                )
+            topic, partition, _ = found
+            targets.append(
+                Target(
+                    topic.name,
+                    topic.topic_id,
+                    partition,
+                    entry.fetch_offset,
+                    entry.max_bytes,
+                    entry.leader_epoch,
+                    self._log(topic, partition),
+                    entry=index,
+                )
+            )
+        return Answer(targets, session_id, base, full=False)
+
+    def _changed(
+        self,
+        message: FetchRequest,
+        version: int,
+        session_id: int,
+        entries: list[SessionEntry],
+    ) -> list[SessionEntry]:
+        """Apply what a request adds, moves and forgets."""
+        by_row = {entry.row: entry for entry in entries}
+        for forgotten in message.forgotten_topics_data:
+            topic = (
+                self._registry.topic_by_id(forgotten.topic_id)
+                if version >= 13
+                else self._registry.topic(forgotten.topic)
+            )
+            for partition in forgotten.partitions:
+                if topic is not None and 0 <= partition < len(topic.partitions):
+                    by_row.pop(topic.partitions[partition], None)
+        for target in full_targets(message, version, self._registry, self._log):
+            if target.error or target.log is None:
+                self._sessions.close(session_id)
+                raise ApiError(
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                    "it names what does not exist; a full request says what",
+                )
+            row = target.log.row.index
+            known = by_row.get(row)
+            entry = _entry(target)
+            if known is not None:
+                entry = entry._replace(
+                    sent_high_watermark=known.sent_high_watermark,
+                    sent_log_start=known.sent_log_start,
+                )
+            by_row[row] = entry
+        return list(by_row.values())
+
+    # -- answers -----------------------------------------------------------------------
+
+    def _respond(
+        self, request: Request, answer: Answer, reading: Reading
+    ) -> list[bytes | FilePart]:
+        answers = []
+        for target, result, error in reading.results:
+            if not answer.full and not self._is_news(
+                answer.base, target, result, error
+            ):
+                continue
+            answers.append((target, partition_data(target, result, error, read_small)))
+        self.fetched_bytes += reading.bytes_found
+        response = FetchResponse(
+            session_id=answer.session_id, responses=grouped(answers)
+        )
+        return _parts(response, request.api_version)
+
+    def _is_news(
+        self,
+        base: int,
+        target: Target,
+        result: ReadResult | None,
+        error: ErrorCode,
+    ) -> bool:
+        """Whether an incremental answer must name this partition."""
+        high_watermark = result.high_watermark if result is not None else -1
+        log_start = result.log_start_offset if result is not None else -1
+        sent = self._sessions.sent(base, target.entry)
+        if sent == (high_watermark, log_start, error) and not error:
+            return result is not None and result.length > 0
+        self._sessions.note_sent(base, target.entry, high_watermark, log_start, error)
+        return True
+
+    def complete(self, operation: DelayedFetch, reading: Reading) -> None:
+        """Answer a parked fetch."""
+        request = operation.request
+        self._channel.unpark(request.slot)
+        parts = self._respond(request, operation.answer, reading)
+        send_parts(self._channel, request, parts)
+
+    def read_again(self, operation: DelayedFetch) -> Reading:
+        return self._read(operation.message, operation.answer)
+
+    def is_enough(self, operation: DelayedFetch, reading: Reading) -> bool:
+        return self._is_enough(operation.message, operation.answer, reading)
+
+
+class DelayedFetch:
+    """A fetch that waits for more."""
+
+    def __init__(
+        self,
+        service: FetchService,
+        request: Request,
+        message: FetchRequest,
+        answer: Answer,
+        deadline_ns: int,
+    ) -> None:
+        self._service = service
+        self.request = request
+        self.message = message
+        self.answer = answer
+        self.deadline_ns = deadline_ns
+        self.done = False
+        self._by_row = {
+            target.log.row.index: target
+            for target in answer.targets
+            if target.log is not None
+        }
+        self.keys: Iterable[int] = self._by_row.keys()
+
+    def has_more(self, target: Target) -> bool:
+        """Whether there is anything to read, or to say, about a partition."""
+        log = target.log
+        return log is not None and (
+            log.row.log_end_offset > target.fetch_offset or log.row.status != _ONLINE
+        )
+
+    def try_complete(self, row: int) -> bool:
+        if not self.has_more(self._by_row[row]):
+            return False
+        reading = self._service.read_again(self)
+        if not self._service.is_enough(self, reading):
+            return False
+        self._service.complete(self, reading)
+        return True
+
+    def expire(self) -> None:
+        self._service.complete(self, self._service.read_again(self))
+
+
+_ONLINE: Final = 1  # RowStatus.ONLINE, as an int for the hot path
+
+
+def _entry(target: Target) -> SessionEntry:
+    assert target.log is not None
+    return SessionEntry(
+        target.log.row.index,
+        target.fetch_offset,
+        target.max_bytes,
+        target.leader_epoch,
+    )
+
+
+def read_small(result: ReadResult) -> bytes | None:
+    """The records themselves if they are few; None if the file should be sent."""
+    if result.length > _SMALL_BYTES:
+        return None
+    records = os.pread(result.fd, result.length, result.position)
+    return records if len(records) == result.length else None
+
+
+def _parts(response: FetchResponse, version: int) -> list[bytes | FilePart]:
+    parts: list[bytes | FilePart] = []
+    for part in response.encode_parts(version):
+        if isinstance(part, SegmentRegion):
+            parts.append(
+                FilePart(part.path, part.inode, part.position, part.size_in_bytes)
+            )
+        else:
+            assert isinstance(part, bytes)
+            parts.append(part)
+    return parts
+
+
+def send_parts(
+    channel: HandlerEnd, request: Request, parts: list[bytes | FilePart]
+) -> None:
+    """Frame and send an answer in parts; as plain bytes if it is one part."""
+    framed = request.frame_parts(parts)
+    if len(framed) == 1 and isinstance(framed[0], bytes):
+        channel.send_bytes(request.slot, framed[0])
+    else:
+        channel.send_parts(request.slot, framed)
+
+
+__all__ = ["DelayedFetch", "FetchService", "PartitionData", "send_parts"]

@@ -1,0 +1,141 @@
+"""Group commit: one fdatasync for all that wait on a log, whoever appended it.
+
+acks=all means on disk. A handler that has appended such records looks at the
+partition's row: if nobody syncs this log, it becomes the sync's owner, notes the log
+end as its target and starts the sync; if somebody does, it asks to be told of its end.
+When a sync ends, its owner publishes the target as the durable end and tells those
+who asked; whose records came too late for it start the next. So a log has one sync
+under way at a time, and each covers all that was appended while the last one ran.
+
+An owner that dies is replaced by the supervisor's repair, which clears the ownership
+and makes every handler look again.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
+from mpbroker.ipc.partition_table import PartitionRow
+from mpbroker.storage.disk_sync import DiskSync
+
+_LOG = logging.getLogger(__name__)
+
+
+class SyncableLog(Protocol):
+    """The part of PartitionLog that a sync needs."""
+
+    row: PartitionRow
+
+    def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
+        """The files that hold these offsets: descriptors to fdatasync."""
+
+
+class _Sync(NamedTuple):
+    log: SyncableLog
+    target: int
+
+
+class GroupCommit:
+    """The syncs that one handler process has under way."""
+
+    def __init__(
+        self, handler: int, disk: DiskSync, notify: Callable[[int, int], None]
+    ) -> None:
+        self._owner = handler + 1
+        self._bit = 1 << handler
+        self._disk = disk
+        self._notify = notify
+        self._wanted: dict[int, SyncableLog] = {}
+        self._running: dict[int, _Sync] = {}
+        self._files_left: dict[int, set[int]] = {}
+        self._failed: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
+        self._next_token = 0
+        self.syncs = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._wanted and not self._running
+
+    def want(self, log: SyncableLog) -> None:
+        """Some records of this log must become durable; ``start`` sees to it."""
+        self._wanted[log.row.index] = log
+
+    def start(self) -> None:
+        """Start the syncs that are wanted: once for a whole batch of requests."""
+        if not self._wanted:
+            return
+        wanted, self._wanted = self._wanted, {}
+        for index, log in wanted.items():
+            if index not in self._running:
+                self._start(log)
+            else:
+                self._wanted[index] = log  # the next one, when this one has ended
+
+    def _start(self, log: SyncableLog) -> None:
+        row = log.row
+        words = row.words
+        with row.locked():
+            if words[row.base + ROW_SYNC_OWNER]:
+                words[row.base + ROW_SYNC_WAITERS] |= self._bit
+                return
+            words[row.base + ROW_SYNC_OWNER] = self._owner
+            target = row.log_end_offset
+        self._running[row.index] = _Sync(log, target)
+        try:
+            fds = log.segments_to_sync(row.durable_end_offset, target)
+        except OSError as error:
+            self._files_left[row.index] = set()
+            self._finish(row.index, error.errno or 5)
+            return
+        self._files_left[row.index] = set()
+        for fd in fds:
+            token = self._next_token = self._next_token + 1
+            self._tokens[token] = row.index
+            self._files_left[row.index].add(token)
+        for token in list(self._files_left[row.index]):
+            self._disk.start(token, fds.pop())
+        if not self._files_left[row.index]:
+            self._finish(row.index, 0)
+
+    def process_finished(self) -> bool:
+        """Publish what syncs that have ended made durable; say if any has."""
+        done = self._disk.finished()
+        for token, error in done:
+            index = self._tokens.pop(token)
+            left = self._files_left[index]
+            left.discard(token)
+            if error:
+                self._failed[index] = error
+            if not left:
+                self._finish(index, self._failed.pop(index, 0))
+        return bool(done)
+
+    def _finish(self, index: int, error: int) -> None:
+        log, target = self._running.pop(index)
+        del self._files_left[index]
+        row = log.row
+        words = row.words
+        with row.locked():
+            if error:
+                # What an fsync has failed to write may be lost although the next one
+                # says success: never try again (fsyncgate). Offline for good.
+                row.status = RowStatus.OFFLINE
+            elif target > row.durable_end_offset:
+                row.durable_end_offset = target
+            waiters = words[row.base + ROW_SYNC_WAITERS] | self._bit
+            words[row.base + ROW_SYNC_WAITERS] = 0
+            words[row.base + ROW_SYNC_OWNER] = 0
+        self.syncs += 1
+        if error:
+            _LOG.error(
+                "partition row %d is offline: its log cannot be synced: %s",
+                index,
+                os.strerror(error),
+            )
+        self._notify(index, waiters)
+
+
+NO_ERROR: Final = 0

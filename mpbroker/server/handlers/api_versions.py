@@ -1,0 +1,48 @@
+"""ApiVersions: what is served here, in which versions.
+
+Source: Kafka protocol guide, "ApiVersions"; KIP-511; kafka.server.ApiVersionManager.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+)
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_SOFTWARE_SINCE: Final = 3
+
+
+def handle_api_versions(
+    request: ApiVersionsRequest, version: int, versions: Mapping[int, tuple[int, int]]
+) -> ApiVersionsResponse:
+    """Answer with ``versions``: (oldest, newest) by API key."""
+    if version >= _SOFTWARE_SINCE and not (
+        _SOFTWARE.fullmatch(request.client_software_name)
+        and _SOFTWARE.fullmatch(request.client_software_version)
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    return ApiVersionsResponse(
+        error_code=ErrorCode.NONE, api_keys=_keys(versions), finalized_features_epoch=0
+    )
+
+
+def unsupported_version(versions: Mapping[int, tuple[int, int]]) -> ApiVersionsResponse:
+    """To a version above ours: in version 0, all that the client must know."""
+    return ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_keys(versions)
+    )
+
+
+def _keys(versions: Mapping[int, tuple[int, int]]) -> list[ApiVersion]:
+    return [
+        ApiVersion(api_key=key, min_version=oldest, max_version=newest)
+        for key, (oldest, newest) in sorted(versions.items())
+    ]

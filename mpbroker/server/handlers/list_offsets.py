@@ -1,0 +1,125 @@
+"""ListOffsets: the offset at a time, or at an end of the log.
+
+Source: Kafka protocol guide, "ListOffsets"; KIP-734 for the largest timestamp,
+KIP-405 and KIP-1005 for the offsets of tiered storage, which is not used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.server.handlers.produce import Topics
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+# The first version that knows a special timestamp.
+_SINCE: Final = {
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+_READ_COMMITTED: Final = 1
+_EPOCH: Final = 0
+
+
+def handle_list_offsets(
+    request: ListOffsetsRequest,
+    version: int,
+    topics: Topics,
+    log: Callable[[Topic, int], PartitionLog],
+) -> ListOffsetsResponse:
+    """Answer each partition with its offset, or with its error."""
+    seen: set[tuple[str, int]] = set()
+    twice: set[tuple[str, int]] = set()
+    for wanted in request.topics:
+        for partition in wanted.partitions:
+            key = (wanted.name, partition.partition_index)
+            (twice if key in seen else seen).add(key)
+    response = ListOffsetsResponse()
+    for wanted in request.topics:
+        topic = topics.topic(wanted.name)
+        answers = []
+        for partition in wanted.partitions:
+            index = partition.partition_index
+            try:
+                if (wanted.name, index) in twice:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "named twice")
+                if topic is None or not 0 <= index < len(topic.partitions):
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"{wanted.name}-{index} does not exist",
+                    )
+                committed = request.isolation_level == _READ_COMMITTED
+                answers.append(
+                    _lookup(log(topic, index), partition, version, committed=committed)
+                )
+            except ApiError as error:
+                answers.append(
+                    ListOffsetsPartitionResponse(
+                        partition_index=index, error_code=error.error_code
+                    )
+                )
+        response.topics.append(
+            ListOffsetsTopicResponse(name=wanted.name, partitions=answers)
+        )
+    return response
+
+
+def _lookup(
+    log: PartitionLog, wanted: ListOffsetsPartition, version: int, *, committed: bool
+) -> ListOffsetsPartitionResponse:
+    if wanted.current_leader_epoch > _EPOCH:
+        raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, "an epoch of the future")
+    timestamp = wanted.timestamp
+    if timestamp < 0 and version < _SINCE.get(timestamp, 0):
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"timestamp {timestamp} in version {version}",
+        )
+    found: tuple[int, int] | None  # offset, timestamp
+    if timestamp == LATEST:
+        end = log.last_stable_offset() if committed else log.latest()
+        found = (end, -1)
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+        found = (log.earliest(), -1)
+    elif timestamp == MAX_TIMESTAMP:
+        found = log.max_timestamp()
+    elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        found = None  # nothing is tiered
+    elif timestamp < 0:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}")
+    else:
+        found = log.offset_for_timestamp(timestamp)
+        end = log.last_stable_offset() if committed else log.latest()
+        if found is not None and found[0] >= end:
+            found = None
+    if found is None:
+        return ListOffsetsPartitionResponse(
+            partition_index=wanted.partition_index, error_code=0
+        )
+    return ListOffsetsPartitionResponse(
+        partition_index=wanted.partition_index,
+        error_code=0,
+        timestamp=found[1],
+        offset=found[0],
+        leader_epoch=_EPOCH if version >= 4 else -1,
+    )

@@ -1,0 +1,64 @@
+"""OffsetForLeaderEpoch: where an epoch of a partition's leader ended.
+
+Source: Kafka protocol guide, "OffsetForLeaderEpoch"; KIP-101, KIP-320.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.server.handlers.produce import Topics
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic
+
+_EPOCH: Final = 0
+
+
+def handle_offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest,
+    topics: Topics,
+    log: Callable[[Topic, int], PartitionLog],
+) -> OffsetForLeaderEpochResponse:
+    """Answer each partition with the end of the epoch asked for."""
+    response = OffsetForLeaderEpochResponse()
+    for wanted in request.topics:
+        topic = topics.topic(wanted.topic)
+        results = []
+        for partition in wanted.partitions:
+            index = partition.partition
+            try:
+                if topic is None or not 0 <= index < len(topic.partitions):
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"{wanted.topic}-{index} does not exist",
+                    )
+                if partition.current_leader_epoch > _EPOCH:
+                    raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, "of the future")
+                end = log(topic, index).end_offset_for_epoch(partition.leader_epoch)
+                results.append(
+                    EpochEndOffset(
+                        error_code=0,
+                        partition=index,
+                        leader_epoch=end.epoch,
+                        end_offset=end.start_offset,
+                    )
+                )
+            except ApiError as error:
+                results.append(
+                    EpochEndOffset(error_code=error.error_code, partition=index)
+                )
+        response.topics.append(
+            OffsetForLeaderTopicResult(topic=wanted.topic, partitions=results)
+        )
+    return response

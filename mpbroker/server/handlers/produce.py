@@ -1,0 +1,256 @@
+"""Produce: validate each partition's batch, append it, answer when acks says so.
+
+    acks=0   nothing is answered; an error closes the connection, so that it is noticed
+    acks=1   answered once the batch is in the log: the page cache
+    acks=all answered once the batch is on disk
+
+A request may be executed a second time, when the handler that had it died. What the
+first execution appended is in the request's progress words, and is answered, not
+appended again.
+
+Source: Kafka protocol guide, "Produce"; KafkaApis.handleProduceRequest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.log_validator import ValidationPolicy, validate_produce
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.storage.log_config import LogConfig
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic
+
+_ACKS_ALL: Final = -1
+_VALID_ACKS: Final = (-1, 0, 1)
+_ZSTD_SINCE: Final = 7
+
+
+class Progress(Protocol):
+    """What earlier executions of this request have done, and a place to note more."""
+
+    slot: int
+
+    def earlier(self) -> Sequence[int]:
+        """A word a partition done: its base offset, or -1 - error code."""
+
+    def note(self, ordinal: int, word: int) -> None:
+        """Note a partition that needed no append."""
+
+
+class Topics(Protocol):
+    """Where partitions are found."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None: ...
+
+
+class ProduceOutcome:
+    """A request's answer so far, and the logs that must be on disk before it goes."""
+
+    __slots__ = ("answers", "failed", "needed", "response")
+
+    def __init__(self) -> None:
+        self.response = ProduceResponse()
+        self.needed: dict[int, tuple[PartitionLog, int]] = {}  # row -> log, offset
+        self.answers: dict[int, PartitionProduceResponse] = {}  # row -> its answer
+        self.failed = False
+
+    def wait_for(
+        self, log: PartitionLog, offset: int, answer: PartitionProduceResponse
+    ) -> None:
+        """Hold the answer back until all below ``offset`` is on disk."""
+        row = log.row.index
+        self.needed[row] = (log, offset)
+        self.answers[row] = answer
+
+
+class ProduceHandler:
+    """Appends what clients produce, for one handler process.
+
+    Args:
+        topics: the registry.
+        log: finds a partition's log.
+        appended: told of every log that has grown, to wake waiting fetches.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        log: Callable[[Topic, int], PartitionLog],
+        appended: Callable[[PartitionLog], None],
+    ) -> None:
+        self._topics = topics
+        self._log = log
+        self._appended = appended
+        self._policies: dict[int, tuple[LogConfig, ValidationPolicy]] = {}
+
+    def handle(
+        self, request: ProduceRequest, version: int, progress: Progress, now_ms: int
+    ) -> ProduceOutcome:
+        """Append every partition's batch; each has its own outcome."""
+        outcome = ProduceOutcome()
+        earlier = progress.earlier()
+        ordinal = 0
+        for data in request.topic_data:
+            topic, unknown = self._find(data, version)
+            answers = []
+            for partition in data.partition_data:
+                try:
+                    if request.acks not in _VALID_ACKS:
+                        raise ApiError(
+                            ErrorCode.INVALID_REQUIRED_ACKS,
+                            f"acks={request.acks}; Kafka knows -1 (all), 0 and 1",
+                        )
+                    if topic is None:
+                        raise unknown
+                    if not 0 <= partition.index < len(topic.partitions):
+                        raise ApiError(
+                            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                            f"{topic.name} has {len(topic.partitions)} partitions",
+                        )
+                    done = earlier[ordinal] if ordinal < len(earlier) else None
+                    log = self._log(topic, partition.index)
+                    answers.append(
+                        self._again(log, partition, done, request, outcome)
+                        if done is not None
+                        else self._append(
+                            log,
+                            topic,
+                            partition,
+                            ordinal,
+                            request,
+                            version,
+                            progress,
+                            now_ms,
+                            outcome,
+                        )
+                    )
+                except ApiError as error:
+                    progress.note(ordinal, -1 - error.error_code)
+                    outcome.failed = True
+                    answers.append(_refusal(partition.index, error))
+                ordinal += 1
+            outcome.response.responses.append(
+                TopicProduceResponse(
+                    name=data.name,
+                    topic_id=data.topic_id,
+                    partition_responses=answers,
+                )
+            )
+        return outcome
+
+    def _find(
+        self, data: TopicProduceData, version: int
+    ) -> tuple[Topic | None, ApiError]:
+        if version >= 13:
+            return self._topics.topic_by_id(data.topic_id), ApiError(
+                ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {data.topic_id.hex()}"
+            )
+        return self._topics.topic(data.name), ApiError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {data.name}"
+        )
+
+    def _append(
+        self,
+        log: PartitionLog,
+        topic: Topic,
+        partition: PartitionProduceData,
+        ordinal: int,
+        request: ProduceRequest,
+        version: int,
+        progress: Progress,
+        now_ms: int,
+        outcome: ProduceOutcome,
+    ) -> PartitionProduceResponse:
+        records = partition.records
+        if records is None:
+            raise ApiError(ErrorCode.INVALID_RECORD, "no records")
+        batch = validate_produce(
+            memoryview(records), self._policy(topic, version), now_ms
+        )
+        result = log.append(batch, slot=progress.slot, ordinal=ordinal, now_ms=now_ms)
+        if result.duplicate:
+            progress.note(ordinal, result.base_offset)
+        else:
+            self._appended(log)
+        answer = PartitionProduceResponse(
+            index=partition.index,
+            error_code=0,
+            base_offset=result.base_offset,
+            log_append_time_ms=result.log_append_time_ms,
+            log_start_offset=result.log_start_offset,
+        )
+        if request.acks == _ACKS_ALL:
+            outcome.wait_for(log, result.last_offset + 1, answer)
+        return answer
+
+    def _again(
+        self,
+        log: PartitionLog,
+        partition: PartitionProduceData,
+        done: int,
+        request: ProduceRequest,
+        outcome: ProduceOutcome,
+    ) -> PartitionProduceResponse:
+        """Answer what an earlier execution of this request did."""
+        if done < 0:
+            raise ApiError(ErrorCode(-1 - done), "refused before")
+        self._appended(log)  # the dead may not have told anybody
+        answer = PartitionProduceResponse(
+            index=partition.index,
+            error_code=0,
+            base_offset=done,
+            log_start_offset=log.row.log_start_offset,
+        )
+        if request.acks == _ACKS_ALL:
+            outcome.wait_for(log, log.row.log_end_offset, answer)
+        return answer
+
+    def _policy(self, topic: Topic, version: int) -> ValidationPolicy:
+        key = topic.partitions[0] << 4 | version
+        known = self._policies.get(key)
+        if known is not None and known[0] is topic.config:
+            return known[1]
+        policy = validation_policy(topic.config, version)
+        if len(self._policies) > 10_000:
+            self._policies.clear()
+        self._policies[key] = (topic.config, policy)
+        return policy
+
+
+def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=index,
+        error_code=error.error_code,
+        base_offset=-1,
+        error_message=str(error),
+    )
+
+
+def validation_policy(config: LogConfig, version: int) -> ValidationPolicy:
+    """What a topic accepts from a Produce request of a version."""
+    codec = config.compression_type
+    return ValidationPolicy(
+        max_message_bytes=config.max_message_bytes,
+        timestamp_type=config.message_timestamp_type,
+        before_max_ms=config.message_timestamp_before_max_ms,
+        after_max_ms=config.message_timestamp_after_max_ms,
+        compression_type=codec,
+        compression_level=getattr(config, f"compression_{codec}_level", None),
+        compacted="compact" in config.cleanup_policy,
+        allow_zstd=version >= _ZSTD_SINCE,
+    )

@@ -1,0 +1,152 @@
+"""Produces and their waiting: what the handler for Produce does around the appends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.produce import ProduceRequest
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.handlers.produce import ProduceHandler, ProduceOutcome
+from mpbroker.server.purgatory import Purgatory, sync_key
+from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic, TopicRegistry
+
+# A sync ends, well or badly; the deadline is only for an orphan nobody answers.
+_SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
+
+
+class SlotProgress:
+    """The progress words of one request's slot."""
+
+    __slots__ = ("_channel", "slot")
+
+    def __init__(self, channel: HandlerEnd, slot: int) -> None:
+        self._channel = channel
+        self.slot = slot
+
+    def earlier(self) -> Sequence[int]:
+        return self._channel.progress(self.slot)
+
+    def note(self, ordinal: int, word: int) -> None:
+        self._channel.note_progress(self.slot, ordinal, word)
+
+
+class ProduceService:
+    """Produces of one handler process."""
+
+    def __init__(
+        self,
+        channel: HandlerEnd,
+        registry: TopicRegistry,
+        log: Callable[[Topic, int], PartitionLog],
+        purgatory: Purgatory,
+        group_commit: GroupCommit,
+        *,
+        sync_acks_all: bool,
+    ) -> None:
+        self._channel = channel
+        self._purgatory = purgatory
+        self._group_commit = group_commit
+        self._sync_acks_all = sync_acks_all
+        self._handler = ProduceHandler(
+            registry, log, lambda log: purgatory.notify_waiters(log.row)
+        )
+
+    def handle(self, request: Request) -> bytes | Deferred:
+        """Append now; answer now, or when it is on disk."""
+        message = ProduceRequest.decode(request.api_version, request.body)
+        outcome = self._handler.handle(
+            message,
+            request.api_version,
+            SlotProgress(self._channel, request.slot),
+            time.time_ns() // 1_000_000,
+        )
+        if message.acks == 0:
+            # Nobody reads an answer: a closed connection is how the client learns.
+            return CLOSE if outcome.failed else NO_RESPONSE
+        if outcome.needed and self._sync_acks_all:
+            waiting = {
+                index: (log, offset)
+                for index, (log, offset) in outcome.needed.items()
+                if log.row.durable_end_offset < offset
+            }
+            if waiting:
+                self._park(request, outcome, waiting)
+                return PARKED
+        return outcome.response.encode(request.api_version)
+
+    def _park(
+        self,
+        request: Request,
+        outcome: ProduceOutcome,
+        waiting: dict[int, tuple[PartitionLog, int]],
+    ) -> None:
+        deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
+        operation = DelayedProduce(self, request, outcome, waiting, deadline)
+        self._channel.park(request.slot, deadline)
+        self._purgatory.watch(operation)
+        for log, _ in waiting.values():
+            self._group_commit.want(log)
+
+    def want_sync(self, log: PartitionLog) -> None:
+        self._group_commit.want(log)
+
+    def complete(self, operation: DelayedProduce) -> None:
+        request = operation.request
+        self._channel.unpark(request.slot)
+        body = operation.outcome.response.encode(request.api_version)
+        self._channel.send_bytes(request.slot, request.frame(body))
+
+
+class DelayedProduce:
+    """A produce whose records are on their way to the disk."""
+
+    def __init__(
+        self,
+        service: ProduceService,
+        request: Request,
+        outcome: ProduceOutcome,
+        waiting: dict[int, tuple[PartitionLog, int]],
+        deadline_ns: int,
+    ) -> None:
+        self._service = service
+        self.request = request
+        self.outcome = outcome
+        self.deadline_ns = deadline_ns
+        self.done = False
+        self._waiting = waiting
+        self.keys: Iterable[int] = [sync_key(index) for index in waiting]
+
+    def try_complete(self, row: int) -> bool:
+        wanted = self._waiting.get(row)
+        if wanted is not None:
+            log, offset = wanted
+            if log.row.durable_end_offset >= offset:
+                del self._waiting[row]
+            elif log.row.status != RowStatus.ONLINE:
+                self._fail(log, "the log could not be written to disk")
+                del self._waiting[row]
+            else:
+                self._service.want_sync(log)  # too late for the last one
+        if self._waiting:
+            return False
+        self._service.complete(self)
+        return True
+
+    def expire(self) -> None:
+        for log, _ in self._waiting.values():
+            self._fail(log, "the disk has not answered")
+        self._service.complete(self)
+
+    def _fail(self, log: PartitionLog, why: str) -> None:
+        answer = self.outcome.answers[log.row.index]
+        answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        answer.error_message = why

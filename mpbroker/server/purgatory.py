@@ -1,0 +1,172 @@
+"""Purgatory: requests that wait for data, for a sync, or for their deadline.
+
+A handler never blocks. A fetch without enough data, or a produce whose records are
+not yet on disk, is parked here, in the care of the handler that took it; its slot
+says PARKED, so that it is redelivered if this process dies. What it waits for are
+partition rows: whoever changes one sends a notice to every handler whose bit is set
+in the row's waiters, and only operations that watch this row are looked at. So ten
+thousand parked fetches cost nothing while nothing happens.
+
+Source: Kafka DelayedOperationPurgatory.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from mpbroker.ipc.layout import ROW_WAITERS
+from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
+from mpbroker.ipc.ring import NotificationRing
+from mpbroker.server.request import Request
+
+_NEVER: Final = 1 << 62
+
+
+def sync_key(row: int) -> int:
+    """The key of operations that wait for a row's sync, not for its data.
+
+    They need no bit in the row's waiters: the sync's owner tells who asked.
+    """
+    return -1 - row
+
+
+class DelayedOperation(Protocol):
+    """A parked request."""
+
+    keys: Iterable[int]  # what it watches: partition rows, or sync_key of them
+    deadline_ns: int
+    done: bool
+    request: Request
+
+    def try_complete(self, row: int) -> bool:
+        """A watched row has changed: answer now if that is enough."""
+
+    def expire(self) -> None:
+        """The deadline has passed: answer with what there is."""
+
+
+class Purgatory:
+    """The parked operations of one handler process."""
+
+    def __init__(
+        self,
+        handler: int,
+        table: PartitionTable,
+        notices: list[NotificationRing],
+    ) -> None:
+        self._bit = 1 << handler
+        self._table = table
+        self._notices = notices
+        self._own = notices[handler]
+        self._watchers: dict[int, dict[int, DelayedOperation]] = {}
+        self._armed: set[int] = set()
+        self._timers: list[tuple[int, int, DelayedOperation]] = []
+        self._numbers = itertools.count()
+        self._keys: dict[int, int] = {}
+        self.size = 0
+
+    def watch(self, operation: DelayedOperation) -> None:
+        """Park an operation until it completes or expires.
+
+        The caller looks at its rows once more afterwards (``try_complete``): what
+        changed before our bit was set sends no notice.
+        """
+        number = next(self._numbers)
+        self._keys[id(operation)] = number
+        for key in operation.keys:
+            self._watchers.setdefault(key, {})[number] = operation
+            if key >= 0:
+                self._arm(key)
+        heapq.heappush(self._timers, (operation.deadline_ns, number, operation))
+        self.size += 1
+
+    def _arm(self, index: int) -> None:
+        """Ask for a notice of the next change of a row."""
+        if index in self._armed:
+            return  # not used up yet: a notice is still to come
+        row = self._table.row(index)
+        word = row.base + ROW_WAITERS
+        with row.locked():
+            row.words[word] |= self._bit
+        self._armed.add(index)
+
+    def unwatch(self, operation: DelayedOperation) -> None:
+        """Forget an operation that is done."""
+        operation.done = True
+        number = self._keys.pop(id(operation), None)
+        if number is None:
+            return
+        for key in operation.keys:
+            watchers = self._watchers.get(key)
+            if watchers is not None:
+                watchers.pop(number, None)
+                if not watchers:
+                    del self._watchers[key]
+        self.size -= 1
+        if len(self._timers) > 2 * self.size + 64:
+            self._timers = [entry for entry in self._timers if not entry[2].done]
+            heapq.heapify(self._timers)
+
+    def process_notices(self) -> bool:
+        """Complete what the notices that have come make complete; say if any came."""
+        if self._own.is_empty():
+            return False
+        rows, look_at_all = self._own.take()
+        if look_at_all:
+            # Some notices were lost (a death, or too many at once).
+            self._armed.clear()
+            rows = [key if key >= 0 else sync_key(key) for key in self._watchers]
+        for row in dict.fromkeys(rows):
+            self._armed.discard(row)
+            if row in self._watchers:
+                self._arm(row)  # before looking, or a change in between is missed
+                self._try_watchers(row, row)
+            if sync_key(row) in self._watchers:
+                self._try_watchers(sync_key(row), row)
+        return True
+
+    def _try_watchers(self, key: int, row: int) -> None:
+        for operation in list(self._watchers[key].values()):
+            if not operation.done and operation.try_complete(row):
+                self.unwatch(operation)
+
+    def expire(self, now_ns: int) -> None:
+        """Answer the operations whose deadline has passed."""
+        timers = self._timers
+        while timers and timers[0][0] <= now_ns:
+            operation = heapq.heappop(timers)[2]
+            if not operation.done:
+                self.unwatch(operation)
+                operation.expire()
+
+    @property
+    def next_deadline_ns(self) -> int:
+        """When ``expire`` has something to do; far away if never."""
+        timers = self._timers
+        while timers and timers[0][2].done:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else _NEVER
+
+    def operations(self) -> list[DelayedOperation]:
+        return [operation for _, _, operation in self._timers if not operation.done]
+
+    # -- the other side: telling handlers ---------------------------------------------
+
+    def notify_waiters(self, row: PartitionRow) -> None:
+        """After a change of ``row``: wake whoever waits for it, here or elsewhere."""
+        word = row.base + ROW_WAITERS
+        if not row.words[word]:
+            return
+        row.lock()
+        waiters = row.words[word]
+        row.words[word] = 0
+        row.unlock()
+        self.notify(row.index, waiters)
+
+    def notify(self, row: int, handlers: int) -> None:
+        """Send a notice to each handler whose bit is set."""
+        while handlers:
+            lowest = handlers & -handlers
+            self._notices[lowest.bit_length() - 1].put(row)
+            handlers ^= lowest

@@ -1,0 +1,138 @@
+"""Ask the disk to make bytes durable, without waiting for it.
+
+A handler must not stop serving while the disk works. The kernel's native asynchronous
+I/O takes fdatasync requests and reports their end through an eventfd, which sits in
+the handler's epoll set with everything else: no thread, no second opinion about the
+GIL. Where the system call is not to be had (some sandboxes), the sync is made at once.
+
+Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+_NUMBERS: Final = {  # io_setup, io_getevents, io_submit
+    "x86_64": (206, 208, 209),
+    "aarch64": (0, 4, 2),
+}
+_IOCB_CMD_FDSYNC: Final = 3
+_IOCB_FLAG_RESFD: Final = 1
+_MAX_EVENTS: Final = 256
+
+
+class _Iocb(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("key", ctypes.c_uint32),
+        ("rw_flags", ctypes.c_int32),
+        ("lio_opcode", ctypes.c_uint16),
+        ("reqprio", ctypes.c_int16),
+        ("fildes", ctypes.c_uint32),
+        ("buf", ctypes.c_uint64),
+        ("nbytes", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("reserved2", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("resfd", ctypes.c_uint32),
+    )
+
+
+class _IoEvent(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("obj", ctypes.c_uint64),
+        ("res", ctypes.c_int64),
+        ("res2", ctypes.c_int64),
+    )
+
+
+class SyncDone(NamedTuple):
+    """One finished sync: the token it was asked for with, and its errno or 0."""
+
+    token: int
+    error: int
+
+
+class DiskSync:
+    """Outstanding fdatasync calls of one process.
+
+    Attributes:
+        event_fd: becomes readable (edge) when something has finished; -1 if syncs
+            are made at once, and ``finished`` has them right after ``start``.
+    """
+
+    def __init__(self, syscall: Callable[..., int] | None = None) -> None:
+        self.event_fd = -1
+        self._context = ctypes.c_uint64(0)
+        self._outstanding: dict[int, _Iocb] = {}
+        self._done: list[SyncDone] = []
+        self._events = (_IoEvent * _MAX_EVENTS)()
+        self._numbers = _NUMBERS.get(platform.machine())
+        if syscall is None:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.syscall.restype = ctypes.c_long
+            syscall = libc.syscall
+        self._syscall = syscall
+        if self._numbers is not None:
+            number = ctypes.c_long(self._numbers[0])
+            context = ctypes.byref(self._context)
+            if self._syscall(number, ctypes.c_uint(_MAX_EVENTS), context) == 0:
+                self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def start(self, token: int, fd: int) -> None:
+        """Begin an fdatasync of ``fd``; ``token`` comes back from ``finished``.
+
+        A token is in use for one sync at a time.
+        """
+        if self.event_fd < 0 or not self._submit(token, fd):
+            try:
+                os.fdatasync(fd)
+                self._done.append(SyncDone(token, 0))
+            except OSError as error:
+                self._done.append(SyncDone(token, error.errno or errno.EIO))
+
+    def _submit(self, token: int, fd: int) -> bool:
+        assert self._numbers is not None
+        if len(self._outstanding) >= _MAX_EVENTS:
+            return False
+        iocb = _Iocb(
+            data=token,
+            lio_opcode=_IOCB_CMD_FDSYNC,
+            fildes=fd,
+            flags=_IOCB_FLAG_RESFD,
+            resfd=self.event_fd,
+        )
+        pointers = (ctypes.POINTER(_Iocb) * 1)(ctypes.pointer(iocb))
+        result = self._syscall(
+            ctypes.c_long(self._numbers[2]), self._context, ctypes.c_long(1), pointers
+        )
+        if result != 1:
+            return False
+        self._outstanding[token] = iocb
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outstanding and not self._done
+
+    def finished(self) -> list[SyncDone]:
+        """Take the syncs that have ended since the last call. Never waits."""
+        done, self._done = self._done, []
+        if self._outstanding:
+            assert self._numbers is not None
+            count = self._syscall(
+                ctypes.c_long(self._numbers[1]),
+                self._context,
+                ctypes.c_long(0),
+                ctypes.c_long(_MAX_EVENTS),
+                self._events,
+                None,
+            )
+            for event in self._events[: max(0, count)]:
+                self._outstanding.pop(event.data, None)
+                done.append(SyncDone(event.data, -min(0, event.res)))
+        return done
