@@ -21,13 +21,16 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_files import write_whole
+from mpbroker.storage.log_files import SNAPSHOT_SUFFIX, segment_file, write_whole
 from mpbroker.storage.log_loader import LoadHints, load_producers
 from mpbroker.storage.log_lookup import LogLookup
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_view import STATE
 from mpbroker.storage.producer_replay import parse_marker, replay_log, replay_range
-from mpbroker.storage.producer_snapshot import write_snapshot
+from mpbroker.storage.producer_snapshot import (
+    remove_needless_snapshots,
+    write_snapshot,
+)
 from mpbroker.storage.producer_state import (
     AppendedBatch,
     EndTransactionMarker,
@@ -475,6 +478,17 @@ class PartitionLog(LogLookup):
             producers.apply(
                 header.producer_id, header.producer_epoch, appended, transactional
             )
+
+    def take_snapshot(self, *, sync: bool = True) -> None:
+        """Write the producers as of the log end, so that the next start is short."""
+        state = self.state()
+        self.refresh(state.active_base_offset)
+        self._catch_up(state, self._expiration_checked_ms)
+        assert self.producers is not None
+        path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
+        if not os.path.exists(path):
+            write_snapshot(self.directory, self.producers, sync=sync)
+            remove_needless_snapshots(self.directory, self.segments.bases)
 
     def _catch_up_unlocked(self, now_ms: int) -> None:
         """Read most of what others appended before taking the lock."""

@@ -1,0 +1,244 @@
+"""Idempotent producers: resent batches, gaps, epochs, and what survives a start."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.protocol.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.errors import CorruptSnapshotError
+from mpbroker.storage.log_loader import LoadHints
+from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.producer_snapshot import decode_snapshot, encode_snapshot
+from mpbroker.storage.producer_state import (
+    AppendedBatch,
+    ProducerEntry,
+    ProducerState,
+)
+from mpbroker.storage.txn_index import ENTRY_BYTES
+from tests.storage.batches import Validated, batch, read_all, validated
+from tests.storage.conftest import OpenLog
+
+_MAX_SEQUENCE = 2**31 - 1
+
+
+def send(log: PartitionLog, epoch: int, sequence: int, records: int = 1) -> int:
+    sent = batch(*[b"v"] * records, producer=(7, epoch, sequence))
+    return log.append(sent, now_ms=1).base_offset
+
+
+def refusal(log: PartitionLog, epoch: int, sequence: int) -> ErrorCode:
+    before = log.latest()
+    with pytest.raises(ApiError) as refused:
+        send(log, epoch, sequence)
+    assert log.latest() == before
+    return refused.value.error_code
+
+
+def marker(*, commit: bool, coordinator_epoch: int = 0) -> Validated:
+    end = EndTransactionMarker(commit, coordinator_epoch)
+    return validated(build_end_transaction_marker(7, 0, end, 1_000))
+
+
+def test_a_resent_batch_is_answered_with_its_first_offset(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(batch(b"other"), now_ms=1)
+    sent = batch(b"a", b"b", producer=(7, 0, 0), timestamp=5_000)
+    first = log.append(sent, now_ms=1)
+    again = log.append(sent, now_ms=1)
+    assert (again.base_offset, again.last_offset, again.duplicate) == (1, 2, True)
+    assert again.log_append_time_ms == 5_001
+    assert (first.base_offset, first.duplicate) == (1, False)
+    assert log.latest() == 3
+
+
+def test_the_last_five_batches_are_remembered_and_no_more(open_log: OpenLog) -> None:
+    log = open_log()
+    offsets = [send(log, 0, sequence) for sequence in range(6)]
+    assert [send(log, 0, sequence) for sequence in range(1, 6)] == offsets[1:]
+    assert refusal(log, 0, 0) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_gap_is_refused_and_the_missing_batch_still_fits(open_log: OpenLog) -> None:
+    log = open_log()
+    send(log, 0, 0)
+    assert refusal(log, 0, 2) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(log, 0, 1) == 1
+
+
+def test_a_new_epoch_starts_at_sequence_0_and_ends_the_old_one(
+    open_log: OpenLog,
+) -> None:
+    log = open_log()
+    send(log, 3, 0)
+    assert refusal(log, 4, 1) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    send(log, 4, 0)
+    assert refusal(log, 3, 1) == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_an_unknown_producer_may_start_at_any_sequence(open_log: OpenLog) -> None:
+    log = open_log()
+    send(log, 0, 42)
+    assert refusal(log, 0, 44) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_sequences_wrap_to_0(open_log: OpenLog) -> None:
+    log = open_log()
+    send(log, 0, _MAX_SEQUENCE - 1, records=4)  # the last record has sequence 1
+    assert send(log, 0, _MAX_SEQUENCE - 1, records=4) == 0
+    assert send(log, 0, 2) == 4
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_sequences_survive_a_start(open_log: OpenLog, clean: bool) -> None:
+    log = open_log(segment_bytes=400)
+    for sequence in range(10):
+        send(log, 0, sequence)
+    if clean:
+        log.take_snapshot()
+    never = 2**62  # the test's records are from 1970
+    hints = LoadHints(clean=clean, producer_id_expiration_ms=never)
+    again = open_log(segment_bytes=400, hints=hints)
+    assert send(again, 0, 9) == 9  # the last is remembered, as in Kafka
+    assert refusal(again, 0, 11) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(again, 0, 10) == 10
+
+
+def test_a_snapshot_ahead_of_a_cut_log_is_not_believed(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    for sequence in range(4):
+        send(log, 0, sequence)
+    log.take_snapshot()
+    path = Path(log.read(3, 1, min_one_batch=True).segment_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    again = open_log()
+    assert again.latest() == 3
+    assert not list((tmp_path / "t-0").glob("*.snapshot"))
+    assert send(again, 0, 3) == 3
+
+
+def test_a_torn_snapshot_is_passed_over_for_an_older_one(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    for sequence in range(4):
+        send(log, 0, sequence)
+        log.take_snapshot()
+    newest = sorted((tmp_path / "t-0").glob("*.snapshot"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-3])
+    assert refusal(open_log(), 0, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_an_idle_producer_is_forgotten(open_log: OpenLog) -> None:
+    log = open_log(hints=LoadHints(producer_id_expiration_ms=1_000))
+    log.append(batch(b"a", producer=(7, 0, 0), timestamp=1_000), now_ms=1_000)
+    later = batch(b"b", producer=(7, 0, 9), timestamp=1_000_000)
+    assert log.append(later, now_ms=1_000_000).base_offset == 1
+
+
+def test_another_process_learns_of_producers_from_the_log(open_log: OpenLog) -> None:
+    log = open_log(segment_bytes=300)
+    other = open_log(row=log.row.index, segment_bytes=300)
+    for sequence in range(0, 20, 2):
+        send(log, 0, sequence)
+        log.append(batch(b"without a producer"), now_ms=1)
+        send(other, 0, sequence + 1)
+    assert refusal(log, 0, 21) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(other, 0, 18) == send(log, 0, 18)
+
+
+def test_an_open_transaction_holds_the_last_stable_offset(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(batch(b"plain"), now_ms=1)
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    log.append(batch(b"plain"), now_ms=1)
+    assert (log.last_stable_offset(), log.latest()) == (1, 3)
+    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.length == len(batch(b"plain").data)
+    assert log.read(1, 1_000, min_one_batch=True, read_committed=True).length == 0
+    assert open_log().last_stable_offset() == 1
+    log.append(marker(commit=True), now_ms=1)
+    assert log.last_stable_offset() == log.latest() == 4
+    committed = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert committed.aborted_transactions == []
+    assert len(read_all(log)) == 4
+    assert open_log().last_stable_offset() == 4
+
+
+def test_an_aborted_transaction_is_named_to_readers_of_committed_data(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    log.append(marker(commit=False), now_ms=1)
+    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions == [(7, 0)]
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    assert index.stat().st_size == ENTRY_BYTES
+    assert struct.unpack(">hqqqq", index.read_bytes()) == (0, 7, 0, 1, 2)
+    log.append(batch(b"t", producer=(7, 0, 1), transactional=True), now_ms=1)
+    log.append(marker(commit=False), now_ms=1)
+    assert index.stat().st_size == 2 * ENTRY_BYTES
+    late = log.read(2, 1_000, min_one_batch=True, read_committed=True)
+    assert late.aborted_transactions == [(7, 2)]
+
+
+def test_a_plain_write_inside_a_transaction_is_refused(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    assert refusal(log, 0, 1) == ErrorCode.INVALID_TXN_STATE
+
+
+def test_a_marker_of_an_older_coordinator_is_refused(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    log.append(marker(commit=True, coordinator_epoch=5), now_ms=1)
+    with pytest.raises(ApiError) as refused:
+        log.append(marker(commit=True, coordinator_epoch=4), now_ms=1)
+    assert refused.value.error_code == ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+
+_INT64 = st.integers(0, 2**63 - 1)
+
+
+@given(
+    st.dictionaries(
+        _INT64,
+        st.tuples(
+            st.integers(0, 2**15 - 1),
+            st.integers(-1, 2**31 - 1),
+            st.integers(-1, 2**63 - 1),
+            st.integers(0, 2**31 - 1),
+        ),
+        max_size=5,
+    )
+)
+def test_snapshots_are_read_back_as_written(
+    producers: dict[int, tuple[int, int, int, int]],
+) -> None:
+    state = ProducerState(42)
+    for producer_id, (epoch, coordinator, timestamp, sequence) in producers.items():
+        entry = ProducerEntry(producer_id, epoch, coordinator, timestamp)
+        first = (sequence - 3) & _MAX_SEQUENCE
+        entry.batches.append(AppendedBatch(first, sequence, 10, 13, timestamp))
+        state.add(entry)
+    content = encode_snapshot(state)
+    again = decode_snapshot(content, 42)
+    assert encode_snapshot(again) == content
+    for producer_id, entry in state.entries.items():
+        assert again.entries[producer_id].batches == entry.batches
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_snapshot_or_a_corrupt_one(content: bytes) -> None:
+    with pytest.raises(CorruptSnapshotError):
+        decode_snapshot(content, 0)
