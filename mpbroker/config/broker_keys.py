@@ -284,14 +284,6 @@ LOG_KEYS: Final = [
         aliases=("log.dir",),
     ),
     ConfigKey(
-        "mpbroker.max.partitions",
-        _INT,
-        16_384,
-        "Partitions that may be created between two starts, deleted ones included."
-        " Each takes a row of shared memory. Not a key of Kafka's.",
-        validator=between(1, 1_000_000),
-    ),
-    ConfigKey(
         "num.partitions",
         _INT,
         1,

@@ -45,7 +45,6 @@ class BrokerValues:
     broker_rack: str | None
     controlled_shutdown_enable: bool
     log_dirs: tuple[str, ...]
-    mpbroker_max_partitions: int
     num_partitions: int
     default_replication_factor: int
     auto_create_topics_enable: bool

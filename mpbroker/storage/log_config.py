@@ -138,6 +138,25 @@ class LogConfig:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return config
 
+    @classmethod
+    def from_accepted(
+        cls,
+        broker_defaults: Mapping[str, ConfigValue],
+        overrides: Mapping[str, str],
+    ) -> LogConfig:
+        """Resolve settings that were accepted once, without ever failing.
+
+        The broker's defaults may have changed since, and another release may have
+        accepted more: an override that means nothing now is kept but has no effect.
+        """
+        values = dict(broker_defaults)
+        for name, text in overrides.items():
+            try:
+                values[name] = LOG_CONFIG_DEF.key(name).parse(text)
+            except ConfigError:
+                continue
+        return cls(values, overrides)
+
 
 def defaults_of_broker(
     broker_values: Mapping[str, ConfigValue],

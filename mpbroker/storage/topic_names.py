@@ -1,0 +1,56 @@
+"""Which topic names are legal, and which of them are internal.
+
+Source: org.apache.kafka.common.internals.Topic, for rules and wording.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+MAX_NAME_LENGTH: Final = 249
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state"))
+
+_LEGAL: Final = frozenset(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+)
+
+
+def check_topic_name(name: str) -> None:
+    """Raise ApiError INVALID_TOPIC_EXCEPTION unless the name is a legal one."""
+    complaint = _complaint(name)
+    if complaint is not None:
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {complaint}"
+        )
+
+
+def is_legal_topic_name(name: str) -> bool:
+    """Whether a topic may have that name."""
+    return _complaint(name) is None
+
+
+def collision_key(name: str) -> str:
+    """Return what two names share if they would share a metric's name in Kafka."""
+    return name.replace(".", "_")
+
+
+def _complaint(name: str) -> str | None:
+    if not name:
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return f"'{name}' is not allowed"
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"the length of '{name[:MAX_NAME_LENGTH]}...' is longer than the max"
+            f" allowed length {MAX_NAME_LENGTH}"
+        )
+    if not _LEGAL.issuperset(name):
+        return (
+            f"'{name}' contains one or more characters other than ASCII"
+            " alphanumerics, '.', '_' and '-'"
+        )
+    return None

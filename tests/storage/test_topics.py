@@ -1,0 +1,371 @@
+"""TopicRegistry: what may be created and changed, and that all processes agree."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.metadata_log import recover_metadata_log
+from mpbroker.storage.topic_names import check_topic_name, is_legal_topic_name
+from mpbroker.storage.topics import NewTopic
+from tests.support.metadata import (
+    NOW_MS,
+    DyingLog,
+    PlainCell,
+    contents,
+    in_child,
+    registry,
+    shared_cell,
+    start,
+)
+
+
+def refused(call, *arguments, **named):
+    with pytest.raises(ApiError) as caught:
+        call(*arguments, **named)
+    return caught.value.error_code
+
+
+# -- topics ---------------------------------------------------------------------------
+
+
+def test_a_topic_is_found_by_name_id_partition_and_row(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("first", 2)
+    topic = one.create_topic("second", 3, {"segment.bytes": "1000"})
+    assert one.topic("second") is topic
+    assert one.topic_by_id(topic.topic_id) is topic
+    assert len(topic.topic_id) == 16
+    assert topic.partitions == [2, 3, 4]
+    assert one.partition("second", 1) == (topic, 1, 3)
+    assert one.partition_by_row(3) == (topic, 1, 3)
+    assert topic.config.segment_bytes == 1000
+    for absent in [
+        one.topic("third"),
+        one.topic_by_id(bytes(16)),
+        one.partition("second", 3),
+        one.partition("second", -1),
+        one.partition_by_row(5),
+        one.partition_by_row(-1),
+    ]:
+        assert absent is None
+
+
+def test_rows_of_deleted_topics_are_not_used_again_before_a_restart(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("a", 2)
+    one.delete_topic("a")
+    assert one.partition_by_row(0) is None
+    again = one.create_topic("a", 2)
+    assert again.partitions == [2, 3]
+
+
+def test_a_topic_made_again_has_another_id_and_no_old_configs(tmp_path):
+    one = start(tmp_path)
+    before = one.create_topic("a", 1, {"segment.bytes": "1000"})
+    one.delete_topic("a")
+    after = one.create_topic("a", 1)
+    assert after.topic_id != before.topic_id
+    assert after.config.overrides == {}
+    assert one.topic_by_id(before.topic_id) is None
+
+
+def test_partitions_are_added_behind_those_that_are_there(tmp_path):
+    one = start(tmp_path)
+    topic = one.create_topic("a", 1)
+    one.create_topic("b", 1)
+    one.create_partitions("a", 3)
+    assert topic.partitions == [0, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 2, 0, -1])
+def test_partitions_can_only_grow(tmp_path, count):
+    one = start(tmp_path)
+    one.create_topic("a", 2)
+    assert refused(one.create_partitions, "a", count) is ErrorCode.INVALID_PARTITIONS
+
+
+def test_what_is_not_there_cannot_be_changed(tmp_path):
+    one = start(tmp_path)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert refused(one.delete_topic, "a") is unknown
+    assert refused(one.create_partitions, "a", 2) is unknown
+    assert refused(one.alter_topic_config, "a", dict) is unknown
+
+
+def test_deleting_twice_is_told_the_second_time(tmp_path):
+    one = start(tmp_path)
+    topic = one.create_topic("a", 1)
+    first, second = one.delete_topics([topic, topic])
+    assert first is None
+    assert second.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_each_topic_of_a_request_is_judged_for_itself(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("there", 1)
+    results = one.create_topics(
+        [
+            NewTopic("good.one", 1),
+            NewTopic("there", 1),
+            NewTopic("good_one", 1),
+            NewTopic("none", 0),
+            NewTopic("odd", 1, {"segment.bytes": "x"}),
+            NewTopic("sp ace", 1),
+            NewTopic("__cluster_metadata", 1),
+            NewTopic("last", 2),
+        ]
+    )
+    assert [
+        result.error_code.name if isinstance(result, ApiError) else result.partitions
+        for result in results
+    ] == [
+        [1],
+        "TOPIC_ALREADY_EXISTS",
+        "INVALID_TOPIC_EXCEPTION",
+        "INVALID_PARTITIONS",
+        "INVALID_CONFIG",
+        "INVALID_TOPIC_EXCEPTION",
+        "INVALID_REQUEST",
+        [2, 3],
+    ]
+    assert contents(start(tmp_path)) == contents(one)
+
+
+def test_validation_alone_changes_nothing(tmp_path):
+    one = start(tmp_path)
+    version = one.version
+    (topic,) = one.create_topics([NewTopic("a", 2)], validate_only=True)
+    assert (topic.name, len(topic.partitions)) == ("a", 2)
+    assert one.topic("a") is None
+    one.create_topic("b", 1)
+    version = one.version
+    one.create_partitions("b", 2, validate_only=True)
+    one.alter_topic_config("b", lambda old: {"segment.ms": "1"}, validate_only=True)
+    one.alter_broker_config("", lambda old: {"x": "1"}, validate_only=True)
+    assert one.version == version
+
+
+def test_the_partition_table_can_be_full(tmp_path):
+    one = start(tmp_path, capacity=4)
+    one.create_topic("a", 2)
+    one.delete_topic("a")
+    results = one.create_topics([NewTopic("b", 1), NewTopic("c", 2)])
+    assert results[0].partitions == [2]
+    assert results[1].error_code is ErrorCode.INVALID_PARTITIONS
+    assert "3 of 4 are in use, 2 of them by deleted topics" in str(results[1])
+    assert refused(one.create_partitions, "b", 3) is ErrorCode.INVALID_PARTITIONS
+
+
+def test_internal_topics_are_known_by_name(tmp_path):
+    one = start(tmp_path)
+    assert one.create_topic("__consumer_offsets", 1).is_internal
+    assert not one.create_topic("offsets", 1).is_internal
+
+
+# -- names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a" * 250, "a/b", "é", "a b", "a\0", "a\n"]
+)
+def test_illegal_names_are_refused(name):
+    with pytest.raises(ApiError, match="Topic name is invalid") as caught:
+        check_topic_name(name)
+    assert caught.value.error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+@given(st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True))
+def test_legal_names_are_accepted(name):
+    assert is_legal_topic_name(name) == (name not in (".", ".."))
+
+
+def test_a_name_is_free_again_after_its_near_twin_is_deleted(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("a.b", 1)
+    collision = refused(one.create_topic, "a_b", 1)
+    assert collision is ErrorCode.INVALID_TOPIC_EXCEPTION
+    one.delete_topic("a.b")
+    one.create_topic("a_b", 1)
+
+
+# -- configs --------------------------------------------------------------------------
+
+
+def test_a_topics_config_follows_its_overrides_and_the_brokers_dynamic_ones(tmp_path):
+    one = start(tmp_path, broker_values={"log.retention.hours": 1})
+    topic = one.create_topic("a", 1, {"segment.bytes": "1000"})
+    assert topic.config.retention_ms == 3_600_000
+    one.alter_broker_config("", lambda old: {"log.retention.ms": "7"})
+    assert (topic.config.retention_ms, topic.config.segment_bytes) == (7, 1000)
+    one.alter_broker_config("1", lambda old: {"log.retention.ms": "8"})
+    assert topic.config.retention_ms == 8
+    one.alter_broker_config("2", lambda old: {"log.retention.ms": "9"})
+    assert topic.config.retention_ms == 8
+    one.alter_topic_config("a", lambda old: {"retention.ms": "6"})
+    assert (topic.config.retention_ms, topic.config.segment_bytes) == (6, 1 << 30)
+    one.alter_broker_config("", lambda old: {})
+    one.alter_broker_config("1", lambda old: {})
+    one.alter_topic_config("a", lambda old: {})
+    assert topic.config.retention_ms == 3_600_000
+    assert one.broker_overrides("") == {}
+
+
+def test_a_change_sees_the_latest_overrides(tmp_path):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one, other = registry(tmp_path, cell), registry(tmp_path, cell)
+    one.create_topic("a", 1, {"segment.bytes": "1000"})
+    other.alter_topic_config("a", lambda old: {**old, "segment.ms": "5"})
+    one.alter_topic_config("a", lambda old: {**old, "retention.ms": "6"})
+    assert one.topic("a").config.overrides == {
+        "segment.bytes": "1000",
+        "segment.ms": "5",
+        "retention.ms": "6",
+    }
+
+
+def test_a_topic_config_that_cannot_be_is_refused(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("a", 1)
+    error = refused(one.alter_topic_config, "a", lambda old: {"segment.bytes": "0"})
+    assert error is ErrorCode.INVALID_CONFIG
+    assert one.topic("a").config == LogConfig()
+
+
+def test_a_value_of_another_release_does_not_keep_the_broker_from_starting(tmp_path):
+    one = start(tmp_path)
+    one.create_topic("a", 1)
+    one.alter_broker_config("", lambda old: {"log.retention.ms": "soon", "new": "1"})
+    assert one.topic("a").config.retention_ms == 604_800_000
+    assert start(tmp_path).topic("a").config == one.topic("a").config
+
+
+# -- producer ids ---------------------------------------------------------------------
+
+
+def test_producer_ids_are_never_given_twice(tmp_path):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one, other = registry(tmp_path, cell), registry(tmp_path, cell)
+    given_out = [one.allocate_producer_id() for _ in range(1500)]
+    given_out += [other.allocate_producer_id() for _ in range(10)]
+    given_out += [start(tmp_path).allocate_producer_id() for _ in range(2)]
+    assert len(set(given_out)) == len(given_out)
+    assert given_out[:3] == [0, 1, 2]
+    assert given_out[-2:] == [3000, 4000]
+
+
+# -- agreement ------------------------------------------------------------------------
+
+
+def test_removed_topics_are_told_to_every_process_once(tmp_path):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    told = []
+    one = registry(tmp_path, cell)
+    watching = registry(
+        tmp_path, cell, on_removed=lambda topic: told.append(topic.partitions)
+    )
+    one.create_topic("a", 2)
+    one.delete_topic("a")
+    assert told == []
+    assert watching.catch_up() is True
+    assert watching.catch_up() is False
+    assert told == [[0, 1]]
+    registry(tmp_path, cell, on_removed=lambda topic: told.append(topic.partitions))
+    assert told == [[0, 1]]
+
+
+def test_a_process_killed_before_its_commit_has_created_nothing(tmp_path):
+    cell = shared_cell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one = registry(tmp_path, cell)
+    one.create_topic("before", 1)
+    dying = registry(tmp_path, cell, log_class=DyingLog)
+    assert in_child(lambda: dying.create_topic("lost", 1)) == -9
+    assert one.catch_up() is False
+    one.create_topic("after", 1)
+    dying.catch_up()
+    assert [topic.name for topic in dying.topics()] == ["before", "after"]
+
+
+def test_a_topic_created_by_another_process_is_seen(tmp_path):
+    cell = shared_cell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one = registry(tmp_path, cell)
+    other = registry(tmp_path, cell)
+    assert in_child(lambda: other.create_topic("a", 3)) == 0
+    assert one.catch_up()
+    assert one.topic("a").partitions == [0, 1, 2]
+
+
+NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "__consumer_offsets"])
+CONFIGS = st.dictionaries(
+    st.sampled_from(["segment.bytes", "retention.ms", "cleanup.policy"]),
+    st.sampled_from(["1000", "-1", "compact"]),
+)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("create_topic"), NAMES, st.integers(0, 3), CONFIGS),
+    st.tuples(st.just("delete_topic"), NAMES),
+    st.tuples(st.just("create_partitions"), NAMES, st.integers(0, 5)),
+    st.tuples(
+        st.just("alter_topic_config"), NAMES, CONFIGS.map(lambda new: lambda old: new)
+    ),
+    st.tuples(
+        st.just("alter_broker_config"),
+        st.sampled_from(["", "1"]),
+        st.sampled_from(["1", "2", None]).map(
+            lambda ms: lambda old: {} if ms is None else {"log.retention.ms": ms}
+        ),
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), OPERATIONS), max_size=15))
+def test_all_processes_agree_at_all_times_and_after_a_restart(
+    tmp_path_factory, operations
+):
+    directory = tmp_path_factory.mktemp("log")
+    cell = PlainCell()
+    recover_metadata_log(str(directory), cell, NOW_MS)
+    writers = [registry(directory, cell, capacity=20) for _ in range(2)]
+    for writer, (operation, *arguments) in operations:
+        try:
+            getattr(writers[writer], operation)(*arguments)
+        except ApiError:
+            pass
+    for writer in writers:
+        writer.catch_up()
+    expected = contents(writers[0])
+    assert contents(writers[1]) == expected
+    assert contents(registry(directory, cell)) == expected
+    assert contents(start(directory)) == expected
+
+
+@given(st.lists(OPERATIONS, max_size=10))
+def test_a_compacted_log_says_the_same(tmp_path_factory, operations):
+    directory = tmp_path_factory.mktemp("log")
+    one = start(directory)
+    for operation, *arguments in operations:
+        try:
+            getattr(one, operation)(*arguments)
+        except ApiError:
+            pass
+    image = one._image
+    again = type(image)()
+    for group in image.records():
+        for record in group:
+            again.replay(record)
+    assert again.live_record_count() == again.record_count
+    assert again.record_count == image.live_record_count()
+    assert again.configs == image.configs
+    assert [
+        (topic.name, topic.topic_id, topic.partition_count)
+        for topic in again.topics.values()
+    ] == [
+        (topic.name, topic.topic_id, topic.partition_count)
+        for topic in image.topics.values()
+    ]
