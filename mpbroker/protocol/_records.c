@@ -107,7 +107,7 @@ static inline int
 walk_record(cursor *batch, long long index, int64_t no_timestamp_delta, walk *w)
 {
     int64_t length, delta, offset_delta;
-    int fault, is_null;
+    int fault, is_keyless, is_null;
     if (batch->at == batch->end)
         return TOO_FEW_RECORDS;
     if (!read_varint(batch, 32, &length))
@@ -119,10 +119,8 @@ walk_record(cursor *batch, long long index, int64_t no_timestamp_delta, walk *w)
         return BAD_VARINT;
     if (offset_delta != index)
         return BAD_OFFSET_DELTA;
-    if ((fault = skip_bytes(&c, 1, BAD_KEY_LENGTH, &is_null)) != NO_FAULT)
+    if ((fault = skip_bytes(&c, 1, BAD_KEY_LENGTH, &is_keyless)) != NO_FAULT)
         return fault;
-    if (is_null && w->first_keyless < 0)
-        w->first_keyless = index;
     if ((fault = skip_bytes(&c, 1, BAD_VALUE_LENGTH, &is_null)) != NO_FAULT)
         return fault;
     if (c.at < c.end && *c.at == 0)
@@ -131,6 +129,8 @@ walk_record(cursor *batch, long long index, int64_t no_timestamp_delta, walk *w)
         return fault;
     if (c.at != c.end)
         return BYTES_LEFT_IN_RECORD;
+    if (is_keyless && w->first_keyless < 0)
+        w->first_keyless = index;
     if (delta != no_timestamp_delta) {
         if (w->max_index < 0) {
             w->max_delta = w->min_delta = delta;

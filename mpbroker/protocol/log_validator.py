@@ -96,7 +96,7 @@ class ValidatedBatch(NamedTuple):
     """A batch that may be appended, once its offset is set.
 
     ``data`` is the input itself, or writable bytes of our own where the header or the
-    codec had to change; ``header`` is always that of ``data``. The offset of the largest
+    codec had to change; ``header`` is always that of ``data``. The offset of the newest
     timestamp is relative to the base offset, 0 where no record has a timestamp or all
     have the time of append.
     """
@@ -131,7 +131,7 @@ def validate_produce(
 
     Raises:
         ApiError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
-            or UNSUPPORTED_COMPRESSION_TYPE; a RecordError where one record is to blame.
+            or UNSUPPORTED_COMPRESSION_TYPE; `RecordError` if one record is to blame.
     """
     view = memoryview(records)
     header = _check_batch(view, policy)
