@@ -28,8 +28,14 @@ from mpbroker.protocol.primitives import (
 )
 
 
-def read_long_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read a varint whose first byte, just before the position, says "more"."""
+def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
+    """Read the rest of a varint whose first byte, before the position, says "more"."""
+    second = buffer[position]
+    if second < 0x80:
+        return first - 0x80 + (second << 7), position + 1
+    third = buffer[position + 1]
+    if third < 0x80:
+        return first - 0x4080 + (second << 7) + (third << 14), position + 2
     return read_unsigned_varint(buffer, position - 1)
 
 
@@ -150,7 +156,7 @@ class _DecodeWriter:
         last, stop, tag = variable("last"), variable("stop"), variable("tag")
         with self._source.indented():
             self._line("if t > 127:")
-            self._line(" t, p = read_long_varint(b, p)", where)
+            self._line(" t, p = read_long_varint(b, p, t)", where)
             self._line(f"{last} = -1")
             self._line("for _ in range(t):")
             with self._source.indented():
@@ -214,7 +220,10 @@ class _DecodeWriter:
             self._line(f"{target} = {inner}")
 
     def _length(self, code: str, path: str) -> None:
-        """Write the read of a length or count into n; null is -1."""
+        """Write the read of a length or count into n.
+
+        Where lengths are compact, n is one more than the length, and 0 is null.
+        """
         if not self._flexible:
             self._run.append((code, "n", path))
             self._flush()
@@ -222,15 +231,14 @@ class _DecodeWriter:
         self._run.append(("B", "n", path))
         self._flush()
         self._line("if n > 127:")
-        self._line(" n, p = read_long_varint(b, p)", Handled(path))
-        self._line("n -= 1")
+        self._line(" n, p = read_long_varint(b, p, n)", Handled(path))
 
     @contextmanager
     def _unless_null(self, target: str, nullable: bool) -> Iterator[None]:
         if not nullable:
             yield
             return
-        self._line("if n == -1:")
+        self._line("if not n:" if self._flexible else "if n == -1:")
         self._line(f" {target} = None")
         self._line("else:")
         with self._source.indented():
@@ -238,12 +246,14 @@ class _DecodeWriter:
 
     def _sized(self, row: Field, target: str, path: str, nullable: bool) -> None:
         self._length("h" if row.kind is STRING else "i", path)
+        length = "n - 1" if self._flexible else "n"
         take = 'str(b[p:q], "utf-8")' if row.kind is STRING else "v[p:q]"
         with self._unless_null(target, nullable):
-            self._line("q = p + n")
+            self._line(f"q = p + {length}")
             self._line("if not p <= q <= end:")
             self._line(
-                ' raise ProtocolError(f"length {n} with {end - p} bytes left")',
+                f' raise ProtocolError(f"length {{{length}}} with '
+                '{end - p} bytes left")',
                 Handled(path),
             )
             self._line(f"{target} = {take}", Handled(path))
@@ -251,19 +261,21 @@ class _DecodeWriter:
 
     def _array(self, row: Field, target: str, path: str, nullable: bool) -> None:
         self._length("i", path)
+        count = "(n - 1)" if self._flexible else "n"
         least = self._least_size(row)
-        items = self._source.variable("a")
         with self._unless_null(target, nullable):
-            self._line(f"if not 0 <= n * {least} <= end - p:")
+            self._line(f"if not 0 <= {count} * {least} <= end - p:")
             self._line(
-                ' raise ProtocolError(f"count {n} with {end - p} bytes left")',
+                f' raise ProtocolError(f"count {{{count}}} with '
+                '{end - p} bytes left")',
                 Handled(path),
             )
             if row.code:
-                self._numbers(row, target)
+                self._numbers(row, target, count)
                 return
+            items = self._source.variable("a")
             self._line(f"{target} = {items} = []")
-            self._line("for _ in range(n):")
+            self._line(f"for _ in range({'1, ' if self._flexible else ''}n):")
             with self._source.indented():
                 if row.struct is not None:
                     inner = self._source.variable("o")
@@ -274,15 +286,15 @@ class _DecodeWriter:
                 self._flush()
                 self._line(f"{items}.append({inner})")
 
-    def _numbers(self, row: Field, target: str) -> None:
-        code = row.code
-        if code == "16s":
-            self._line(
-                f"{target} = [bytes(b[q:q + 16]) for q in range(p, p + n * 16, 16)]"
-            )
+    def _numbers(self, row: Field, target: str, count: str) -> None:
+        size = calcsize(">" + row.code)
+        self._line(f"q = p + {count} * {size}")
+        if row.code == "16s":
+            self._line(f"{target} = [bytes(b[at:at + 16]) for at in range(p, q, 16)]")
         else:
-            self._line(f'{target} = list(unpack_from(f">{{n}}{code}", b, p))')
-        self._line(f"p += n * {calcsize('>' + code)}")
+            form = f'f">{{{count}}}{row.code}"'
+            self._line(f"{target} = list(unpack_from({form}, b, p))")
+        self._line("p = q")
 
     def _least_size(self, row: Field) -> int:
         """Return the fewest bytes one element of an array can take."""

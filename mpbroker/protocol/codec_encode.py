@@ -18,12 +18,25 @@ from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import RECORDS, STRING, Field, Message, Struct
 from mpbroker.protocol.primitives import write_unsigned_varint
 
-_BYTES_LIKE: Final = frozenset((bytes, bytearray, memoryview))
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
+_pack_two = Layout(">BB").pack
+_pack_three = Layout(">BBB").pack
+
+
+def varint(value: int) -> bytes:
+    """Return an unsigned varint, fast where lengths and counts mostly are."""
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return _pack_two(value & 0x7F | 0x80, value >> 7)
+    if value < 0x20_0000:
+        return _pack_three(value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14)
+    return write_unsigned_varint(value)
 
 
 def size_of_region(value: Any) -> int:
-    """Return the size of records that are not bytes, or a subclass of them."""
-    if isinstance(value, (bytes, bytearray)):
+    """Return the size of records that are not simply bytes."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return len(value)
     size: int = value.size_in_bytes
     return size
@@ -60,10 +73,10 @@ class _EncodeWriter:
                 UnicodeEncodeError,
                 ProtocolError,
             ),
-            "BYTES_LIKE": _BYTES_LIKE,
+            "ONE_BYTE": _ONE_BYTE,
             "size_of_region": size_of_region,
             "pack": pack,
-            "write_unsigned_varint": write_unsigned_varint,
+            "varint": varint,
         }
         self._source.names.update(names)
         self._line("def encode(o):")
@@ -98,16 +111,15 @@ class _EncodeWriter:
             elif codes:
                 self._pieces.append(repr(bytes(len(codes))))
             return
-        short = self._packer(codes + "B")
-        comma = ", " if values else ""
-        long = f"write_unsigned_varint({varint})"
-        if values:
-            long = f"{self._packer(codes)}({values}) + {long}"
-        elif codes:
-            long = f"{bytes(len(codes))!r} + {long}"
-        self._pieces.append(
-            f"({short}({values}{comma}{varint}) if {varint} < 128 else {long})"
-        )
+        if not values:
+            lead = f"{bytes(len(codes))!r} + " if codes else ""
+            self._pieces.append(
+                f"{lead}(ONE_BYTE[{varint}] if {varint} < 128 else varint({varint}))"
+            )
+            return
+        short = f"{self._packer(codes + 'B')}({values}, {varint})"
+        long = f"{self._packer(codes)}({values}) + varint({varint})"
+        self._pieces.append(f"({short} if {varint} < 128 else {long})")
 
     def _packer(self, codes: str) -> str:
         name = "pack_" + codes.replace("?", "_")
@@ -150,7 +162,7 @@ class _EncodeWriter:
     def _refuse_unless_default(self, row: Field, value: str, path: str) -> None:
         self._line(f"if {self._differs(row, value)}:")
         self._line(
-            f' raise ProtocolError(f"{{{value}!r}}, but this version has no such field")',
+            f' raise ProtocolError(f"{{{value}!r}}, which this version cannot carry")',
             Handled(path),
         )
 
@@ -185,12 +197,9 @@ class _EncodeWriter:
                     self._line(f"{body} = b''.join(parts)", Handled(path + row.name))
                     self._line(f"{count} += 1")
                     self._line(
-                        f"{section} += (write_unsigned_varint({row.tag}), "
-                        f"write_unsigned_varint(len({body})), {body})"
+                        f"{section} += (varint({row.tag}), varint(len({body})), {body})"
                     )
-            self._line(
-                f"{section} = write_unsigned_varint({count}) + b''.join({section})"
-            )
+            self._line(f"{section} = varint({count}) + b''.join({section})")
         self._end_run()
         self._pieces.append(section)
 
@@ -252,20 +261,23 @@ class _EncodeWriter:
         plus = " + 1" if self._flexible else ""
         handled = Handled(path, taken)
         indent = ""
-        self._line(f"{taken} = {value}", handled)
         if nullable:
+            self._line(f"{taken} = {value}", handled)
             self._line(f"if {taken} is None:")
             self._line(f" {taken} = b''")
             self._line(f" {length} = {0 if self._flexible else -1}")
             self._line("else:")
             indent = " "
+            value = taken
         if row.kind is STRING:
-            self._line(f"{indent}{taken} = {taken}.encode()", handled)
+            self._line(f"{indent}{taken} = {value}.encode()", handled)
+        elif not nullable:
+            self._line(f"{taken} = {value}", handled)
         measured = f"len({taken})"
         if row.kind is RECORDS:
             measured = (
-                f"({measured} if type({taken}) in BYTES_LIKE else "
-                f"size_of_region({taken}))"
+                f"({measured} if type({taken}) is memoryview or type({taken}) is bytes "
+                f"else size_of_region({taken}))"
             )
         self._line(f"{indent}{length} = {measured}{plus}", handled)
         self._length("h" if row.kind is STRING else "i", length, path)

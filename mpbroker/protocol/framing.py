@@ -39,7 +39,7 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes fed and not yet returned; above 0 at end of stream means a cut frame."""
+        """Bytes fed and not returned; above 0 at the end of a stream: a cut frame."""
         return len(self._received) - self._position
 
     def feed(self, data: Buffer) -> None:

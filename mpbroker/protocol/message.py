@@ -1,14 +1,14 @@
 """Messages as tables: every API's module lists fields, types and versions as data.
 
-    class OffsetForLeaderTopic(Struct):
-        topic: str = field(STRING)
-        partitions: list[OffsetForLeaderPartition] = array(OffsetForLeaderPartition)
+    class DeleteRecordsTopic(Struct):
+        name: str = field(STRING)
+        partitions: list[DeleteRecordsPartition] = array(DeleteRecordsPartition)
 
-    class OffsetForLeaderEpochRequest(
-        Message, api_key=ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4), flexible_from=4
+    class DeleteRecordsRequest(
+        Message, api_key=ApiKey.DELETE_RECORDS, versions=(0, 2), flexible_from=2
     ):
-        replica_id: int = field(INT32, "3+", default=-2, ignorable=True)
-        topics: list[OffsetForLeaderTopic] = array(OffsetForLeaderTopic)
+        topics: list[DeleteRecordsTopic] = array(DeleteRecordsTopic)
+        timeout_ms: int = field(INT32)
 
 From a table one decoding and one encoding function are generated per version, when
 that version is first seen (`codec_decode`, `codec_encode`), and one constructor per

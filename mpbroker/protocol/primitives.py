@@ -97,15 +97,26 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     count, position = _read_groups(buffer, position, _VARINT_BITS)
     end = len(buffer)
     previous = -1
-    for _ in range(count):  # ends with the buffer: every field takes 2 bytes or more
-        tag, position = _read_groups(buffer, position, _VARINT_BITS)
-        if tag <= previous:
-            raise ProtocolError(f"tagged field {tag} follows tagged field {previous}")
-        previous = tag
-        size, position = _read_groups(buffer, position, _VARINT_BITS)
-        if size > end - position:
-            raise ProtocolError(
-                f"tagged field {tag} of {size} bytes with {end - position} left"
-            )
-        position += size
+    try:
+        for _ in range(count):  # ends with the buffer: a field takes 2 bytes or more
+            tag = buffer[position]
+            position += 1
+            if tag > 0x7F:
+                tag, position = _read_groups(buffer, position - 1, _VARINT_BITS)
+            if tag <= previous:
+                raise ProtocolError(f"tagged field {tag} follows {previous}")
+            previous = tag
+            size = buffer[position]
+            position += 1
+            if size > 0x7F:
+                size, position = _read_groups(buffer, position - 1, _VARINT_BITS)
+            if size > end - position:
+                raise ProtocolError(
+                    f"tagged field {tag} of {size} bytes with {end - position} left"
+                )
+            position += size
+    except IndexError:
+        raise ProtocolError(
+            f"{count} tagged fields are cut off by the end at byte {end}"
+        ) from None
     return position

@@ -1,0 +1,230 @@
+"""Whatever bytes a peer sends, decoding ends in a message or in ProtocolError."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.api_versions import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+)
+from mpbroker.protocol.messages.create_topics import CreateTopicsRequest
+from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from mpbroker.protocol.primitives import write_unsigned_varint
+from tests.support.message_cases import MESSAGES, PAIRS, pair_name, random_message
+
+INT32_MAX = b"\x7f\xff\xff\xff"
+VARINT_MAX = b"\xff\xff\xff\xff\x0f"
+TEMPTING = [b"\0", b"\1", b"\x7f", b"\x80", b"\xff", INT32_MAX, b"\xff" * 4, VARINT_MAX]
+
+
+def mutated(rng: Random, data: bytes) -> bytes:
+    """Flip, cut, insert or overwrite at a random place, once to three times."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randint(0, len(changed))
+        match rng.randrange(4):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << rng.randrange(8)
+            case 1:
+                del changed[at:]
+            case 2:
+                changed[at:at] = rng.choice(TEMPTING)
+            case _:
+                tempting = rng.choice(TEMPTING)
+                changed[at : at + len(tempting)] = tempting
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(("message", "version"), PAIRS, ids=pair_name)
+def test_mutated_messages_decode_or_are_refused(
+    message: type[Message], version: int
+) -> None:
+    rng = Random(f"{message.__name__} {version}")
+    for _ in range(4):
+        valid = random_message(rng, message, version).encode(version)[:2000]
+        for _ in range(25):
+            with suppress(ProtocolError):
+                message.decode(version, memoryview(mutated(rng, valid)))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=pair_name)
+@settings(max_examples=30, deadline=None)
+@given(data=st.binary(max_size=120), version=st.integers(0, 18))
+def test_any_bytes_decode_or_are_refused(
+    message: type[Message], data: bytes, version: int
+) -> None:
+    with suppress(ProtocolError):
+        message.decode(version, data)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=pair_name)
+def test_every_prefix_is_refused_and_so_is_a_byte_more(message: type[Message]) -> None:
+    rng = Random(message.__name__)
+    for version in message.valid_versions:
+        while len(valid := random_message(rng, message, version).encode(version)) > 300:
+            pass
+        for size in range(len(valid)):
+            with pytest.raises(ProtocolError):
+                message.decode(version, valid[:size])
+        with pytest.raises(ProtocolError, match="1 bytes too many"):
+            message.decode(version, valid + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("message", "version", "data"),
+    [
+        (MetadataRequest, 5, INT32_MAX + bytes(16)),
+        (MetadataRequest, 12, VARINT_MAX + bytes(15)),
+        (ProduceRequest, 3, b"\xff\xff" + bytes(6) + INT32_MAX + bytes(8)),
+        (FetchResponse, 12, bytes(10) + VARINT_MAX + bytes(5)),
+        (MetadataResponse, 12, bytes(4) + VARINT_MAX + bytes(11)),
+        # a tagged field section of 2^32 - 1 fields
+        (ApiVersionsRequest, 3, b"\1\1" + VARINT_MAX + bytes(13)),
+        # a tagged field of 2^31 - 1 bytes
+        (ApiVersionsRequest, 3, b"\1\1\1\7\xff\xff\xff\xff\7" + bytes(11)),
+    ],
+)
+def test_a_count_beyond_the_bytes_is_refused_without_allocating(
+    message: type[Message], version: int, data: bytes
+) -> None:
+    message.decoder(version)  # compiling allocates
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError) as refusal:
+            message.decode(version, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert message.__name__ in str(refusal.value)
+    assert peak < 20_000
+
+
+@pytest.mark.parametrize("version", MetadataRequest.valid_versions)
+def test_an_element_may_not_be_smaller_than_its_least_size(version: int) -> None:
+    # as many elements as bytes: each needs two bytes at least, so half of them lie
+    count = 1000
+    flexible = version >= MetadataRequest.flexible_from
+    lead = write_unsigned_varint(count + 1) if flexible else count.to_bytes(4, "big")
+    with pytest.raises(ProtocolError, match=r"topics at byte .*: count 1000 with 1000"):
+        MetadataRequest.decode(version, lead + bytes(count))
+
+
+@pytest.mark.parametrize(
+    ("message", "version", "data", "reason"),
+    [
+        (MetadataRequest, 1, b"\xff\xff\xff\xfe", "topics at byte 4 of 4: count -2"),
+        (MetadataRequest, 0, b"\xff\xff\xff\xff", "topics .* count -1"),
+        (MetadataRequest, 1, b"\0\0\0\1\xff\xff", "topics.name .* length -1"),
+        (MetadataRequest, 1, b"\0\0\0\1\0\5ab", "topics.name .* length 5 with 2 bytes"),
+        (MetadataRequest, 1, b"\0\0\0\1\0\2\xc3\x28", "topics.name .*utf-8"),
+        (MetadataRequest, 9, b"\2\0\0\1\0\0\0", "topics.name .* length -1"),
+        (MetadataRequest, 9, b"\xff\xff\xff\xff\x1f", "topics .* 32 bits"),
+        (MetadataRequest, 9, b"\x80\x80\x80\x80\x80\x01", "topics .* 32 bits"),
+        (MetadataRequest, 9, b"\x80", "topics .* the bytes end here"),
+        (MetadataRequest, 9, b"\1\1", "needs 1 bytes, 0 left"),
+        (MetadataRequest, 4, b"\0\0\0\0", "allow_auto_topic_creation .* needs 1"),
+        (ProduceRequest, 3, b"\xff\xff\0\1\0", "timeout_ms at byte 2 .* needs 4 bytes"),
+        (ApiVersionsRequest, 3, b"\1\1\2\5\0\5\0", "tagged field 5 follows"),
+        (ApiVersionsRequest, 3, b"\1\1\2\5\0\4\0", "tagged field 4 follows"),
+        (
+            ApiVersionsResponse,
+            3,
+            b"\0\0\1\0\0\0\0\2\1\0\1\0",
+            "finalized_features_epoch .* needs 8 bytes, 2 left",
+        ),
+        (FetchRequest, 99, b"", "FetchRequest has no version 99, only 4-18"),
+    ],
+)
+def test_a_refusal_names_the_field_and_the_numbers(
+    message: type[Message], version: int, data: bytes, reason: str
+) -> None:
+    with pytest.raises(ProtocolError, match=reason) as refusal:
+        message.decode(version, data)
+    assert message.__name__ in str(refusal.value)
+
+
+def test_unknown_tagged_fields_are_skipped_at_every_level() -> None:
+    tags = b"\2\x07\3abc\xc8\1\0"
+    topic = b"\2a" + tags
+    decoded = MetadataRequest.decode(9, b"\2" + topic + b"\1\0\0" + tags)
+    assert decoded == MetadataRequest(topics=[MetadataRequestTopic(name="a")])
+
+
+def test_many_unknown_tagged_fields_are_skipped() -> None:
+    count = 200_000
+    tags = b"".join(write_unsigned_varint(tag) + b"\0" for tag in range(count))
+    data = b"\1\1" + write_unsigned_varint(count) + tags
+    assert ApiVersionsRequest.decode(3, data) == ApiVersionsRequest()
+
+
+def test_known_and_unknown_tagged_fields_mix() -> None:
+    # tag 1 is an int64 epoch, tag 3 a boolean; 2 is empty here and 9 is nobody's
+    tags = b"\4" + b"\1\x08" + b"\0" * 7 + b"\5" + b"\2\1\1" + b"\3\1\1" + b"\x09\1x"
+    decoded = ApiVersionsResponse.decode(3, b"\0\0\1\0\0\0\0" + tags)
+    assert decoded == ApiVersionsResponse(
+        finalized_features_epoch=5, zk_migration_ready=True
+    )
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        b"\1\1\x09" + bytes(9),  # an int64 that says it has 9 bytes
+        b"\1\1\7" + bytes(7),
+        b"\2\3\1\1\1\x08" + bytes(8),  # 3 before 1
+        b"\2\3\1\1\3\1\1",  # twice
+    ],
+)
+def test_known_tagged_fields_must_have_their_size_and_order(tags: bytes) -> None:
+    with pytest.raises(ProtocolError, match="ApiVersionsResponse v3"):
+        ApiVersionsResponse.decode(3, b"\0\0\1\0\0\0\0" + tags)
+
+
+def test_a_value_that_does_not_fit_its_field_is_refused_by_name() -> None:
+    request = ProduceRequest(
+        topic_data=[
+            TopicProduceData(
+                name="t", partition_data=[PartitionProduceData(index=1 << 31)]
+            )
+        ]
+    )
+    with pytest.raises(ProtocolError, match=r"topic_data.partition_data.index: 21474"):
+        request.encode(9)
+    with pytest.raises(ProtocolError, match=r"FetchRequest v12.*topics"):
+        FetchRequest(topics=None).encode(12)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match=r"topics.name: .*40000"):
+        MetadataRequest(topics=[MetadataRequestTopic(name="x" * 40_000)]).encode(1)
+    with pytest.raises(ProtocolError, match=r"topics.topic_id: a uuid of 3 bytes"):
+        MetadataRequest(topics=[MetadataRequestTopic(topic_id=b"abc")]).encode(12)
+    with pytest.raises(ProtocolError, match=r"topics.name.*surrogates"):
+        MetadataRequest(topics=[MetadataRequestTopic(name="\ud800")]).encode(12)
+
+
+def test_a_set_field_that_the_version_lacks_is_refused_unless_ignorable() -> None:
+    with pytest.raises(ProtocolError, match="allow_auto_topic_creation: False"):
+        MetadataRequest(allow_auto_topic_creation=False).encode(3)
+    named = MetadataRequest(topics=[MetadataRequestTopic(topic_id=b"i" * 16, name="a")])
+    assert MetadataRequest.decode(9, named.encode(9)).topics == [
+        MetadataRequestTopic(name="a")
+    ]
+    with pytest.raises(ProtocolError, match="no version 1, only 2-7"):
+        CreateTopicsRequest().encode(1)
