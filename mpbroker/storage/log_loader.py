@@ -131,6 +131,12 @@ def remove_leftovers(directory: str) -> None:
     its range. A `.cleaned` one is not, and whatever swap went with it is not either.
     """
     names = sorted(os.listdir(directory))
+    logs = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
+    for name in names:
+        # A deletion that died between the files of one segment.
+        stem, dot, suffix = name.partition(".")
+        if dot + suffix in SEGMENT_SUFFIXES and stem not in logs:
+            remove_if_exists(f"{directory}/{name}")
     incomplete = _lowest_base(names, CLEANED_SUFFIX)
     for name in names:
         if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):

@@ -117,6 +117,9 @@ class LogSegment:
     def sync(self) -> None:
         """Force the log and both indexes to disk."""
         os.fdatasync(self.fd)
+        self.sync_indexes()
+
+    def sync_indexes(self) -> None:
         self.offset_index.sync()
         self.time_index.sync()
 

@@ -14,42 +14,26 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import LogState, PartitionRow
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
-from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_files import SNAPSHOT_SUFFIX, segment_file, write_whole
-from mpbroker.storage.log_loader import LoadHints, load_producers
-from mpbroker.storage.log_lookup import LogLookup
+from mpbroker.storage.log_files import write_whole
+from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.log_sync import LogSync
 from mpbroker.storage.partition_view import STATE
-from mpbroker.storage.producer_replay import parse_marker, replay_log, replay_range
-from mpbroker.storage.producer_snapshot import (
-    remove_needless_snapshots,
-    write_snapshot,
-)
-from mpbroker.storage.producer_state import (
-    AppendedBatch,
-    EndTransactionMarker,
-    ProducerState,
-    last_sequence_of,
-)
+from mpbroker.storage.producer_snapshot import write_snapshot
+from mpbroker.storage.producer_state import EndTransactionMarker
 from mpbroker.storage.time_index import TimestampOffset
-from mpbroker.storage.txn_index import append_aborted
 
 if TYPE_CHECKING:
-    from mpbroker.protocol.batch_header import BatchHeader
     from mpbroker.protocol.log_validator import ValidatedBatch
 
 _FRONT: Final = Struct(">qii")  # base offset, length, leader epoch
 _TXN_OR_CONTROL: Final = TRANSACTIONAL_MASK | CONTROL_MASK
 _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
-_EXPIRATION_CHECK_MS: Final = 600_000
-# Catching up by more than this many offsets starts before the lock is taken.
-_LAG_OFFSETS: Final = 1_000
 
 
 class AppendResult(NamedTuple):
@@ -62,7 +46,7 @@ class AppendResult(NamedTuple):
     last_offset: int
 
 
-class PartitionLog(LogLookup):
+class PartitionLog(LogSync):
     """One process's handle on a partition's log."""
 
     def __init__(
@@ -75,10 +59,6 @@ class PartitionLog(LogLookup):
         super().__init__(directory, row, config, hints)
         # Largest timestamp of the active segment's first batch; None: not read yet.
         self._first_timestamp: int | None = None
-        # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
-        self._producers_position = -1
-        self._expiration_checked_ms = 0
-        self._directories: list[int] = []
 
     def append(
         self,
@@ -235,82 +215,6 @@ class PartitionLog(LogLookup):
             last_offset,
         )
 
-    # -- durability ----------------------------------------------------------------
-
-    def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
-        """Return descriptors to fdatasync for the offsets in a range to be durable.
-
-        Those of the logs that hold them and, if one of these files may be new, of the
-        directories that hold its name. They stay open until the next call.
-
-        Raises:
-            OSError: a file cannot be opened.
-        """
-        while True:
-            state = self.committed()
-            if (
-                state[1] != self._active_base
-                or self._words[self._structure_word] != self._structure
-            ):
-                self.refresh(state[1])
-            if from_offset > self._active_base:
-                return [self._active.fd]
-            try:
-                return self._files_to_sync(from_offset, to_offset)
-            except FileNotFoundError as error:
-                # What retention removed meanwhile needs no forcing.
-                self._structure_moved_or_fail(error)
-
-    def _files_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
-        fds, new = [], False
-        for segment in self.segments.from_offset(from_offset):
-            if segment.base_offset >= to_offset:
-                break
-            fds.append(segment.fd)
-            new = new or segment.base_offset >= from_offset
-        if new:
-            fds += self._directory_fds()
-        return fds
-
-    def _directory_fds(self) -> list[int]:
-        if not self._directories:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            for path in (self.directory, os.path.dirname(self.directory)):
-                self._directories.append(os.open(path, flags))
-        return self._directories
-
-    def close(self) -> None:
-        """Close all files. They open again when needed."""
-        super().close()
-        opened, self._directories = self._directories, []
-        for fd in opened:
-            os.close(fd)
-
-    def sync(self, to_offset: int | None = None) -> int:
-        """Force all below ``to_offset`` (the log end if None) to disk.
-
-        Returns:
-            The durable end offset.
-
-        Raises:
-            ApiError: KAFKA_STORAGE_ERROR; the partition is offline for good, because
-                after a failed fsync nobody knows what is on disk.
-        """
-        row = self.row
-        end = self.state().log_end_offset
-        durable = row.durable_end_offset
-        if durable >= (end if to_offset is None else to_offset):
-            return durable
-        try:
-            for fd in self.segments_to_sync(durable, end):
-                os.fdatasync(fd)
-        except OSError as error:
-            row.status = RowStatus.OFFLINE
-            self.fail(error, "cannot be forced to disk")
-        with row.locked():
-            row.durable_end_offset = max(row.durable_end_offset, end)
-        return end
-
     # -- deletion ------------------------------------------------------------------
 
     def delete_records(self, before_offset: int) -> int:
@@ -357,6 +261,28 @@ class PartitionLog(LogLookup):
         segment.create()
         return segment
 
+    def roll_empty_locked(self, now_ms: int) -> None:
+        """Make an empty segment the active one. Under the row's lock.
+
+        Raises:
+            OSError: it cannot be made; nothing has changed.
+        """
+        state = LogState._make(self.committed())
+        if state.active_base_offset != self._active_base:
+            self.refresh_locked(state.active_base_offset)
+        if not state.active_size:
+            return
+        segment = self._roll(state)
+        self.row.publish(
+            LogState(
+                log_end_offset=state.log_end_offset,
+                active_base_offset=state.log_end_offset,
+                first_unstable_offset=state.first_unstable_offset,
+                segment_created_ms=now_ms,
+            )
+        )
+        self._take_over_roll(segment, state.log_end_offset)
+
     def _take_over_roll(self, segment: LogSegment, base_offset: int) -> None:
         self._active.close_indexes()
         self.segments.add(segment)
@@ -365,8 +291,8 @@ class PartitionLog(LogLookup):
         self._leave_active()
 
     def _leave_active(self) -> None:
+        super()._leave_active()
         self._first_timestamp = None
-        self._producers_position = -1
 
     def _waited(self, timestamp: int, size: int) -> int:
         """Return how far, in ms, a batch is from the first of its segment."""
@@ -403,132 +329,3 @@ class PartitionLog(LogLookup):
             pass
         if isinstance(error, OSError):
             self.fail(error, "cannot be appended to")
-
-    # -- producers -----------------------------------------------------------------
-
-    def _check_sequence(self, batch: "ValidatedBatch") -> AppendedBatch | None:
-        header = batch.header
-        sequence = header.base_sequence
-        if sequence < 0:
-            return None  # a coordinator's own records have no sequence
-        assert self.producers is not None
-        return self.producers.check(
-            header.producer_id,
-            header.producer_epoch,
-            sequence,
-            last_sequence_of(sequence, batch.last_offset_delta),
-            header.attributes & TRANSACTIONAL_MASK,
-        )
-
-    def _check_marker(
-        self, batch: "ValidatedBatch", offset: int
-    ) -> EndTransactionMarker | None:
-        marker = parse_marker(batch.data)
-        if marker is None:
-            return None
-        header = batch.header
-        assert self.producers is not None
-        self.producers.check_marker(
-            header.producer_id, header.producer_epoch, marker.coordinator_epoch
-        )
-        return marker._replace(offset=offset)
-
-    def _unstable_after(
-        self,
-        segment: LogSegment,
-        header: "BatchHeader",
-        marker: EndTransactionMarker | None,
-        end_offset: int,
-    ) -> int:
-        """Return the first unstable offset after this append; index an abort."""
-        producers = self.producers
-        assert producers is not None
-        unstable = producers.first_unstable_offset
-        if marker is not None:
-            aborted = producers.ended_by(header.producer_id, marker)
-            if aborted is not None:
-                append_aborted(segment.txn_index_path, aborted, end_offset)
-            return producers.unstable_after(header.producer_id)
-        if unstable < 0 and header.is_transactional and not header.is_control:
-            return end_offset
-        return unstable
-
-    def _apply(
-        self,
-        producers: ProducerState,
-        batch: "ValidatedBatch",
-        marker: EndTransactionMarker | None,
-        base_offset: int,
-        last_offset: int,
-    ) -> None:
-        header = batch.header
-        attributes = header.attributes
-        if marker is not None:
-            producers.apply_marker(header.producer_id, header.producer_epoch, marker)
-        elif not attributes & CONTROL_MASK:
-            sequence = header.base_sequence
-            appended = AppendedBatch(
-                sequence,
-                last_sequence_of(sequence, batch.last_offset_delta),
-                base_offset,
-                last_offset,
-                batch.max_timestamp,
-            )
-            transactional = attributes & TRANSACTIONAL_MASK
-            producers.apply(
-                header.producer_id, header.producer_epoch, appended, transactional
-            )
-
-    def take_snapshot(self, *, sync: bool = True) -> None:
-        """Write the producers as of the log end, so that the next start is short."""
-        state = self.state()
-        self.refresh(state.active_base_offset)
-        self._catch_up(state, self._expiration_checked_ms)
-        assert self.producers is not None
-        path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
-        if not os.path.exists(path):
-            write_snapshot(self.directory, self.producers, sync=sync)
-            remove_needless_snapshots(self.directory, self.segments.bases)
-
-    def _catch_up_unlocked(self, now_ms: int) -> None:
-        """Read most of what others appended before taking the lock."""
-        producers = self.producers
-        words, version_word = self._words, self._version_word
-        # A guess is enough: this word may be one that is being written.
-        end_word = self._copy_bytes[words[version_word] & 1] >> 3
-        if producers is not None and (
-            words[end_word] - producers.end_offset < _LAG_OFFSETS
-        ):
-            return
-        if words[self._status_word] == RowStatus.ONLINE:
-            state = self.committed()
-            try:
-                self.refresh(state[1])
-                self._catch_up(state, now_ms)
-            except (FileNotFoundError, CorruptLogError, ApiError):
-                pass  # files moved under us; it is done again under the lock
-
-    def _catch_up(self, state: tuple[int, ...], now_ms: int) -> None:
-        """Make the producers those of the log end in ``state``."""
-        producers = self.producers
-        try:
-            if producers is None:
-                log_state = LogState._make(state)
-                start = self._words[self._start_word]
-                producers = load_producers(
-                    self.segments, log_state, self._hints, start, now_ms
-                )
-                self.producers = producers
-            elif producers.end_offset != state[0]:
-                if self._producers_position >= 0:
-                    fd = self._active.fd
-                    replay_range(producers, fd, self._producers_position, state[2])
-                    producers.end_offset = state[0]
-                else:
-                    replay_log(producers, self.segments, LogState._make(state))
-        except CorruptLogError as error:
-            self.fail(error, "cannot be caught up with")
-        self._producers_position = state[2] if state[1] == self._active_base else -1
-        if now_ms - self._expiration_checked_ms > _EXPIRATION_CHECK_MS:
-            self._expiration_checked_ms = now_ms
-            producers.remove_expired(now_ms, self._hints.producer_id_expiration_ms)

@@ -1,0 +1,185 @@
+"""What a partition's log knows of its producers, and how it keeps up with the log."""
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.partition_table import LogState, PartitionRow
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
+from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_files import SNAPSHOT_SUFFIX, segment_file
+from mpbroker.storage.log_loader import LoadHints, load_producers
+from mpbroker.storage.log_lookup import LogLookup
+from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.producer_replay import parse_marker, replay_log, replay_range
+from mpbroker.storage.producer_snapshot import (
+    remove_needless_snapshots,
+    write_snapshot,
+)
+from mpbroker.storage.producer_state import (
+    AppendedBatch,
+    EndTransactionMarker,
+    ProducerState,
+    last_sequence_of,
+)
+from mpbroker.storage.txn_index import append_aborted
+
+if TYPE_CHECKING:
+    from mpbroker.protocol.batch_header import BatchHeader
+    from mpbroker.protocol.log_validator import ValidatedBatch
+
+_EXPIRATION_CHECK_MS: Final = 600_000
+# Catching up by more than this many offsets starts before the lock is taken.
+_LAG_OFFSETS: Final = 1_000
+
+
+class LogProducers(LogLookup):
+    """The part of a partition's log that judges and follows producers.
+
+    Each process has its own copy of their state, as of some offset, and reads what
+    others appended since only when a batch with a producer id comes.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        row: PartitionRow,
+        config: LogConfig,
+        hints: LoadHints | None = None,
+    ) -> None:
+        super().__init__(directory, row, config, hints)
+        # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
+        self._producers_position = -1
+        self._expiration_checked_ms = 0
+
+    def _check_sequence(self, batch: "ValidatedBatch") -> AppendedBatch | None:
+        header = batch.header
+        sequence = header.base_sequence
+        if sequence < 0:
+            return None  # a coordinator's own records have no sequence
+        assert self.producers is not None
+        return self.producers.check(
+            header.producer_id,
+            header.producer_epoch,
+            sequence,
+            last_sequence_of(sequence, batch.last_offset_delta),
+            header.attributes & TRANSACTIONAL_MASK,
+        )
+
+    def _check_marker(
+        self, batch: "ValidatedBatch", offset: int
+    ) -> EndTransactionMarker | None:
+        marker = parse_marker(batch.data)
+        if marker is None:
+            return None
+        header = batch.header
+        assert self.producers is not None
+        self.producers.check_marker(
+            header.producer_id, header.producer_epoch, marker.coordinator_epoch
+        )
+        return marker._replace(offset=offset)
+
+    def _unstable_after(
+        self,
+        segment: LogSegment,
+        header: "BatchHeader",
+        marker: EndTransactionMarker | None,
+        end_offset: int,
+    ) -> int:
+        """Return the first unstable offset after this append; index an abort."""
+        producers = self.producers
+        assert producers is not None
+        unstable = producers.first_unstable_offset
+        if marker is not None:
+            aborted = producers.ended_by(header.producer_id, marker)
+            if aborted is not None:
+                append_aborted(segment.txn_index_path, aborted, end_offset)
+            return producers.unstable_after(header.producer_id)
+        if unstable < 0 and header.is_transactional and not header.is_control:
+            return end_offset
+        return unstable
+
+    def _apply(
+        self,
+        producers: ProducerState,
+        batch: "ValidatedBatch",
+        marker: EndTransactionMarker | None,
+        base_offset: int,
+        last_offset: int,
+    ) -> None:
+        header = batch.header
+        attributes = header.attributes
+        if marker is not None:
+            producers.apply_marker(header.producer_id, header.producer_epoch, marker)
+        elif not attributes & CONTROL_MASK:
+            sequence = header.base_sequence
+            appended = AppendedBatch(
+                sequence,
+                last_sequence_of(sequence, batch.last_offset_delta),
+                base_offset,
+                last_offset,
+                batch.max_timestamp,
+            )
+            transactional = attributes & TRANSACTIONAL_MASK
+            producers.apply(
+                header.producer_id, header.producer_epoch, appended, transactional
+            )
+
+    def _leave_active(self) -> None:
+        self._producers_position = -1
+
+    def take_snapshot(self, *, sync: bool = True) -> None:
+        """Write the producers as of the log end, so that the next start is short."""
+        state = self.state()
+        self.refresh(state.active_base_offset)
+        self._catch_up(state, self._expiration_checked_ms)
+        assert self.producers is not None
+        path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
+        if not os.path.exists(path):
+            write_snapshot(self.directory, self.producers, sync=sync)
+            remove_needless_snapshots(self.directory, self.segments.bases)
+
+    def _catch_up_unlocked(self, now_ms: int) -> None:
+        """Read most of what others appended before taking the lock."""
+        producers = self.producers
+        words, version_word = self._words, self._version_word
+        # A guess is enough: this word may be one that is being written.
+        end_word = self._copy_bytes[words[version_word] & 1] >> 3
+        if producers is not None and (
+            words[end_word] - producers.end_offset < _LAG_OFFSETS
+        ):
+            return
+        if words[self._status_word] == RowStatus.ONLINE:
+            state = self.committed()
+            try:
+                self.refresh(state[1])
+                self._catch_up(state, now_ms)
+            except (FileNotFoundError, CorruptLogError, ApiError):
+                pass  # files moved under us; it is done again under the lock
+
+    def _catch_up(self, state: tuple[int, ...], now_ms: int) -> None:
+        """Make the producers those of the log end in ``state``."""
+        producers = self.producers
+        try:
+            if producers is None:
+                log_state = LogState._make(state)
+                start = self._words[self._start_word]
+                producers = load_producers(
+                    self.segments, log_state, self._hints, start, now_ms
+                )
+                self.producers = producers
+            elif producers.end_offset != state[0]:
+                if self._producers_position >= 0:
+                    fd = self._active.fd
+                    replay_range(producers, fd, self._producers_position, state[2])
+                    producers.end_offset = state[0]
+                else:
+                    replay_log(producers, self.segments, LogState._make(state))
+        except CorruptLogError as error:
+            self.fail(error, "cannot be caught up with")
+        self._producers_position = state[2] if state[1] == self._active_base else -1
+        if now_ms - self._expiration_checked_ms > _EXPIRATION_CHECK_MS:
+            self._expiration_checked_ms = now_ms
+            producers.remove_expired(now_ms, self._hints.producer_id_expiration_ms)
