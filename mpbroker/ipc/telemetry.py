@@ -1,0 +1,144 @@
+"""The one named segment of a broker: who it is, for those outside its process family.
+
+Named ``/mpbroker-<supervisor pid>-<its start time>`` in /dev/shm, so that a name can
+be told to be dead: no such process, or one that was started at another time. It is
+small, holds no lock and nothing that the broker needs; tools attach it read-only.
+
+    word  field       notes
+    0     magic       written last
+    1     version     of this layout
+    2     sequence    odd while the text is being replaced
+    3     length      of the text, bytes
+    4..   text        msgpack: a map: pid, listeners, children...
+
+Source: shm_overview(7); /proc/<pid>/stat field 22 for the start time.
+"""
+
+import contextlib
+import mmap
+import os
+from typing import Any, Final
+
+import msgpack
+import posix_ipc
+
+from mpbroker.ipc.errors import IpcError
+from mpbroker.ipc.layout import MAGIC
+
+_VERSION: Final = 1
+_PREFIX: Final = "mpbroker-"
+_SIZE_BYTES: Final = 64 * 1024
+_TEXT: Final = 32  # bytes
+_SHM: Final = "/dev/shm"
+_ATTEMPTS: Final = 100
+
+
+class Telemetry:
+    """The segment as its broker's supervisor writes it."""
+
+    def __init__(self) -> None:
+        self.name = f"/{_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
+        try:
+            shared = posix_ipc.SharedMemory(
+                self.name, posix_ipc.O_CREX, mode=0o640, size=0
+            )
+        except OSError as error:
+            raise IpcError(
+                f"cannot make {_SHM}{self.name}: {error.strerror}"
+            ) from error
+        try:
+            # Unlike ftruncate alone this fails when /dev/shm is full, instead of
+            # killing us at the first store.
+            os.posix_fallocate(shared.fd, 0, _SIZE_BYTES)
+            self._map = mmap.mmap(shared.fd, _SIZE_BYTES)
+        except OSError as error:
+            posix_ipc.unlink_shared_memory(self.name)
+            raise IpcError(
+                f"/dev/shm has no room for {_SIZE_BYTES} bytes: {error.strerror};"
+                " free some space there, or give it more (mount -o remount,size=)"
+            ) from error
+        finally:
+            shared.close_fd()
+        self._words = memoryview(self._map).cast("q")
+        self._words[1] = _VERSION
+        self._words[0] = MAGIC
+
+    def publish(self, state: dict[str, Any]) -> None:
+        """Replace what readers see."""
+        text = msgpack.packb(state)
+        if len(text) > _SIZE_BYTES - _TEXT:
+            raise IpcError(f"{len(text)} bytes of state in {_SIZE_BYTES - _TEXT}")
+        words = self._words
+        words[2] += 1
+        self._map[_TEXT : _TEXT + len(text)] = text
+        words[3] = len(text)
+        words[2] += 1
+
+    def close(self) -> None:
+        """Remove the name."""
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(self.name)
+
+
+def read_telemetry(name: str) -> dict[str, Any] | None:
+    """Read a broker's state; None if the segment is gone or not (yet) readable."""
+    try:
+        shared = posix_ipc.SharedMemory(name, read_only=True)
+    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        return None
+    try:
+        if os.fstat(shared.fd).st_size < _SIZE_BYTES:
+            return None
+        attached = mmap.mmap(shared.fd, _SIZE_BYTES, prot=mmap.PROT_READ)
+    finally:
+        shared.close_fd()
+    with attached, memoryview(attached) as view, view.cast("q") as words:
+        if words[0] != MAGIC or words[1] != _VERSION:
+            return None
+        for _ in range(_ATTEMPTS):
+            before, length = words[2], words[3]
+            if before % 2 or not 0 < length <= _SIZE_BYTES - _TEXT:
+                continue
+            text = bytes(view[_TEXT : _TEXT + length])
+            if words[2] == before:
+                state: dict[str, Any] = msgpack.unpackb(text)
+                return state
+    return None
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in clock ticks since boot; 0 if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name, in parentheses, may contain anything.
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def brokers() -> list[str]:
+    """Names of the segments of live brokers on this machine."""
+    return [name for name, alive in _names() if alive]
+
+
+def remove_leftovers() -> list[str]:
+    """Remove the segments of brokers that are dead; return their names."""
+    removed = []
+    for name, alive in _names():
+        if not alive:
+            with contextlib.suppress(
+                posix_ipc.ExistentialError, posix_ipc.PermissionsError
+            ):
+                posix_ipc.unlink_shared_memory(name)
+                removed.append(name)
+    return removed
+
+
+def _names() -> list[tuple[str, bool]]:
+    found = []
+    for entry in os.listdir(_SHM):
+        pid, _, started = entry.removeprefix(_PREFIX).partition("-")
+        if entry.startswith(_PREFIX) and pid.isdigit() and started.isdigit():
+            alive = start_time(int(pid)) == int(started)
+            found.append((f"/{entry}", alive))
+    return found

@@ -1,0 +1,189 @@
+"""The table of APIs: what is served, in which versions, and by what.
+
+Versions are the widest that both we and any known client need: see ``SERVED``. A
+handler's message module is imported when its API is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.connection_rows import (
+    connection_name,
+    listener_index,
+    local_address,
+)
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.server.dispatcher import Api
+from mpbroker.server.fetching import FetchService
+from mpbroker.server.producing import ProduceService
+from mpbroker.server.request import Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.config_def import ConfigValue
+    from mpbroker.storage.log_manager import LogManager
+    from mpbroker.storage.topics import TopicRegistry
+
+Advertised = tuple[str, int]  # host and port; "" or 0: what the client dialled
+
+SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
+    ApiKey.PRODUCE: (3, 13),
+    ApiKey.FETCH: (4, 18),
+    ApiKey.LIST_OFFSETS: (1, 11),
+    ApiKey.METADATA: (0, 13),
+    ApiKey.FIND_COORDINATOR: (0, 6),
+    ApiKey.API_VERSIONS: (0, 4),
+    ApiKey.CREATE_TOPICS: (2, 7),
+    ApiKey.DELETE_TOPICS: (1, 6),
+    ApiKey.DELETE_RECORDS: (0, 2),
+    ApiKey.INIT_PRODUCER_ID: (0, 5),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+    ApiKey.DESCRIBE_CONFIGS: (1, 4),
+    ApiKey.ALTER_CONFIGS: (0, 2),
+    ApiKey.DESCRIBE_LOG_DIRS: (1, 4),
+    ApiKey.CREATE_PARTITIONS: (0, 3),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (0, 1),
+    ApiKey.DESCRIBE_CLUSTER: (0, 2),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
+}
+
+
+def advertised_versions() -> dict[int, tuple[int, int]]:
+    """What ApiVersions says.
+
+    Produce from 0, although 0 to 2 are refused: librdkafka takes a higher minimum for
+    a broker that knows none of the old codecs (KAFKA-18659).
+    """
+    versions = {int(key): versions for key, versions in SERVED.items()}
+    versions[ApiKey.PRODUCE] = (0, versions[ApiKey.PRODUCE][1])
+    return versions
+
+
+class ApiTable:
+    """The APIs of one handler process, over the services they need."""
+
+    def __init__(
+        self,
+        *,
+        config_texts: Mapping[str, str],
+        broker_values: Mapping[str, ConfigValue],
+        node_id: int,
+        rack: str | None,
+        cluster_id: str,
+        advertised: Sequence[Advertised],
+        log_dirs: Sequence[str],
+        control: Segment,
+        registry: TopicRegistry,
+        logs: LogManager,
+        produce: ProduceService,
+        fetch: FetchService,
+    ) -> None:
+        self._config_texts = config_texts
+        self._broker_values = broker_values
+        self._node_id = node_id
+        self._rack = rack
+        self._cluster_id = cluster_id
+        self._advertised = advertised
+        self._log_dirs = log_dirs
+        self._words = control.words
+        self._registry = registry
+        self._logs = logs
+        self.advertised_versions = advertised_versions()
+        handlers: dict[ApiKey, Callable[[Request], Any]] = {
+            ApiKey.PRODUCE: produce.handle,
+            ApiKey.FETCH: fetch.handle,
+            ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
+        }
+        self.apis = {
+            int(key): Api(key, SERVED[key], self._caught_up(handle))
+            for key, handle in handlers.items()
+        }
+
+    def _caught_up(
+        self, handle: Callable[[Request], bytes | list[Any] | Deferred]
+    ) -> Callable[[Request], bytes | list[Any] | Deferred]:
+        """Every request sees all changes of metadata made before it."""
+        catch_up = self._registry.catch_up
+
+        def handle_caught_up(request: Request) -> bytes | list[Any] | Deferred:
+            catch_up()
+            return handle(request)
+
+        return handle_caught_up
+
+    def connection_name(self, connection: int) -> str:
+        return connection_name(self._words, connection)
+
+    def _endpoint(self, request: Request) -> tuple[str, int]:
+        """Where a client is told to find this broker: unless set, where it did."""
+        host, port = self._advertised[listener_index(self._words, request.connection)]
+        if not host or not port:
+            dialled = local_address(self._words, request.connection)
+            return host or dialled[0], port or dialled[1]
+        return host, port
+
+    # -- one method an API -------------------------------------------------------
+
+    def _api_versions(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
+        from mpbroker.server.handlers.api_versions import handle_api_versions
+
+        message = ApiVersionsRequest.decode(request.api_version, request.body)
+        return handle_api_versions(
+            message, request.api_version, self.advertised_versions
+        ).encode(request.api_version)
+
+    def _list_offsets(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.list_offsets import ListOffsetsRequest
+        from mpbroker.server.handlers.list_offsets import handle_list_offsets
+
+        message = ListOffsetsRequest.decode(request.api_version, request.body)
+        return handle_list_offsets(
+            message, request.api_version, self._registry, self._logs.log
+        ).encode(request.api_version)
+
+    def _init_producer_id(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
+        from mpbroker.server.handlers.init_producer_id import handle_init_producer_id
+
+        message = InitProducerIdRequest.decode(request.api_version, request.body)
+        return handle_init_producer_id(
+            message, self._registry.allocate_producer_id
+        ).encode(request.api_version)
+
+    def _offset_for_leader_epoch(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.offset_for_leader_epoch import (
+            OffsetForLeaderEpochRequest,
+        )
+        from mpbroker.server.handlers.offset_for_leader_epoch import (
+            handle_offset_for_leader_epoch,
+        )
+
+        message = OffsetForLeaderEpochRequest.decode(request.api_version, request.body)
+        return handle_offset_for_leader_epoch(
+            message, self._registry, self._logs.log
+        ).encode(request.api_version)
+
+    # -- when a handler could not answer -----------------------------------------
+
+    def error_answer(self, request: Request, code: ErrorCode) -> bytes | None:
+        """The response that says ``code``, where the API has a place for it."""
+        api_key = ApiKey(request.api_key)
+        name = api_key.name.lower()
+        module = importlib.import_module(f"mpbroker.protocol.messages.{name}")
+        response = getattr(
+            module, "".join(word.title() for word in name.split("_")) + "Response"
+        )
+        message = response()
+        if not hasattr(message, "error_code"):
+            return None
+        message.error_code = code
+        body: bytes = message.encode(request.api_version)
+        return body

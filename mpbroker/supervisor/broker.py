@@ -1,0 +1,156 @@
+"""One broker from its first check to its last write."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from mpbroker import __version__
+from mpbroker.config import BrokerConfig
+from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START
+from mpbroker.ipc.telemetry import remove_leftovers
+from mpbroker.storage.log_directory import LogDirectory, open_log_directories
+from mpbroker.storage.meta_properties import open_data_directories
+from mpbroker.storage.metadata_log import recover_metadata_log
+from mpbroker.supervisor.listeners import Listener, open_listeners
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.roles import Roles
+from mpbroker.supervisor.supervisor import Supervisor
+from mpbroker.supervisor.systemd import notify
+
+_LOG = logging.getLogger(__name__)
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+class Broker:
+    """What ``mpbroker serve`` runs."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+
+    def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
+        """Start, serve until told to stop, stop; return the exit code.
+
+        Raises:
+            MpbrokerError: it cannot start.
+        """
+        configure_logging()
+        for warning in self._config.warnings:
+            _LOG.warning("%s", warning)
+        directories = open_log_directories(self._config.log_dirs)
+        try:
+            return self._serve(directories, ready_fd, pid_file)
+        finally:
+            for directory in directories:
+                directory.close()
+
+    def _serve(
+        self,
+        directories: list[LogDirectory],
+        ready_fd: int | None,
+        pid_file: Path | None,
+    ) -> int:
+        config = self._config
+        _raise_file_limit()
+        remove_leftovers()
+        paths = [directory.path for directory in directories]
+        cluster_id = open_data_directories(paths, config.node_id)
+        listeners = open_listeners(
+            config.endpoints,
+            config.socket_listen_backlog_size,
+            config.socket_receive_buffer_bytes,
+        )
+        memory = BrokerMemory(
+            config.socket_request_max_bytes, config.queued_max_requests
+        )
+        clean = all(directory.clean for directory in directories)
+        memory.control.words[HEADER + HEADER_CLEAN_START] = clean
+        recover_metadata_log(
+            paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
+        )
+        roles = Roles(config, memory, directories, listeners, cluster_id)
+        registry = roles.registry()
+        for row in range(registry.row_count):
+            memory.table.initialise_row(row)
+        supervisor = Supervisor(
+            roles,
+            memory,
+            listeners,
+            config.num_network_threads,
+            config.num_io_threads,
+            lambda: _caught_up_rows(registry),
+            _identity(cluster_id, listeners, paths),
+        )
+        # What exists now is never collected: the children share its pages.
+        gc.collect()
+        gc.freeze()
+        try:
+            if supervisor.start():
+                _announce(listeners, paths, ready_fd, pid_file)
+                supervisor.run()
+        finally:
+            notify("STOPPING=1")
+            supervisor.stop()
+            if pid_file is not None:
+                pid_file.unlink(missing_ok=True)
+        return 1 if supervisor.failed else 0
+
+
+def _caught_up_rows(registry: Any) -> int:
+    registry.catch_up()
+    return int(registry.row_count)
+
+
+def _identity(
+    cluster_id: str, listeners: list[Listener], paths: list[str]
+) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "started": time.time(),
+        "cluster_id": cluster_id,
+        "listeners": {each.endpoint.listener_name: each.address for each in listeners},
+        "log_dirs": paths,
+    }
+
+
+def _announce(
+    listeners: list[Listener],
+    paths: list[str],
+    ready_fd: int | None,
+    pid_file: Path | None,
+) -> None:
+    """Tell everyone who waits that the broker serves."""
+    if pid_file is not None:
+        pid_file.write_text(f"{os.getpid()}\n")
+    addresses = {each.endpoint.listener_name: each.address for each in listeners}
+    _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
+    if ready_fd is not None:
+        message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
+        os.write(ready_fd, orjson.dumps(message) + b"\n")
+        os.close(ready_fd)
+    notify("READY=1\nSTATUS=serving")
+
+
+def configure_logging() -> None:
+    """To standard error: the service manager, or the terminal, keeps it."""
+    logging.basicConfig(
+        level=os.environ.get("MPBROKER_LOG_LEVEL", "INFO").upper(),
+        format=_LOG_FORMAT,
+        stream=sys.stderr,
+    )
+
+
+def _raise_file_limit() -> None:
+    """Connections and segments are descriptors: take all that we may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,136 @@
+"""The life of one child process, as a table."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Final
+
+from mpbroker.errors import MpbrokerError
+
+
+class Role(Enum):
+    """What a child is; the names are Kafka's thread names."""
+
+    ACCEPTOR = "acceptor"
+    PROCESSOR = "processor"
+    HANDLER = "handler"
+    HOUSEKEEPER = "housekeeper"
+
+
+class ChildState(Enum):
+    """What is true of a child."""
+
+    STARTING = auto()  # forked, not yet serving
+    READY = auto()  # serving
+    DRAINING = auto()  # told to end; it finishes what it has
+    BACKOFF = auto()  # dead; its successor comes at ``restart_at``
+    ENDED = auto()  # dead, as it was meant to be
+    FAILED = auto()  # dead, and starting it again cannot help
+
+
+class ChildEvent(Enum):
+    """What happens to a child."""
+
+    REPORTED_READY = auto()
+    STOP_REQUESTED = auto()
+    EXITED = auto()
+    EXITED_CONFIG = auto()  # EX_CONFIG: it cannot work as it is configured
+    RESTARTED = auto()
+
+
+class IllegalTransitionError(MpbrokerError):
+    """An event that cannot happen in a child's state: our bug."""
+
+
+S, E = ChildState, ChildEvent
+
+# A pair that is absent is illegal; nothing is ignored silently.
+TRANSITIONS: Final[Mapping[tuple[ChildState, ChildEvent], ChildState]] = {
+    (S.STARTING, E.REPORTED_READY): S.READY,
+    (S.STARTING, E.STOP_REQUESTED): S.DRAINING,
+    (S.STARTING, E.EXITED): S.BACKOFF,
+    (S.STARTING, E.EXITED_CONFIG): S.FAILED,
+    (S.READY, E.STOP_REQUESTED): S.DRAINING,
+    (S.READY, E.EXITED): S.BACKOFF,
+    (S.READY, E.EXITED_CONFIG): S.FAILED,
+    (S.DRAINING, E.EXITED): S.ENDED,
+    (S.DRAINING, E.EXITED_CONFIG): S.ENDED,
+    (S.BACKOFF, E.RESTARTED): S.STARTING,
+    (S.BACKOFF, E.STOP_REQUESTED): S.ENDED,
+    (S.ENDED, E.STOP_REQUESTED): S.ENDED,
+    (S.FAILED, E.STOP_REQUESTED): S.FAILED,
+}
+
+_FIRST_BACKOFF_S: Final = 0.02
+_LAST_BACKOFF_S: Final = 2.0
+# A child that served this long before it died is started again at once.
+_GOOD_LIFE_S: Final = 0.5
+
+
+class Child:
+    """One child id: the process that has it now, and those that had it before."""
+
+    def __init__(self, role: Role, number: int, run: Callable[[], None]) -> None:
+        self.role = role
+        self.number = number  # its id within the role; the listener's, of an acceptor
+        self.run = run
+        self.state = ChildState.BACKOFF
+        self.pid = 0
+        self.pidfd = -1
+        self.incarnation = 0
+        self.restarts = 0
+        self.failures = 0  # deaths in a row without a good life in between
+        self.started_at = 0.0
+        self.restart_at = 0.0
+        self.last_exit = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.pidfd >= 0
+
+    def happens(self, event: ChildEvent) -> None:
+        """Go to the next state.
+
+        Raises:
+            IllegalTransitionError: the table does not have it.
+        """
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise IllegalTransitionError(
+                f"{event.name} while {self.state.name}: {self.role.value} {self.number}"
+            ) from None
+
+    def started(self, pid: int) -> None:
+        self.happens(ChildEvent.RESTARTED)
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.started_at = time.monotonic()
+
+    def exited(self, status: int) -> None:
+        """Note the death of its process; reckon when a successor may start."""
+        os.close(self.pidfd)
+        self.pidfd = -1
+        self.last_exit = explain_exit(status)
+        config = os.WIFEXITED(status) and os.WEXITSTATUS(status) == os.EX_CONFIG
+        self.happens(ChildEvent.EXITED_CONFIG if config else ChildEvent.EXITED)
+        now = time.monotonic()
+        if now - self.started_at >= _GOOD_LIFE_S:
+            self.failures = 0
+        else:
+            self.failures += 1
+        self.restarts += 1
+        pause = 0.0
+        if self.failures > 1:
+            pause = min(
+                _LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(10, self.failures)
+            )
+        self.restart_at = now + pause
+
+
+def explain_exit(status: int) -> str:
+    """Say how a process ended: "signal 9", "exit status 1"."""
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return f"exit status {os.WEXITSTATUS(status)}"

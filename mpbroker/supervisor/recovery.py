@@ -1,0 +1,149 @@
+"""Repair shared memory after a death, before the successor is forked.
+
+Only the supervisor decides what becomes of a dead process's slots, and it repairs one
+death at a time. The order matters: partition locks are taken over and their intents
+settled before any request is put back, or the next append would make a batch that was
+never written look committed. After every repair everybody is woken.
+"""
+
+import logging
+from typing import Final
+
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_DEATH_EPOCH,
+    MAX_PROCESSORS,
+    PROCESSOR_LISTENER,
+    ROW_SYNC_OWNER,
+    SLOT_INTENT,
+    SLOT_RESPONSE_KIND,
+    SLOT_RETRIES,
+    SLOT_STATE,
+    SLOTS_PER_PROCESSOR,
+    STATE_HANDLER_MASK,
+    STATE_HANDLER_SHIFT,
+    STATE_MASK,
+    ResponseKind,
+    SlotState,
+    processor_row,
+    slot_row,
+)
+from mpbroker.supervisor.memory import BrokerMemory
+
+_LOG = logging.getLogger(__name__)
+
+# A request that its third handler did not survive is not tried again.
+MAX_RETRIES: Final = 2
+_INTENT_ROW_MASK: Final = 0xFFFF_FFFF
+_KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+
+
+class Repair:
+    """What is done about the dead."""
+
+    def __init__(self, memory: BrokerMemory) -> None:
+        self._memory = memory
+        self._words = memory.control.words
+        self.redelivered = 0
+        self.quarantined = 0
+
+    def after_handler(self, handler: int, partition_rows: int) -> None:
+        """Put a dead handler's requests back, each to be executed exactly once.
+
+        Args:
+            handler: its id.
+            partition_rows: how many rows of the partition table are in use.
+        """
+        orphans = self._orphans_of(handler)
+        table = self._memory.table
+        for slot in orphans:
+            intent = self._words[slot_row(slot) + SLOT_INTENT]
+            if intent:
+                table.row((intent & _INTENT_ROW_MASK) - 1).settle()
+        self._release_syncs(handler, partition_rows)
+        again = []
+        for slot in orphans:
+            row = slot_row(slot)
+            self._words[row + SLOT_RETRIES] += 1
+            if self._words[row + SLOT_RETRIES] <= MAX_RETRIES:
+                again.append(slot)
+            else:
+                self._quarantine(slot)
+        if again:
+            self.redelivered += len(again)
+            self._memory.ring.put_back(again)
+        self._finish()
+
+    def _orphans_of(self, handler: int) -> list[int]:
+        """Slots that the dead handler had claimed or parked and not answered."""
+        answered: set[int] = set()
+        for ring in self._memory.responses:
+            answered.update(ring.waiting())
+        waiting = set(self._memory.ring.waiting())
+        words = self._words
+        orphans = []
+        for slot in self._slots():
+            row = slot_row(slot)
+            state = words[row + SLOT_STATE]
+            if (state & STATE_HANDLER_MASK) >> STATE_HANDLER_SHIFT != handler + 1:
+                continue
+            if state & STATE_MASK not in (SlotState.CLAIMED, SlotState.PARKED):
+                continue
+            if slot in waiting:
+                # It died in take(), after the claim and before the head moved.
+                words[row + SLOT_STATE] = state & _KEEP_GENERATION | SlotState.READY
+            elif slot not in answered:
+                orphans.append(slot)
+        return orphans
+
+    def _slots(self) -> list[int]:
+        slots: list[int] = []
+        for processor in range(MAX_PROCESSORS):
+            if self._words[processor_row(processor) + PROCESSOR_LISTENER]:
+                first = processor * SLOTS_PER_PROCESSOR
+                slots.extend(range(first, first + SLOTS_PER_PROCESSOR))
+        return slots
+
+    def _release_syncs(self, handler: int, partition_rows: int) -> None:
+        """A sync whose owner died: whoever needs it starts another."""
+        for index in range(partition_rows):
+            row = self._memory.table.row(index)
+            if row.words[row.base + ROW_SYNC_OWNER] == handler + 1:
+                with row.locked():
+                    row.words[row.base + ROW_SYNC_OWNER] = 0
+
+    def _quarantine(self, slot: int) -> None:
+        """A request that keeps killing handlers: its connection is closed."""
+        self.quarantined += 1
+        row = slot_row(slot)
+        _LOG.error(
+            "a request has ended %d handlers and is not tried again", MAX_RETRIES + 1
+        )
+        self._words[row + SLOT_RESPONSE_KIND] = ResponseKind.CLOSE
+        self._memory.responses[slot // SLOTS_PER_PROCESSOR].push([slot])
+
+    def after_processor(self, processor: int) -> None:
+        """Free what a dead processor's connections held; they died with it.
+
+        What handlers still work on stays reserved until they answer: its successor
+        finds the answer to a request it does not know, and frees it.
+        """
+        first = processor * SLOTS_PER_PROCESSOR
+        end = first + SLOTS_PER_PROCESSOR
+        self._memory.ring.bury(first, end)
+        self._memory.responses[processor].drain()
+        words = self._words
+        busy = (SlotState.CLAIMED, SlotState.PARKED)
+        answered = set(self._memory.responses[processor].waiting())
+        for slot in range(first, end):
+            row = slot_row(slot)
+            state = words[row + SLOT_STATE]
+            if state & STATE_MASK not in busy or slot in answered:
+                words[row + SLOT_STATE] = state & _KEEP_GENERATION  # FREE
+        self._finish()
+
+    def _finish(self) -> None:
+        self._words[HEADER + HEADER_DEATH_EPOCH] += 1
+        for notices in self._memory.notices:
+            notices.overflow()
+        self._memory.wake_everybody()

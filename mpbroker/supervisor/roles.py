@@ -1,0 +1,230 @@
+"""Composition root: build each role's objects from plain values, and run them.
+
+Each ``run_*`` is the whole life of one child process, right after its fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mpbroker.config import BrokerConfig
+from mpbroker.ipc.layout import HEADER, HEADER_SUPERVISOR_PID, MAX_PARTITIONS
+from mpbroker.network.acceptor import Acceptor
+from mpbroker.network.processor import Processor
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.server.apis import ApiTable
+from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.server.fetch_session import FetchSessions
+from mpbroker.server.fetching import FetchService
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.housekeeper import Housekeeper
+from mpbroker.server.producing import ProduceService
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.request_handler import RequestHandler
+from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.storage.log_manager import LogManager
+try:
+    from mpbroker.storage.log_upkeep import LogUpkeep
+except ImportError:
+    LogUpkeep = None
+from mpbroker.storage.metadata_log import MetadataLog
+from mpbroker.storage.topics import Topic, TopicRegistry
+from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.signals import reset_in_child
+
+_PR_SET_PDEATHSIG: Final = 1
+_MS: Final = 1_000_000
+_SNAPSHOT_INTERVAL_MS: Final = 60_000
+_REMOVAL_INTERVAL_MS: Final = 10_000
+
+
+class Roles:
+    """Everything a child needs, as it was when the broker started."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        memory: BrokerMemory,
+        directories: Sequence[LogDirectory],
+        listeners: Sequence[Listener],
+        cluster_id: str,
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._directories = directories
+        self._listeners = listeners
+        self._cluster_id = cluster_id
+
+    def registry(
+        self, on_removed: Callable[[Topic], None] | None = None
+    ) -> TopicRegistry:
+        """A process's own view of the topics."""
+        config, memory = self._config, self._memory
+        return TopicRegistry(
+            MetadataLog(self._directories[0].path, memory.metadata_cell),
+            broker_id=config.node_id,
+            capacity=MAX_PARTITIONS,
+            broker_values=config.broker_values(),
+            now_ms=_now_ms,
+            on_removed=on_removed,
+            initialise_row=memory.table.initialise_row,
+        )
+
+    def _logs(self, registry: TopicRegistry) -> LogManager:
+        return LogManager(
+            self._directories,
+            self._memory.table,
+            registry,
+            producer_id_expiration_ms=self._config.producer_id_expiration_ms,
+        )
+
+    # -- one process each --------------------------------------------------------------
+
+    def run_acceptor(self, index: int) -> None:
+        listener = self._listeners[index]
+        name, protocol = listener.endpoint.listener_name, listener.endpoint[3]
+        become_child(
+            f"data-plane-kafka-socket-acceptor-ListenerName({name})-{protocol}"
+            f"-{listener.port}",
+            self._memory,
+        )
+        memory = self._memory
+        Acceptor(
+            index,
+            listener.sock,
+            memory.control,
+            {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.acceptor_bell,
+            self._config.socket_send_buffer_bytes,
+        ).run()
+
+    def run_processor(self, processor: int, listener_index: int) -> None:
+        config, memory = self._config, self._memory
+        listener = self._listeners[listener_index]
+        name, protocol = listener.endpoint.listener_name, listener.endpoint[3]
+        become_child(
+            f"data-plane-kafka-network-thread-{config.node_id}"
+            f"-ListenerName({name})-{protocol}-{processor}",
+            memory,
+        )
+        Processor(
+            processor,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.processor_bells[processor],
+            memory.handovers[processor][1],
+            config.socket_request_max_bytes,
+            config.connections_max_idle_ms * _MS,
+        ).run()
+
+    def run_handler(self, handler: int) -> None:
+        config, memory = self._config, self._memory
+        become_child(f"data-plane-kafka-request-handler-{handler}", memory)
+        registry = self.registry()
+        logs = self._logs(registry)
+        channel = HandlerEnd(
+            handler,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.responses,
+        )
+        purgatory = Purgatory(handler, memory.table, memory.notices)
+        disk = DiskSync()
+        commit = GroupCommit(handler, disk, purgatory.notify)
+        produce = ProduceService(
+            channel, registry, logs.log, purgatory, commit, sync_acks_all=True
+        )
+        fetch = FetchService(
+            channel,
+            registry,
+            logs.log,
+            FetchSessions(
+                memory.sessions,
+                memory.session_cell,
+                config.max_incremental_fetch_session_cache_slots,
+            ),
+            purgatory,
+            config.fetch_max_bytes,
+        )
+        apis = ApiTable(
+            config_texts=config.static_texts(),
+            broker_values=config.broker_values(),
+            node_id=config.node_id,
+            rack=config.broker_rack,
+            cluster_id=self._cluster_id,
+            advertised=[
+                config.advertised[listener.endpoint.listener_name]
+                for listener in self._listeners
+            ],
+            log_dirs=[directory.path for directory in self._directories],
+            control=memory.control,
+            registry=registry,
+            logs=logs,
+            produce=produce,
+            fetch=fetch,
+        )
+        dispatcher = RequestDispatcher(
+            apis.apis, apis.advertised_versions, apis.error_answer, apis.connection_name
+        )
+        RequestHandler(
+            handler,
+            memory.control,
+            channel,
+            dispatcher,
+            purgatory,
+            commit,
+            disk,
+            memory.handler_bells[handler],
+        ).run()
+
+    def run_housekeeper(self) -> None:
+        memory, config = self._memory, self._config
+        become_child("kafka-scheduler-log-housekeeper", memory)
+        registry = self.registry()
+        if LogUpkeep is None:
+            while memory.phase < 3: time.sleep(0.05)
+            return
+        upkeep = LogUpkeep(self._logs(registry), registry)
+        Housekeeper(
+            memory.control,
+            memory.housekeeper_bell,
+            registry.catch_up,
+            [
+                (config.log_retention_check_interval_ms, upkeep.run_retention),
+                (config.log_flush_scheduler_interval_ms, upkeep.run_flush),
+                (
+                    config.log_flush_offset_checkpoint_interval_ms,
+                    lambda _: upkeep.write_checkpoints(),
+                ),
+                (_SNAPSHOT_INTERVAL_MS, lambda _: upkeep.take_snapshots()),
+                (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
+            ],
+            config.log_initial_task_delay_ms,
+            upkeep.shut_down,
+        ).run()
+
+
+def become_child(title: str, memory: BrokerMemory) -> None:
+    """Die with the supervisor; ignore its signals; be found in ``ps``."""
+    import setproctitle
+
+    reset_in_child()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != memory.control.words[HEADER + HEADER_SUPERVISOR_PID]:
+        os._exit(0)  # it died before the kernel knew what we asked for
+    setproctitle.setproctitle(f"mpbroker: {title}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // _MS

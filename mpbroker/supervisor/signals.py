@@ -1,0 +1,57 @@
+"""Signals become bytes on a socket pair; all else runs in the loop.
+
+A signal handler may interrupt any line, one that holds a shared mutex too. So none of
+ours does anything: Python writes the signal's number to the wake-up descriptor, and
+the supervisor reads it when it is ready to act.
+
+Source: signal.set_wakeup_fd; signal(7).
+"""
+
+import contextlib
+import signal
+import socket
+from types import FrameType
+from typing import Final
+
+HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Be called; the wake-up descriptor has the number."""
+
+
+class SignalSocket:
+    """Readable when a signal has come."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for number in HANDLED:
+            signal.signal(number, _ignore)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def take(self) -> list[int]:
+        """The numbers that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            return list(self._receiver.recv(64))
+        return []
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        self._receiver.close()
+        self._sender.close()
+
+
+def reset_in_child() -> None:
+    """Children follow the phase in shared memory, and SIGKILL; nothing else.
+
+    A Ctrl-C reaches the whole foreground group: the supervisor sees to the order in
+    which its children end.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)
