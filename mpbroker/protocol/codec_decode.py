@@ -17,15 +17,22 @@ from contextlib import contextmanager
 from struct import Struct as Layout
 from struct import calcsize, unpack_from
 from struct import error as LayoutError
+from typing import Final
 
 from mpbroker.protocol.codec import Handled, SourceWriter
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import BYTES, RECORDS, STRING, Field, Message, Struct
 from mpbroker.protocol.primitives import (
+    SHORT_TEXT,
     Buffer,
     read_unsigned_varint,
     skip_tagged_fields,
 )
+
+# For short loops: a range() and its iterator take 0.1 us, these are only looked up.
+_ROUNDS: Final = tuple((None,) * count for count in range(9))
+# For short arrays of numbers: a format of their length need not be looked up.
+_SHORT_ARRAY: Final = 16
 
 
 def read_long_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
@@ -57,6 +64,7 @@ class _DecodeWriter:
         self._message = message
         self._version = version
         self._flexible = version >= message.flexible_from
+        self._viewed = self._has_views(message)
         self._source = SourceWriter()
         self._line = self._source.line
         # Fixed-size reads not yet written: code, target, path.
@@ -64,7 +72,12 @@ class _DecodeWriter:
 
     def write(self) -> SourceWriter:
         source = self._source
+        # Where lengths are compact, n is one more than the length.
+        rounds = ((), *_ROUNDS) if self._flexible else _ROUNDS
+        text = (None, *SHORT_TEXT) if self._flexible else SHORT_TEXT
         names = {
+            "ROUNDS": rounds,
+            "TEXT": text,
             "new": object.__new__,
             "ProtocolError": ProtocolError,
             "FAULTS": (LayoutError, IndexError, UnicodeDecodeError, ProtocolError),
@@ -77,8 +90,11 @@ class _DecodeWriter:
         self._line("def decode(b, p):")
         with source.indented():
             self._line("end = len(b)")
-            if self._has_views(self._message):
+            if self._viewed:
                 self._line("v = b if type(b) is memoryview else memoryview(b)")
+            else:  # a copy of bytes is cheap, and then its strings are cheaper
+                self._line("if type(b) is not bytes:")
+                self._line(" b = b.tobytes() if type(b) is memoryview else bytes(b)")
             self._line("try:")
             with source.indented():
                 self._struct(self._message, "o", "")
@@ -247,7 +263,15 @@ class _DecodeWriter:
     def _sized(self, row: Field, target: str, path: str, nullable: bool) -> None:
         self._length("h" if row.kind is STRING else "i", path)
         length = "n - 1" if self._flexible else "n"
-        take = 'str(b[p:q], "utf-8")' if row.kind is STRING else "v[p:q]"
+        if row.kind is not STRING:
+            take = "v[p:q]"
+        elif not self._viewed:
+            take = "b[p:q].decode()"
+        else:
+            take = (
+                f"TEXT[n](b, p)[0].decode() if n < {len(SHORT_TEXT)} "
+                'else str(b[p:q], "utf-8")'
+            )
         with self._unless_null(target, nullable):
             self._line(f"q = p + {length}")
             self._line("if not p <= q <= end:")
@@ -275,7 +299,10 @@ class _DecodeWriter:
                 return
             items = self._source.variable("a")
             self._line(f"{target} = {items} = []")
-            self._line(f"for _ in range({'1, ' if self._flexible else ''}n):")
+            self._line(
+                f"for _ in ROUNDS[n] if n < {len(_ROUNDS)} "
+                f"else range({'1, ' if self._flexible else ''}n):"
+            )
             with self._source.indented():
                 if row.struct is not None:
                     inner = self._source.variable("o")
@@ -292,8 +319,16 @@ class _DecodeWriter:
         if row.code == "16s":
             self._line(f"{target} = [bytes(b[at:at + 16]) for at in range(p, q, 16)]")
         else:
-            form = f'f">{{{count}}}{row.code}"'
-            self._line(f"{target} = list(unpack_from({form}, b, p))")
+            short = tuple(
+                Layout(f">{length}{row.code}").unpack_from
+                for length in range(_SHORT_ARRAY)
+            )
+            name = "numbers_" + row.code.replace("?", "_")
+            self._source.use(name, (None, *short) if self._flexible else short)
+            self._line(
+                f"{target} = list({name}[n](b, p) if n < {_SHORT_ARRAY} "
+                f'else unpack_from(f">{{{count}}}{row.code}", b, p))'
+            )
         self._line("p = q")
 
     def _least_size(self, row: Field) -> int:

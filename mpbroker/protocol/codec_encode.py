@@ -18,6 +18,8 @@ from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import RECORDS, STRING, Field, Message, Struct
 from mpbroker.protocol.primitives import write_unsigned_varint
 
+# For short arrays of numbers: a format of their length need not be looked up.
+_SHORT_ARRAY: Final = 16
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 _pack_two = Layout(">BB").pack
 _pack_three = Layout(">BBB").pack
@@ -307,8 +309,7 @@ class _EncodeWriter:
             return
         if row.code:
             self._flush()
-            numbers = f"pack(f'>{{len({items})}}{row.code}', *{items})"
-            self._line(f"parts.append({numbers})", handled)
+            self._line(f"parts.append({self._numbers(row.code, items)})", handled)
             return
         self._flush()
         inner = self._source.variable("o")
@@ -319,3 +320,12 @@ class _EncodeWriter:
             else:
                 self._sized(row, inner, path, nullable=False)
             self._flush()
+
+    def _numbers(self, code: str, items: str) -> str:
+        name = "numbers_" + code.replace("?", "_")
+        short = tuple(Layout(f">{n}{code}").pack for n in range(_SHORT_ARRAY))
+        self._source.use(name, short)
+        return (
+            f"{name}[len({items})](*{items}) if len({items}) < {_SHORT_ARRAY} "
+            f"else pack(f'>{{len({items})}}{code}', *{items})"
+        )

@@ -13,7 +13,7 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.primitives import Buffer, skip_tagged_fields
+from mpbroker.protocol.primitives import SHORT_TEXT, Buffer, skip_tagged_fields
 
 _NEVER: Final = 0x8000  # above every int16
 
@@ -98,7 +98,10 @@ def parse_request_header(view: Buffer) -> RequestHeader:
         if position > size:
             return _parse_unusual_header(view)
         try:
-            client_id = str(view[10:position], "utf-8")
+            if length < len(SHORT_TEXT):
+                client_id = SHORT_TEXT[length](view, 10)[0].decode()
+            else:
+                client_id = str(view[10:position], "utf-8")
         except UnicodeDecodeError as error:
             raise ProtocolError(f"request header: client id: {error}") from None
     elif length == 0:

@@ -8,6 +8,7 @@ Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 for tagged fie
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 from mpbroker.protocol.errors import ProtocolError
@@ -16,6 +17,10 @@ Buffer = bytes | bytearray | memoryview
 
 MAX_UNSIGNED_VARINT: Final = 0xFFFF_FFFF
 ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
+
+# Reads a short string's bytes out of a memoryview in one call, by its length; a slice
+# would make a memoryview first.
+SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(64))
 
 # An int32 needs 5 groups of 7 bits, an int64 needs 10.
 _VARINT_BITS: Final = 32
