@@ -118,14 +118,18 @@ CELL_COUNT: Final = 8
 #   3     ready          the processor: its incarnation, once it serves
 #   16    handed         the listener's acceptor: connections ever passed to it
 #   32    registered     the processor: connections ever registered
-#   33-47 counters       the processor (ProcessorCounter)
+#   33    slots used     the processor: slots from this one on were never touched,
+#   34    rows used      and connection rows; nobody needs to look there
+#   35-63 counters       the processor (ProcessorCounter)
 PROCESSOR_LISTENER: Final = 0
 PROCESSOR_PID: Final = 1
 PROCESSOR_INCARNATION: Final = 2
 PROCESSOR_READY: Final = 3
 PROCESSOR_HANDED: Final = 16
 PROCESSOR_REGISTERED: Final = 32
-PROCESSOR_COUNTERS: Final = 33
+PROCESSOR_SLOTS_USED: Final = 33
+PROCESSOR_ROWS_USED: Final = 34
+PROCESSOR_COUNTERS: Final = 35
 PROCESSOR_WORDS: Final = 64
 
 
@@ -369,6 +373,13 @@ def slot_row(slot: int) -> int:
 
 def connection_row(connection: int) -> int:
     return CONNECTIONS + connection * CONNECTION_WORDS
+
+
+def slots_in_use(words: memoryview, processor: int) -> range:
+    """The slots of a processor that were ever touched; the others are FREE."""
+    first = processor * SLOTS_PER_PROCESSOR
+    used = words[processor_row(processor) + PROCESSOR_SLOTS_USED]
+    return range(first, first + used)
 
 
 # --- partition rows ---------------------------------------------------------------

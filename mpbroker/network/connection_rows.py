@@ -18,9 +18,11 @@ from mpbroker.ipc.layout import (
     CONNECTION_STATE,
     CONNECTION_WORDS,
     CONNECTIONS_PER_PROCESSOR,
+    PROCESSOR_ROWS_USED,
     STATE_MASK,
     ConnectionState,
     connection_row,
+    processor_row,
 )
 from mpbroker.ipc.segment import Segment
 
@@ -38,7 +40,9 @@ class ConnectionRows:
         self._words = control.words
         first = processor * CONNECTIONS_PER_PROCESSOR
         rows = range(first, first + CONNECTIONS_PER_PROCESSOR)
-        for row in rows:
+        self._first = first
+        self._used_word = processor_row(processor) + PROCESSOR_ROWS_USED
+        for row in rows[: self._words[self._used_word]]:
             word = connection_row(row)
             if self._words[word + CONNECTION_STATE] & STATE_MASK:
                 # A dead predecessor's: its socket died with it.
@@ -47,7 +51,12 @@ class ConnectionRows:
 
     def take(self) -> int | None:
         """Return a free row's index, or None when all are in use."""
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        row = self._free.pop()
+        if row - self._first >= self._words[self._used_word]:
+            self._words[self._used_word] = row - self._first + 1
+        return row
 
     def word(self, connection: int) -> int:
         return connection_row(connection)

@@ -171,6 +171,8 @@ class Processor:
         self._requests.flush()
         if now >= self._next_housekeeping:
             self._housekeep()
+        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            self._drain()
 
     def _poll(self) -> list[tuple[int, int]]:
         if self._requests.is_blocked:
@@ -390,8 +392,6 @@ class Processor:
     def _housekeep(self) -> None:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
-        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
-            self._drain()
         if self._max_idle_ns > 0:
             before = self._now - self._max_idle_ns
             for channel in list(self._channels.values()):
@@ -405,7 +405,6 @@ class Processor:
     def _drain(self) -> None:
         """Close what is idle; what is in flight is answered first."""
         self._draining = True
-        self._next_housekeeping = self._now
         for channel in list(self._channels.values()):
             if channel.state == _READING:
                 self._close(channel, ProcessorCounter.CLOSED_BY_HANDLER)

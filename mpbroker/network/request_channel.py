@@ -41,6 +41,7 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     SlotState,
     slot_row,
+    slots_in_use,
 )
 from mpbroker.ipc.response_parts import (
     FilePart,
@@ -170,16 +171,16 @@ class HandlerEnd:
         end = first + self._extents.size_bytes
         words = self._words
         taken = []
-        for slot in range(MAX_PROCESSORS * SLOTS_PER_PROCESSOR):
-            row = slot_row(slot)
-            state = words[row + SLOT_STATE]
-            if not state:
-                continue
-            extent = words[row + SLOT_EXTENT]
-            if first <= extent < end and state & STATE_MASK in (_CLAIMED, _RESPONDING):
-                length = words[row + SLOT_EXTENT_LENGTH]
-                taken.append((extent, length))
-                self._lent[slot] = (state >> 24, extent, length)
+        for processor in range(MAX_PROCESSORS):
+            for slot in slots_in_use(words, processor):
+                row = slot_row(slot)
+                state = words[row + SLOT_STATE]
+                extent = words[row + SLOT_EXTENT]
+                held = state & STATE_MASK in (_CLAIMED, _RESPONDING)
+                if held and first <= extent < end:
+                    length = words[row + SLOT_EXTENT_LENGTH]
+                    taken.append((extent, length))
+                    self._lent[slot] = (state >> 24, extent, length)
         self._extents.reserve(taken)
 
     # -- taking --------------------------------------------------------------------

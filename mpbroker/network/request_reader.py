@@ -33,6 +33,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_EXTENT_LENGTH,
     CONNECTION_SLOT,
     CONNECTION_START,
+    PROCESSOR_SLOTS_USED,
     SLOT_BLOCK,
     SLOT_CONNECTION,
     SLOT_REQUEST_LENGTH,
@@ -43,7 +44,9 @@ from mpbroker.ipc.layout import (
     STATE_MASK,
     ConnectionState,
     SlotState,
+    processor_row,
     slot_row,
+    slots_in_use,
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
@@ -90,6 +93,8 @@ class RequestReader:
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._extents: ExtentAllocator = arena_layout.request_extents(processor)
         self._free: list[int] = []
+        self._processor = processor
+        self._used_word = processor_row(processor) + PROCESSOR_SLOTS_USED
         self._lowest_free = 0
         self._extents_used = False
         self.adopt_slots()
@@ -99,7 +104,7 @@ class RequestReader:
         words = self._words
         taken = []
         free = []
-        for slot in range(self._first_slot, self._first_slot + SLOTS_PER_PROCESSOR):
+        for slot in slots_in_use(words, self._processor):
             row = slot_row(slot)
             if words[row + SLOT_STATE] & STATE_MASK == SlotState.FREE:
                 free.append(slot)
@@ -109,6 +114,8 @@ class RequestReader:
                 length = words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
                 taken.append((offset - _SIZE_BYTES, extent_bytes(length)))
         self._extents.reserve(taken)
+        untouched = self._first_slot + words[self._used_word]
+        free.extend(range(untouched, self._first_slot + SLOTS_PER_PROCESSOR))
         free.reverse()  # the lowest is taken first, and stays warm
         self._free = free
         self._lowest_free = len(free)
@@ -217,6 +224,8 @@ class RequestReader:
         slot = self._free.pop()
         self._lowest_free = min(self._lowest_free, len(self._free))
         words, row = self._words, slot_row(slot)
+        if slot - self._first_slot >= words[self._used_word]:
+            words[self._used_word] = slot - self._first_slot + 1
         block = self._arena_layout.block(slot)
         words[row + SLOT_CONNECTION] = channel.connection
         words[row + SLOT_BLOCK] = block

@@ -13,7 +13,6 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_DEATH_EPOCH,
     MAX_PROCESSORS,
-    PROCESSOR_LISTENER,
     ROW_SYNC_OWNER,
     SLOT_INTENT,
     SLOT_RESPONSE_KIND,
@@ -25,8 +24,8 @@ from mpbroker.ipc.layout import (
     STATE_MASK,
     ResponseKind,
     SlotState,
-    processor_row,
     slot_row,
+    slots_in_use,
 )
 from mpbroker.supervisor.memory import BrokerMemory
 
@@ -99,9 +98,7 @@ class Repair:
     def _slots(self) -> list[int]:
         slots: list[int] = []
         for processor in range(MAX_PROCESSORS):
-            if self._words[processor_row(processor) + PROCESSOR_LISTENER]:
-                first = processor * SLOTS_PER_PROCESSOR
-                slots.extend(range(first, first + SLOTS_PER_PROCESSOR))
+            slots.extend(slots_in_use(self._words, processor))
         return slots
 
     def _release_syncs(self, handler: int, partition_rows: int) -> None:
@@ -135,7 +132,7 @@ class Repair:
         words = self._words
         busy = (SlotState.CLAIMED, SlotState.PARKED)
         answered = set(self._memory.responses[processor].waiting())
-        for slot in range(first, end):
+        for slot in slots_in_use(words, processor):
             row = slot_row(slot)
             state = words[row + SLOT_STATE]
             if state & STATE_MASK not in busy or slot in answered:
