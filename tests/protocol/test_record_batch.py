@@ -29,6 +29,8 @@ from mpbroker.protocol.record_batch import (
     RecordBatchBuilder,
     RecordBatchError,
     UnsupportedMagicError,
+    _read_record,
+    _read_usual_record,
     compute_crc,
     increment_sequence,
     iter_batches,
@@ -36,7 +38,7 @@ from mpbroker.protocol.record_batch import (
     parse_batch_header,
     set_base_offset,
 )
-from tests.support.batch_forgery import batch, record, varint
+from tests.support.batch_forgery import batch, record, sized, varint
 from tests.support.kafka_python import default_records as kafka_python
 from tests.support.kafka_python import legacy_records
 
@@ -223,6 +225,24 @@ def test_any_records_come_back(codec, entries):
     header = parse_batch_header(data)
     assert header.crc == compute_crc(data)
     assert header.max_timestamp == max(-1, *(r.timestamp for r in records))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_usual_record_is_read_as_any_record_is(data):
+    payload = bytearray(
+        record(
+            data.draw(st.sampled_from([0, 63, 64, 8191, 8192])),
+            timestamp_delta=varint(data.draw(st.integers(-9000, 9000))),
+            key=sized(data.draw(st.none() | st.binary(max_size=99))),
+            value=sized(data.draw(st.none() | st.binary(max_size=99))),
+        )
+    )
+    for _ in range(data.draw(st.integers(0, 2))):
+        position = data.draw(st.integers(0, len(payload) - 1))
+        payload[position] = data.draw(st.integers(0, 255))
+    usual = _read_usual_record(bytes(payload), 0)
+    assert usual is None or usual == _read_record(bytes(payload), 0)
 
 
 def test_header_keys_that_are_not_text_go_back_as_they_came():
