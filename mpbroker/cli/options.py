@@ -43,3 +43,20 @@ timeout_option = click.option(
     show_default=True,
     help="Seconds to wait for a connection or an answer.",
 )
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    """Offer the topics of the broker that the command line so far names."""
+    from mpbroker.client.addresses import parse_addresses
+    from mpbroker.client.cluster import Cluster
+    from mpbroker.errors import MpbrokerError
+
+    bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
+    try:
+        # A shell waits for this: better no proposals than slow ones.
+        with Cluster(parse_addresses(bootstrap), timeout_s=1.0) as cluster:
+            topics = cluster.metadata(None).topics
+    except MpbrokerError:
+        return []
+    names = [topic.name or "" for topic in topics]
+    return sorted(name for name in names if name.startswith(text))

@@ -74,10 +74,26 @@ def run(arguments: Sequence[str]) -> int:
     except CliError as error:
         return _failed(str(error), error.exit_code)
     except MpbrokerError as error:
-        return _failed(str(error), ExitCode.ERROR)
+        return _failed(str(error), _exit_code_of(error))
     except BrokenPipeError:
         return abandon_stdout()
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _exit_code_of(error: MpbrokerError) -> ExitCode:
+    # Imported only now: whatever raised it has done so already.
+    from mpbroker.client.errors import BrokerUnavailableError
+    from mpbroker.protocol.error_code import ErrorCode
+    from mpbroker.protocol.errors import ApiError
+
+    if isinstance(error, BrokerUnavailableError):
+        return ExitCode.UNAVAILABLE
+    if isinstance(error, ApiError) and error.error_code in (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    ):
+        return ExitCode.NOT_FOUND
+    return ExitCode.ERROR
 
 
 def _failed(message: str, exit_code: ExitCode) -> ExitCode:

@@ -1,0 +1,54 @@
+"""Delimiters and other strings in kcat's spelling: `\\n`, `\\t`, `\\x1f`, `::`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import click
+
+_ESCAPES: Final = {
+    "n": b"\n",
+    "r": b"\r",
+    "t": b"\t",
+    "0": b"\0",
+    "\\": b"\\",
+}
+_TOKEN: Final = re.compile(r"\\x([0-9a-fA-F]{2})|\\(.?)|([^\\]+)", re.DOTALL)
+
+
+def unescape(text: str) -> bytes:
+    """Return the bytes of ``text``, which may hold \\n \\r \\t \\0 \\\\ and \\xNN.
+
+    Raises:
+        ValueError: names the escape that is none of these.
+    """
+    out = bytearray()
+    for match in _TOKEN.finditer(text):
+        digits, escape, plain = match.groups()
+        if digits is not None:
+            out.append(int(digits, 16))
+        elif plain is not None:
+            out += plain.encode("utf-8", "surrogateescape")
+        elif escape in _ESCAPES:
+            out += _ESCAPES[escape]
+        else:
+            raise ValueError(
+                f"\\{escape} is not an escape; there are \\n \\r \\t \\0 \\\\ \\xNN"
+            )
+    return bytes(out)
+
+
+def parse_delimiter(text: str) -> bytes:
+    """Read a delimiter, for click's ``type=``: at least one byte, escapes allowed.
+
+    Raises:
+        click.BadParameter: says what is wrong with it.
+    """
+    try:
+        delimiter = unescape(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not delimiter:
+        raise click.BadParameter("a delimiter has at least one byte")
+    return delimiter

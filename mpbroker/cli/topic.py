@@ -1,0 +1,344 @@
+"""`mpbroker topic`: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    complete_topic,
+    format_option,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.client import admin
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import UnsupportedVersionError, describe_error
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
+from mpbroker.protocol.messages.metadata import MetadataResponseTopic
+
+_CONFIG_SOURCES: Final = {
+    1: "topic",
+    2: "broker (dynamic)",
+    3: "cluster (dynamic)",
+    4: "broker",
+    5: "default",
+}
+_SET_ON_TOPIC: Final = 1
+
+
+@click.group("topic")
+def command() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+def _connect(bootstrap: str, timeout_s: float) -> Cluster:
+    return Cluster(parse_addresses(bootstrap), timeout_s)
+
+
+def _parse_configs(items: Iterable[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(
+                f"{item!r} is not KEY=VALUE", param_hint="'--config'"
+            )
+        configs[key.strip()] = value
+    return configs
+
+
+_config_option = click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a topic setting, such as retention.ms=3600000; may be repeated.",
+)
+
+
+@command.command("create")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(min=1), help="Default: the broker's."
+)
+@click.option(
+    "--replication-factor",
+    type=int,
+    default=-1,
+    help="1, or -1 for the broker's: an mpbroker has one replica of everything.",
+)
+@_config_option
+@click.option("--if-not-exists", is_flag=True, help="A topic that is there is fine.")
+@click.option("--validate-only", is_flag=True, help="Check, and create nothing.")
+@bootstrap_option
+@timeout_option
+@format_option
+def create(
+    names: Sequence[str],
+    partitions: int | None,
+    replication_factor: int,
+    configs: Sequence[str],
+    if_not_exists: bool,
+    validate_only: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Create topics."""
+    settings = _parse_configs(configs)
+    created = []
+    with _connect(bootstrap, timeout_s) as cluster:
+        for name in names:
+            try:
+                result = admin.create_topic(
+                    cluster,
+                    name,
+                    partitions=partitions or -1,
+                    replication_factor=replication_factor,
+                    configs=settings,
+                    validate_only=validate_only,
+                )
+            except ApiError as error:
+                exists = error.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+                if not (exists and if_not_exists):
+                    raise
+                created.append({"name": name, "created": False})
+                continue
+            created.append(
+                {
+                    "name": name,
+                    "created": not validate_only,
+                    "topic_id": str(UUID(bytes=bytes(result.topic_id))),
+                    "partitions": result.num_partitions,
+                }
+            )
+    if output_format == "json":
+        print_json(created)
+        return
+    for entry in created:
+        what = "created" if entry["created"] else "exists already"
+        if validate_only and "topic_id" in entry:
+            what = "could be created"
+        print(f"topic {entry['name']} {what}")
+
+
+@command.command("list")
+@click.argument("pattern", required=False)
+@click.option("--exclude-internal", is_flag=True, help="Leave out internal topics.")
+@bootstrap_option
+@timeout_option
+@format_option
+def list_topics(
+    pattern: str | None,
+    exclude_internal: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> int:
+    """List topics; those like PATTERN (with * and ?) if it is given.
+
+    Exits with 10 if a PATTERN is given and matches nothing.
+    """
+    with _connect(bootstrap, timeout_s) as cluster:
+        topics = [
+            topic
+            for topic in sorted(cluster.metadata(None).topics, key=_name)
+            if not (exclude_internal and topic.is_internal)
+            and (pattern is None or fnmatch.fnmatchcase(_name(topic), pattern))
+        ]
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "name": topic.name,
+                    "topic_id": str(UUID(bytes=bytes(topic.topic_id))),
+                    "partitions": len(topic.partitions),
+                    "internal": topic.is_internal,
+                }
+                for topic in topics
+            ]
+        )
+    else:
+        for topic in topics:
+            print(topic.name)
+    if pattern is not None and not topics:
+        return ExitCode.NOT_FOUND
+    return ExitCode.OK
+
+
+def _name(topic: MetadataResponseTopic) -> str:
+    return topic.name or ""
+
+
+@command.command("describe")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_topic)
+@click.option("--all-configs", is_flag=True, help="Also settings left at default.")
+@bootstrap_option
+@timeout_option
+@format_option
+def describe(
+    names: Sequence[str],
+    all_configs: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Show partitions, offsets and settings of topics; of all if none is named."""
+    with _connect(bootstrap, timeout_s) as cluster:
+        topics = sorted(cluster.metadata(names or None).topics, key=_name)
+        unknown = [topic for topic in topics if topic.error_code]
+        if unknown:
+            first = unknown[0]
+            reason = describe_error(first.error_code, None)
+            raise CliError(f"topic {first.name!r}: {reason}", ExitCode.NOT_FOUND)
+        described = [_describe(cluster, topic, all_configs) for topic in topics]
+    if output_format == "json":
+        print_json(described)
+        return
+    for index, entry in enumerate(described):
+        if index:
+            print()
+        _print_description(entry)
+
+
+def _describe(
+    cluster: Cluster, topic: MetadataResponseTopic, all_configs: bool
+) -> dict[str, Any]:
+    name = _name(topic)
+    leaders = {
+        TopicPartition(name, partition.partition_index): partition.leader_id
+        for partition in topic.partitions
+    }
+    earliest = admin.list_offsets(
+        cluster, dict.fromkeys(leaders, admin.EARLIEST), leaders
+    )
+    latest = admin.list_offsets(cluster, dict.fromkeys(leaders, admin.LATEST), leaders)
+    return {
+        "name": name,
+        "topic_id": str(UUID(bytes=bytes(topic.topic_id))),
+        "internal": topic.is_internal,
+        "configs": _configs(cluster, name, all_configs),
+        "partitions": [
+            {
+                "partition": key.partition,
+                "leader": leaders[key],
+                "start_offset": earliest[key].offset,
+                "end_offset": latest[key].offset,
+            }
+            for key in sorted(leaders)
+        ],
+    }
+
+
+def _configs(
+    cluster: Cluster, name: str, all_configs: bool
+) -> dict[str, dict[str, str | None]]:
+    try:
+        entries = admin.describe_topic_configs(cluster, [name])[name]
+    except UnsupportedVersionError:
+        return {}  # the rest is worth showing without
+    return {
+        entry.name: {"value": entry.value, "source": _source(entry)}
+        for entry in sorted(entries, key=lambda entry: entry.name)
+        if all_configs or entry.config_source == _SET_ON_TOPIC
+    }
+
+
+def _source(entry: DescribeConfigsResourceResult) -> str:
+    return _CONFIG_SOURCES.get(entry.config_source, str(entry.config_source))
+
+
+def _print_description(entry: dict[str, Any]) -> None:
+    print(f"topic {entry['name']}")
+    print(f"  id          {entry['topic_id']}")
+    print(f"  partitions  {len(entry['partitions'])}")
+    for key, config in entry["configs"].items():
+        print(f"  {key}={config['value']}  ({config['source']})")
+    print()
+    print_table(
+        ["  PARTITION", "LEADER", "START", "END", "OFFSETS"],
+        [
+            [
+                f"  {row['partition']}",
+                row["leader"],
+                row["start_offset"],
+                row["end_offset"],
+                row["end_offset"] - row["start_offset"],
+            ]
+            for row in entry["partitions"]
+        ],
+    )
+
+
+@command.command("alter")
+@click.argument("name", shell_complete=complete_topic)
+@click.option(
+    "-p", "--partitions", type=click.IntRange(min=1), help="Raise the number to this."
+)
+@_config_option
+@click.option(
+    "--delete-config",
+    "deleted",
+    multiple=True,
+    metavar="KEY",
+    help="Put a setting back to its default; may be repeated.",
+)
+@bootstrap_option
+@timeout_option
+def alter(
+    name: str,
+    partitions: int | None,
+    configs: Sequence[str],
+    deleted: Sequence[str],
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Change settings of a topic, or raise its number of partitions."""
+    settings = _parse_configs(configs)
+    if partitions is None and not settings and not deleted:
+        raise click.UsageError(
+            "nothing to alter: give --partitions, --config or --delete-config"
+        )
+    both = settings.keys() & set(deleted)
+    if both:
+        raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
+    with _connect(bootstrap, timeout_s) as cluster:
+        if settings or deleted:
+            admin.alter_topic_configs(cluster, name, settings, deleted)
+        if partitions is not None:
+            admin.create_partitions(cluster, name, partitions)
+    print(f"topic {name} altered")
+
+
+@command.command("delete")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic
+)
+@click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
+@bootstrap_option
+@timeout_option
+def delete(
+    names: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
+) -> None:
+    """Delete topics and all their records."""
+    with _connect(bootstrap, timeout_s) as cluster:
+        for name in names:
+            try:
+                admin.delete_topic(cluster, name)
+            except ApiError as error:
+                unknown = error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if not (unknown and if_exists):
+                    raise
+                print(f"topic {name} does not exist")
+            else:
+                print(f"topic {name} deleted")

@@ -1,0 +1,199 @@
+"""What a `Cluster` can be asked about topics, or told to do with them.
+
+Every function raises ApiError with the broker's words when it refuses, and
+BrokerUnavailableError when there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import check_error
+from mpbroker.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from mpbroker.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from mpbroker.protocol.messages.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from mpbroker.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+)
+from mpbroker.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+TOPIC_RESOURCE: Final = 2
+OP_SET: Final = 0
+OP_DELETE: Final = 1
+
+
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    *,
+    partitions: int = -1,
+    replication_factor: int = -1,
+    configs: Mapping[str, str] | None = None,
+    validate_only: bool = False,
+) -> CreatableTopicResult:
+    """Create a topic; -1 asks for the broker's default."""
+    request = CreateTopicsRequest(
+        topics=[
+            CreatableTopic(
+                name=name,
+                num_partitions=partitions,
+                replication_factor=replication_factor,
+                configs=[
+                    CreatableTopicConfig(name=key, value=value)
+                    for key, value in (configs or {}).items()
+                ],
+            )
+        ],
+        timeout_ms=int(cluster.timeout_s * 1000),
+        validate_only=validate_only,
+    )
+    result = cluster.controller().request(request, CreateTopicsResponse).topics[0]
+    check_error(result.error_code, f"topic {name!r}", result.error_message)
+    return result
+
+
+def delete_topic(cluster: Cluster, name: str) -> None:
+    """Delete a topic and its records."""
+    request = DeleteTopicsRequest(timeout_ms=int(cluster.timeout_s * 1000))
+    transport = cluster.controller()
+    if transport.version_for(DeleteTopicsRequest) >= 6:
+        request.topics = [DeleteTopicState(name=name)]
+    else:
+        request.topic_names = [name]
+    result = transport.request(request, DeleteTopicsResponse).responses[0]
+    check_error(result.error_code, f"topic {name!r}", result.error_message)
+
+
+def create_partitions(cluster: Cluster, name: str, count: int) -> None:
+    """Raise a topic's number of partitions to ``count``."""
+    request = CreatePartitionsRequest(
+        topics=[CreatePartitionsTopic(name=name, count=count, assignments=None)],
+        timeout_ms=int(cluster.timeout_s * 1000),
+    )
+    transport = cluster.controller()
+    result = transport.request(request, CreatePartitionsResponse).results[0]
+    check_error(result.error_code, f"topic {name!r}", result.error_message)
+
+
+def describe_topic_configs(
+    cluster: Cluster, names: Sequence[str], keys: Sequence[str] | None = None
+) -> dict[str, list[DescribeConfigsResourceResult]]:
+    """Return each topic's configs; all of them unless ``keys`` names some."""
+    request = DescribeConfigsRequest(
+        resources=[
+            DescribeConfigsResource(
+                resource_type=TOPIC_RESOURCE,
+                resource_name=name,
+                configuration_keys=None if keys is None else list(keys),
+            )
+            for name in names
+        ]
+    )
+    results = cluster.request(request, DescribeConfigsResponse).results
+    for result in results:
+        what = f"topic {result.resource_name!r}"
+        check_error(result.error_code, what, result.error_message)
+    return {result.resource_name: result.configs for result in results}
+
+
+def alter_topic_configs(
+    cluster: Cluster, name: str, put: Mapping[str, str], delete: Iterable[str]
+) -> None:
+    """Set some configs of a topic and put others back to their defaults."""
+    changes = [
+        AlterableConfig(name=key, config_operation=OP_SET, value=value)
+        for key, value in put.items()
+    ]
+    changes += [
+        AlterableConfig(name=key, config_operation=OP_DELETE, value=None)
+        for key in delete
+    ]
+    resource = AlterConfigsResource(
+        resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
+    )
+    request = IncrementalAlterConfigsRequest(resources=[resource])
+    transport = cluster.controller()
+    result = transport.request(request, IncrementalAlterConfigsResponse).responses[0]
+    check_error(result.error_code, f"topic {name!r}", result.error_message)
+
+
+class OffsetAnswer(NamedTuple):
+    """An offset and the timestamp of its record; -1 where there is none."""
+
+    offset: int
+    timestamp: int
+
+
+def list_offsets(
+    cluster: Cluster,
+    questions: Mapping[TopicPartition, int],
+    leaders: Mapping[TopicPartition, int],
+    *,
+    read_committed: bool = False,
+) -> dict[TopicPartition, OffsetAnswer]:
+    """Return the first offset at or after a timestamp, for each partition.
+
+    Args:
+        questions: a timestamp in ms, LATEST or EARLIEST.
+        leaders: the broker to ask, by partition.
+        read_committed: LATEST is the end of what is committed.
+    """
+    by_leader: dict[int, dict[str, list[ListOffsetsPartition]]] = {}
+    for partition, timestamp in questions.items():
+        topics = by_leader.setdefault(leaders[partition], {})
+        topics.setdefault(partition.topic, []).append(
+            ListOffsetsPartition(
+                partition_index=partition.partition, timestamp=timestamp
+            )
+        )
+    answers = {}
+    for leader, topics in by_leader.items():
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=int(read_committed),
+            topics=[
+                ListOffsetsTopic(name=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ],
+            timeout_ms=int(cluster.timeout_s * 1000),
+        )
+        transport = cluster.broker(leader)
+        for topic in transport.request(request, ListOffsetsResponse).topics:
+            for entry in topic.partitions:
+                partition = TopicPartition(topic.name, entry.partition_index)
+                check_error(entry.error_code, f"offsets of {partition}")
+                answers[partition] = OffsetAnswer(entry.offset, entry.timestamp)
+    return answers

@@ -1,0 +1,234 @@
+"""One connection to a broker, without the socket.
+
+Bytes from the broker go in, answers come out; requests go in, bytes for the broker come
+out. A broker answers the requests of one connection in their order, so what is in
+flight is a queue, and an answer with another correlation id than the oldest is a lie.
+
+    connection = Connection("me")
+    connection.negotiate()                      # ApiVersions; must come first
+    socket.sendall(connection.data_to_send())
+    while not connection.is_ready:
+        connection.receive_data(socket.recv(65536))
+        socket.sendall(connection.data_to_send())
+    sent = connection.send(MetadataRequest(...), MetadataResponse)
+
+Source: Kafka protocol guide, "Network" and "API Versions"; KIP-35, KIP-511.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from mpbroker import __version__
+from mpbroker.client.errors import (
+    ClientError,
+    UnsupportedVersionError,
+    check_error,
+)
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.framing import (
+    DEFAULT_MAX_FRAME_BYTES,
+    FrameDecoder,
+    encode_frame,
+)
+from mpbroker.protocol.headers import encode_request_header, parse_response_header
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.api_versions import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+)
+from mpbroker.protocol.primitives import Buffer
+
+SOFTWARE_NAME: Final = "mpbroker"
+
+
+class Answer(NamedTuple):
+    """A response, and the correlation id that `Connection.send` gave its request."""
+
+    correlation_id: int
+    response: Message
+
+
+class _InFlight(NamedTuple):
+    correlation_id: int
+    version: int
+    response_type: type[Message]
+
+
+class Connection:
+    """The protocol state of one connection; see the module."""
+
+    def __init__(
+        self,
+        client_id: str | None = SOFTWARE_NAME,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    ) -> None:
+        """Start without any request sent.
+
+        Args:
+            client_id: what the broker logs and applies quotas by.
+            max_frame_bytes: responses above it are refused before they are read.
+        """
+        self._client_id = client_id
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._out: list[bytes] = []
+        self._in_flight: deque[_InFlight] = deque()
+        self._next_correlation_id = 0
+        self._broker_versions: dict[int, tuple[int, int]] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the versions are agreed, so that requests can be sent."""
+        return self._broker_versions is not None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for their answers."""
+        return len(self._in_flight)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of an answer that is not whole yet."""
+        return self._decoder.buffered_bytes
+
+    def negotiate(self) -> None:
+        """Ask which APIs the broker serves, in the newest version of the question."""
+        self._ask_versions(ApiVersionsRequest.valid_versions[-1])
+
+    def _ask_versions(self, version: int) -> None:
+        request = ApiVersionsRequest(
+            client_software_name=SOFTWARE_NAME, client_software_version=__version__
+        )
+        self._put(request, version, ApiVersionsResponse)
+
+    def version_for(
+        self, request: type[Message], max_version: int | None = None
+    ) -> int:
+        """Return the highest version that both sides speak.
+
+        Args:
+            request: the request's class.
+            max_version: go no higher, for callers that need a version's semantics.
+
+        Raises:
+            ClientError: versions were not negotiated yet.
+            UnsupportedVersionError: there is none.
+        """
+        if self._broker_versions is None:
+            raise ClientError("no request can be sent before negotiate() is answered")
+        ours = request.valid_versions
+        top = ours[-1] if max_version is None else min(ours[-1], max_version)
+        api = ApiKey(request.api_key).name
+        if request.api_key not in self._broker_versions:
+            raise UnsupportedVersionError(f"the broker does not serve {api}")
+        low, high = self._broker_versions[request.api_key]
+        version = min(top, high)
+        if version < max(low, ours[0]):
+            raise UnsupportedVersionError(
+                f"the broker serves {api} {low}-{high}, this client {ours[0]}-{top}"
+            )
+        return version
+
+    def send(
+        self,
+        request: Message,
+        response_type: type[Message],
+        *,
+        max_version: int | None = None,
+        expect_answer: bool = True,
+    ) -> int:
+        """Queue a request for `data_to_send`; return its correlation id.
+
+        Args:
+            request: sent in the version `version_for` says.
+            response_type: the class to decode the answer with.
+            max_version: see `version_for`.
+            expect_answer: False for a Produce with acks=0, which brokers do not answer.
+
+        Raises:
+            ClientError, UnsupportedVersionError: see `version_for`.
+            ProtocolError: the request holds what that version cannot carry.
+        """
+        version = self.version_for(type(request), max_version)
+        return self._put(request, version, response_type, expect_answer)
+
+    def _put(
+        self,
+        request: Message,
+        version: int,
+        response_type: type[Message],
+        expect_answer: bool = True,
+    ) -> int:
+        correlation_id = self._next_correlation_id
+        api_key = request.api_key
+        header = encode_request_header(
+            api_key, version, correlation_id, self._client_id
+        )
+        self._out.append(encode_frame([header, request.encode(version)]))
+        if expect_answer:
+            self._in_flight.append(_InFlight(correlation_id, version, response_type))
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        return correlation_id
+
+    def data_to_send(self) -> bytes:
+        """Take what must go to the broker now; empty if nothing."""
+        out = self._out
+        self._out = []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def receive_data(self, data: Buffer) -> list[Answer]:
+        """Take bytes as they came; return the answers they complete.
+
+        Answers to `negotiate` are not among them.
+
+        Raises:
+            ProtocolError: not what a broker says; close the connection.
+            ApiError: the broker refused to tell its versions; close the connection.
+        """
+        self._decoder.feed(data)
+        answers = []
+        while (frame := self._decoder.next_frame()) is not None:
+            answer = self._read_frame(frame)
+            if answer.response.api_key == ApiKey.API_VERSIONS and not self.is_ready:
+                assert isinstance(answer.response, ApiVersionsResponse)
+                self._learn_versions(answer.response)
+            else:
+                answers.append(answer)
+        return answers
+
+    def _read_frame(self, frame: bytes) -> Answer:
+        if not self._in_flight:
+            raise ProtocolError(f"{len(frame)} bytes of answer to no request")
+        correlation_id, version, response_type = self._in_flight[0]
+        got, body = parse_response_header(frame, response_type.api_key, version)
+        if got != correlation_id:
+            raise ProtocolError(
+                f"answer to request {got} where {correlation_id} is the oldest"
+            )
+        if response_type is ApiVersionsResponse and not self.is_ready:
+            version = _versions_answer_version(frame, body, version)
+        response = response_type.decode(version, frame, body)
+        self._in_flight.popleft()
+        return Answer(correlation_id, response)
+
+    def _learn_versions(self, response: ApiVersionsResponse) -> None:
+        if response.error_code == ErrorCode.NONE:
+            self._broker_versions = {
+                entry.api_key: (entry.min_version, entry.max_version)
+                for entry in response.api_keys
+            }
+        elif response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            if self._next_correlation_id > 1:
+                raise ProtocolError("the broker knows no version of ApiVersions")
+            self._ask_versions(0)
+        else:
+            check_error(response.error_code, "ApiVersions refused")
+
+
+def _versions_answer_version(frame: bytes, body: int, asked: int) -> int:
+    # A broker that does not know the version asked for answers in version 0.
+    code = int.from_bytes(frame[body : body + 2], "big", signed=True)
+    return 0 if code == ErrorCode.UNSUPPORTED_VERSION else asked

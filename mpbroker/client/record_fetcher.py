@@ -1,0 +1,234 @@
+"""Read partitions batch by batch, the next answer on its way while one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import ClientError, check_error, error_code_of
+from mpbroker.client.transport import Transport
+from mpbroker.protocol.control_record import parse_control_type
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from mpbroker.protocol.record_batch import (
+    BatchHeader,
+    compute_crc,
+    iter_batches,
+    iter_records,
+)
+
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+_NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
+_ABORT: Final = 0
+
+
+class OffsetOutOfRangeError(ClientError):
+    """A partition has no such offset any more, or not yet."""
+
+    def __init__(self, partition: TopicPartition, offset: int) -> None:
+        super().__init__(f"{partition} has no offset {offset}")
+        self.partition = partition
+        self.offset = offset
+
+
+class LeaderLostError(ClientError):
+    """A broker does not lead a partition any more: ask for metadata, and again."""
+
+
+class FetchedBatch(NamedTuple):
+    """A batch with records at or after ``first_offset``, and maybe some before it."""
+
+    partition: TopicPartition
+    first_offset: int
+    header: BatchHeader
+    data: memoryview
+
+
+class RecordFetcher:
+    """Fetches from all partitions of a broker in one request, one in flight a broker.
+
+    Attributes:
+        positions: by partition, the next offset to be fetched. Removing a partition
+            stops it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        positions: Mapping[TopicPartition, int],
+        leaders: Mapping[TopicPartition, int],
+        *,
+        isolation_level: int = READ_COMMITTED,
+        max_wait_ms: int = 500,
+        max_bytes: int = 32 * 1024 * 1024,
+        partition_max_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
+        """Fetch nothing yet.
+
+        Args:
+            cluster: where to.
+            positions: offset to start at, by partition.
+            leaders: node id, by partition.
+            isolation_level: READ_COMMITTED leaves out what is aborted or undecided.
+            max_wait_ms: how long brokers may wait for a first byte.
+            max_bytes: of one answer; the first batch may be larger.
+            partition_max_bytes: of one partition in one answer, likewise.
+        """
+        self.positions = dict(positions)
+        self._cluster = cluster
+        self._leaders = dict(leaders)
+        self._isolation_level = isolation_level
+        self._max_wait_ms = max_wait_ms
+        self._max_bytes = max_bytes
+        self._partition_max_bytes = partition_max_bytes
+        self._in_flight: dict[int, tuple[Transport, int]] = {}
+
+    def fetch(self) -> list[FetchedBatch]:
+        """Wait for one answer of every broker that leads something; may be empty.
+
+        Control batches are left out, and with READ_COMMITTED what was aborted.
+
+        Raises:
+            OffsetOutOfRangeError: put a position right, and go on.
+            LeaderLostError: learn the leaders anew, with a new fetcher.
+            ApiError: refused otherwise, such as a topic that was deleted.
+            ProtocolError: a batch whose CRC is wrong.
+            BrokerUnavailableError: see `Transport.request`.
+        """
+        self._send_all()
+        batches: list[FetchedBatch] = []
+        waiting = list(self._in_flight)
+        for leader in waiting:
+            transport, sent = self._in_flight.pop(leader)
+            wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
+            response = transport.wait(sent, FetchResponse, wait_s)
+            check_error(response.error_code, f"fetch from {transport.address}")
+            for topic in response.responses:
+                for data in topic.partitions:
+                    partition = TopicPartition(topic.topic, data.partition_index)
+                    batches += self._read_partition(partition, data)
+        # Now, so that the brokers work while the caller uses these.
+        self._send_all()
+        return batches
+
+    def _send_all(self) -> None:
+        by_leader: dict[int, dict[str, list[FetchPartition]]] = {}
+        for partition, offset in self.positions.items():
+            leader = self._leaders[partition]
+            if leader not in self._in_flight:
+                topics = by_leader.setdefault(leader, {})
+                topics.setdefault(partition.topic, []).append(
+                    FetchPartition(
+                        partition=partition.partition,
+                        fetch_offset=offset,
+                        partition_max_bytes=self._partition_max_bytes,
+                    )
+                )
+        for leader, topics in by_leader.items():
+            request = FetchRequest(
+                max_wait_ms=self._max_wait_ms,
+                min_bytes=1,
+                max_bytes=self._max_bytes,
+                isolation_level=self._isolation_level,
+                topics=[
+                    FetchTopic(topic=name, partitions=partitions)
+                    for name, partitions in topics.items()
+                ],
+            )
+            transport = self._cluster.broker(leader)
+            sent = transport.send(
+                request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
+            )
+            self._in_flight[leader] = transport, sent
+        self._rotate()
+
+    def _rotate(self) -> None:
+        # A broker fills an answer in the order asked; the first in line would starve
+        # the last if the order stayed.
+        if len(self.positions) > 1:
+            first = next(iter(self.positions))
+            self.positions[first] = self.positions.pop(first)
+
+    def _read_partition(
+        self, partition: TopicPartition, data: PartitionData
+    ) -> Iterator[FetchedBatch]:
+        position = self.positions.get(partition)
+        if position is None:
+            return  # removed by the caller since it was asked for
+        if data.error_code:
+            _raise_partition_error(partition, position, data.error_code)
+        records = data.records
+        if not isinstance(records, (bytes, bytearray, memoryview)):
+            return
+        aborted = _AbortedProducers(data.aborted_transactions or ())
+        for header, batch in iter_batches(records):
+            if header.next_offset <= position:
+                continue
+            if compute_crc(batch) != header.crc:
+                raise ProtocolError(
+                    f"{partition}: the batch at offset {header.base_offset} is corrupt:"
+                    f" its CRC is not {header.crc:#010x}"
+                )
+            self.positions[partition] = header.next_offset
+            if not aborted.hide(header, batch):
+                yield FetchedBatch(partition, position, header, batch)
+            position = header.next_offset
+
+
+class _AbortedProducers:
+    """Which batches of one answer belong to transactions that were aborted.
+
+    Source: KIP-98; the list that comes with an answer is of transactions that overlap
+    it, and each ends at its producer's abort marker.
+    """
+
+    def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
+        self._coming = sorted(
+            ((entry.first_offset, entry.producer_id) for entry in transactions),
+            reverse=True,
+        )
+        self._open: set[int] = set()
+
+    def hide(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Take the next batch; return whether a reader must not see it."""
+        while self._coming and self._coming[-1][0] <= header.last_offset:
+            self._open.add(self._coming.pop()[1])
+        if header.is_control:
+            record = next(iter_records(batch), None)
+            if record is not None and parse_control_type(record) == _ABORT:
+                self._open.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._open
+
+
+def _raise_partition_error(
+    partition: TopicPartition, position: int, number: int
+) -> None:
+    code = error_code_of(number)
+    if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        raise OffsetOutOfRangeError(partition, position)
+    if code in _LEADER_LOST:
+        raise LeaderLostError(f"{partition}: {code.name}")
+    check_error(number, str(partition))
+
+
+_LEADER_LOST: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+    }
+)
