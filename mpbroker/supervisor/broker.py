@@ -143,7 +143,7 @@ def _announce(
 def configure_logging() -> None:
     """To standard error: the service manager, or the terminal, keeps it."""
     logging.basicConfig(
-        level=os.environ.get("MPBROKER_LOG_LEVEL", "INFO").upper(),
+        level=logging.INFO,
         format=_LOG_FORMAT,
         stream=sys.stderr,
     )
