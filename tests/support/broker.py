@@ -1,0 +1,233 @@
+"""A real broker for a test: its own processes, port and data, and nothing left behind.
+
+    with Broker(tmp_path / "data", {"num.io.threads": "2"}) as broker:
+        client = connect(broker.bootstrap)
+
+Readiness is what the broker writes to its ready fd; nothing is polled, no log is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.support.footprint import Footprint, session_processes
+
+# Generous: a loaded machine must not fail a test, a broker that hangs must.
+READY_TIMEOUT_S: Final = 30
+STOP_TIMEOUT_S: Final = 30
+_LOG_TAIL_BYTES: Final = 6000
+
+
+class BrokerFailedError(Exception):
+    """The broker did not start, did not stop, or left something behind."""
+
+
+class Broker:
+    """One broker that this test process owns.
+
+    Attributes:
+        data_dir: where its logs are, kept from one start to the next.
+        log_path: what the broker's processes print; appended to by every start.
+        bootstrap: HOST:PORT of its first listener, while it runs.
+        listeners: HOST:PORT by listener name, while it runs.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        config: Mapping[str, object] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        command: list[str] | None = None,
+    ) -> None:
+        """Describe a broker; start() runs it.
+
+        Args:
+            data_dir: made by the broker if it is not there.
+            config: Kafka's keys; any free port on loopback unless it names listeners.
+            environ: variables to set on top of this process's own.
+            command: what to run instead of this Python's `-m mpbroker`.
+        """
+        self.data_dir = data_dir
+        self.config: dict[str, object] = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": data_dir,
+            **(config or {}),
+        }
+        self.log_path = data_dir.with_name(data_dir.name + ".broker.log")
+        self.bootstrap = ""
+        self.listeners: dict[str, str] = {}
+        self._environ = dict(environ or {})
+        self._command = command or [sys.executable, "-m", "mpbroker"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._footprint = Footprint()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None:
+            self.close()
+        else:
+            self.kill()  # do not hide the test's own failure behind another
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id, which is also its session's and group's."""
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> dict[int, str]:
+        """Return every process of this broker: a name by process id."""
+        return session_processes(self.pid)
+
+    def start(self) -> str:
+        """Run the broker until it is ready; return its bootstrap address.
+
+        Raises:
+            BrokerFailedError: it ended, or was not ready in time; with its last words.
+        """
+        assert not self.is_running, "the broker is running already"
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        ready_fd, their_fd = os.pipe()
+        arguments = [f"{key}={value}" for key, value in self.config.items()]
+        try:
+            with self.log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self._command, "serve", "--ready-fd", str(their_fd), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._environ},
+                    pass_fds=[their_fd],
+                    start_new_session=True,
+                )
+        finally:
+            os.close(their_fd)
+        try:
+            message = _read_line(ready_fd, READY_TIMEOUT_S)
+        finally:
+            os.close(ready_fd)
+        if not message:
+            code = self._end_of_failed_start()
+            raise BrokerFailedError(f"not ready, {code}; it said:\n{self.log_tail()}")
+        self.listeners = dict(json.loads(message)["listeners"])
+        self.bootstrap = next(iter(self.listeners.values()))
+        self._footprint = Footprint.of_session(self.pid)
+        return self.bootstrap
+
+    def _end_of_failed_start(self) -> str:
+        assert self._process is not None
+        try:
+            return f"exit code {self._process.wait(1)}"
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return f"after {READY_TIMEOUT_S} s"
+
+    def stop(self) -> None:
+        """Stop by SIGTERM and expect exit code 0 and nothing left behind.
+
+        Raises:
+            BrokerFailedError: anything else; all its processes are dead then.
+        """
+        pid = self.pid
+        assert self._process is not None
+        # Names made after start count too.
+        now = Footprint.of_session(pid)
+        self._footprint.shared_memory |= now.shared_memory
+        self._footprint.socket_files |= now.socket_files
+        os.kill(pid, signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            left = self.processes()
+            self.kill()
+            raise BrokerFailedError(
+                f"running {STOP_TIMEOUT_S} s after SIGTERM: {left}; it said:\n"
+                f"{self.log_tail()}"
+            ) from None
+        left = session_processes(pid)
+        self.kill()
+        names = self._footprint.left_behind()
+        if code or left or names:
+            raise BrokerFailedError(
+                f"exit code {code}, processes left: {left}, names left: {names}; "
+                f"it said:\n{self.log_tail()}"
+            )
+
+    def kill(self) -> None:
+        """SIGKILL every process of the broker, as a power cut would; return when gone.
+
+        Does nothing if it is not running. Its names and data stay where they are.
+        """
+        if self._process is None:
+            return
+        # A killed parent's child may have been forked before it died: look again.
+        while session := session_processes(self._process.pid):
+            for pid in session:
+                _kill_and_wait(pid)
+        self._process.wait()
+        self._process = None
+
+    def close(self) -> None:
+        """Stop if it runs; what a fixture calls at its end."""
+        if self._process is not None:
+            self.stop()
+
+    def log_tail(self) -> str:
+        """Return the end of what the broker printed."""
+        try:
+            data = self.log_path.read_bytes()
+        except FileNotFoundError:
+            return ""
+        return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def _kill_and_wait(pid: int) -> None:
+    """SIGKILL a process, ours to reap or not, and wait until it has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [])
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(pidfd)
+
+
+def _read_line(fd: int, timeout_s: float) -> bytes:
+    """Read a line; nothing if it is not whole when the time or the pipe ends."""
+    deadline = time.monotonic() + timeout_s
+    data = b""
+    while not data.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([fd], [], [], left)[0]:
+            return b""
+        chunk = os.read(fd, 4096)
+        if not chunk:
+            return b""
+        data += chunk
+    return data

@@ -1,0 +1,94 @@
+"""What a process tree holds in the system, and what of it is still there afterwards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_SHM: Final = "/dev/shm/"
+# Linux writes this behind the path of a mapped or open file that has lost its name.
+_DELETED: Final = " (deleted)"
+
+
+def session_processes(session: int) -> dict[int, str]:
+    """Return the living processes of a session: a name by process id."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path("/proc", entry, "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # pid (name) state ppid pgrp session ...; the name may hold anything.
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        state, _, _, its_session = rest.split()[:4]
+        if int(its_session) == session and state != "Z":  # zombies are init's to reap
+            found[int(entry)] = name
+    return found
+
+
+@dataclass
+class Footprint:
+    """Names that a process tree put where they outlive it."""
+
+    shared_memory: set[str] = field(default_factory=set)
+    socket_files: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of_session(cls, session: int) -> Footprint:
+        """Look at what the processes of a session map, open and listen on."""
+        print_ = cls()
+        inodes: set[str] = set()
+        for pid in session_processes(session):
+            print_.shared_memory.update(_mapped_names(pid))
+            for target in _open_files(pid):
+                if target.startswith("socket:["):
+                    inodes.add(target[len("socket:[") : -1])
+                elif target.startswith(_SHM) and not target.endswith(_DELETED):
+                    print_.shared_memory.add(target)
+        print_.socket_files = _socket_paths(inodes)
+        return print_
+
+    def left_behind(self) -> list[str]:
+        """Return the names that still exist."""
+        names = self.shared_memory | self.socket_files
+        return sorted(name for name in names if os.path.lexists(name))
+
+
+def _mapped_names(pid: int) -> set[str]:
+    try:
+        maps = Path("/proc", str(pid), "maps").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()
+    paths = (line.partition("/")[1:] for line in maps.splitlines())
+    names = ("".join(path) for path in paths)
+    return {n for n in names if n.startswith(_SHM) and not n.endswith(_DELETED)}
+
+
+def _open_files(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    targets = []
+    try:
+        for fd in os.listdir(folder):
+            try:
+                targets.append(os.readlink(f"{folder}/{fd}"))
+            except FileNotFoundError:
+                continue
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+    return targets
+
+
+def _socket_paths(inodes: set[str]) -> set[str]:
+    # Num RefCount Protocol Flags Type St Inode [Path]; @ is the abstract name space,
+    # which needs no removal.
+    table = Path("/proc/net/unix").read_text()
+    rows = [row.split(maxsplit=7) for row in table.splitlines()]
+    return {
+        row[7]
+        for row in rows
+        if len(row) == 8 and row[6] in inodes and not row[7].startswith("@")
+    }
