@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import ClientError, check_error, error_code_of
 from mpbroker.client.transport import Transport
+from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -93,6 +94,7 @@ class RecordFetcher:
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._in_flight: dict[int, tuple[Transport, int]] = {}
+        self._error: MpbrokerError | None = None
 
     def fetch(self) -> list[FetchedBatch]:
         """Wait for one answer of every broker that leads something; may be empty.
@@ -106,21 +108,36 @@ class RecordFetcher:
             ProtocolError: a batch whose CRC is wrong.
             BrokerUnavailableError: see `Transport.request`.
         """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         self._send_all()
         batches: list[FetchedBatch] = []
-        waiting = list(self._in_flight)
-        for leader in waiting:
-            transport, sent = self._in_flight.pop(leader)
-            wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
-            response = transport.wait(sent, FetchResponse, wait_s)
-            check_error(response.error_code, f"fetch from {transport.address}")
-            for topic in response.responses:
-                for data in topic.partitions:
-                    partition = TopicPartition(topic.topic, data.partition_index)
-                    batches += self._read_partition(partition, data)
+        for leader in list(self._in_flight):
+            try:
+                self._take_answer(*self._in_flight.pop(leader), batches)
+            except MpbrokerError as error:
+                if not batches:
+                    raise
+                # Positions have moved past what was read: hand that over first.
+                self._error = error
+                return batches
         # Now, so that the brokers work while the caller uses these.
         self._send_all()
         return batches
+
+    def _take_answer(
+        self, transport: Transport, correlation_id: int, batches: list[FetchedBatch]
+    ) -> None:
+        wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
+        response = transport.wait(correlation_id, FetchResponse, wait_s)
+        check_error(response.error_code, f"fetch from {transport.address}")
+        for topic in response.responses:
+            for data in topic.partitions:
+                partition = TopicPartition(topic.topic, data.partition_index)
+                # One by one: what was read before an error must be in the list.
+                for batch in self._read_partition(partition, data):
+                    batches.append(batch)
 
     def _send_all(self) -> None:
         by_leader: dict[int, dict[str, list[FetchPartition]]] = {}

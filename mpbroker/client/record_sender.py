@@ -10,7 +10,7 @@ Source: KIP-98 for producer ids and sequences.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Cluster
@@ -49,6 +49,10 @@ ACKS_ALL: Final = -1
 _NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
+# Length, timestamp and offset deltas, key and value lengths, header count: varints of
+# at most 5, 10, 5, 5, 5 and 5 bytes, and a byte of attributes.
+_RECORD_OVERHEAD_BYTES: Final = 36
+
 Header = tuple[str, bytes | None]
 
 
@@ -72,6 +76,7 @@ class RecordSender:
 
     Attributes:
         written: records that the broker said are written (with acks=0: sent).
+        requests: how many times a set of batches was sent for the first time.
     """
 
     def __init__(
@@ -92,13 +97,14 @@ class RecordSender:
             acks: -1, 1 or 0.
             codec: of every batch.
             level: the codec's level; None is its default.
-            batch_bytes: uncompressed; a batch that has reached it is sent.
+            batch_bytes: uncompressed; only a record that alone is larger exceeds it.
 
         Raises:
             ApiError: no such topic, and none is created.
             BrokerUnavailableError: no broker answers.
         """
         self.written = 0
+        self.requests = 0
         self._cluster = cluster
         self._topic = topic
         self._acks = acks
@@ -144,25 +150,26 @@ class RecordSender:
         timestamp: int,
         key: bytes | None,
         value: bytes | None,
-        headers: Iterable[Header] = (),
-    ) -> bool:
-        """Add a record; return whether a full batch was thereby sent.
+        headers: Sequence[Header] = (),
+    ) -> None:
+        """Add a record; if its batch has no room for it, send all batches first.
 
         Raises:
             As `flush`.
         """
-        self._appended += 1
         builder = self._builders.get(partition)
+        if builder is not None:
+            size = builder.size_in_bytes + _size_bound(key, value, headers)
+            if size > self._batch_bytes:
+                self.send()
+                builder = None
+        self._appended += 1
         if builder is None:
             builder = self._builders[partition] = self._new_builder(partition)
             self._numbers[partition] = self._appended, self._appended
         else:
             self._numbers[partition] = self._numbers[partition][0], self._appended
         builder.append(timestamp, key, value, headers)
-        if builder.size_in_bytes < self._batch_bytes:
-            return False
-        self.send()
-        return True
 
     def _new_builder(self, partition: int) -> RecordBatchBuilder:
         idempotent = self._producer_id != NO_PRODUCER_ID
@@ -194,6 +201,7 @@ class RecordSender:
         self._builders.clear()
         self.wait()
         if batches:
+            self.requests += 1
             self._send(batches)
 
     def flush(self) -> None:
@@ -321,6 +329,17 @@ class RecordSender:
             if entry.batch_index_error_message:
                 line += f": {entry.batch_index_error_message}"
         return line
+
+
+def _size_bound(
+    key: bytes | None, value: bytes | None, headers: Sequence[Header]
+) -> int:
+    """Return what a record takes in a batch, or a little more."""
+    size = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    for name, header_value in headers:
+        # UTF-8 has up to four bytes a character.
+        size += 10 + 4 * len(name) + len(header_value or b"")
+    return size
 
 
 def _records(batch: _Batch) -> str:

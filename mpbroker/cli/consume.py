@@ -1,0 +1,334 @@
+"""`mpbroker consume`: records to standard output, in kcat's letters."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import click
+
+from mpbroker.cli.delimiter import parse_delimiter
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import bootstrap_option, complete_topic, timeout_option
+from mpbroker.cli.record_format import (
+    FORMAT_HELP,
+    RecordWriter,
+    format_writer,
+    json_writer,
+    plain_writer,
+)
+from mpbroker.cli.start_offset import Bounds, parse_offsets, resolve_bounds
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.client.record_fetcher import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchedBatch,
+    LeaderLostError,
+    OffsetOutOfRangeError,
+    RecordFetcher,
+)
+from mpbroker.protocol.record_batch import Record, iter_records
+
+_RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+
+_HELP = """\
+Write the records of topics to standard output, from all partitions at once.
+
+Without -e, -c or -o e@ it goes on until interrupted. With -e it stops at what is the
+end when it starts, and exits with 10 if there was nothing to write.
+
+\b
+  mpbroker consume -t events -e
+  mpbroker consume -t events -p 0 -o -10 -e -K :
+  mpbroker consume -t events -o s@1700000000000 -f '%p/%o %k: %s\\n'
+  mpbroker consume -t events -J -e | jq .payload
+
+-J writes kcat's JSON, one object a line. Keys, values and headers in it are strings if
+they are UTF-8; otherwise {"base64": "..."}. All other output is bytes as they are.
+"""
+
+
+def _format(text: str) -> str:
+    try:
+        format_writer(text, b"")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+@click.command("consume", help=_HELP)
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    required=True,
+    multiple=True,
+    shell_complete=complete_topic,
+    help="May be repeated.",
+)
+@bootstrap_option
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this partition; may be repeated. Default: all.",
+)
+@click.option(
+    "-o",
+    "--offset",
+    "offsets",
+    multiple=True,
+    metavar="OFFSET",
+    help="beginning (default), end, an offset, -N (the last N of each partition),"
+    " s@MS (from that time on), e@MS (up to that time).",
+)
+@click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end.")
+@click.option(
+    "-c", "--count", type=click.IntRange(min=1), help="Stop after so many records."
+)
+@click.option("-f", "record_format", type=_format, metavar="FORMAT", help=FORMAT_HELP)
+@click.option("-J", "--json", "as_json", is_flag=True, help="Write JSON lines.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="json is -J.",
+)
+@click.option(
+    "-D",
+    "--delimiter",
+    type=parse_delimiter,
+    default="\\n",
+    show_default=True,
+    help="After each record.",
+)
+@click.option(
+    "-K", "--key-delimiter", type=parse_delimiter, help="Write keys, followed by this."
+)
+@click.option("-O", "--print-offset", is_flag=True, help="With -K: offsets too.")
+@click.option("-Z", "--null", is_flag=True, help="Write NULL for null, not nothing.")
+@click.option("-u", "--unbuffered", is_flag=True, help="Flush after every record.")
+@click.option("-q", "--quiet", is_flag=True, help="No warnings on stderr.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+)
+@timeout_option
+def command(
+    topics: Sequence[str],
+    bootstrap: str,
+    partitions: Sequence[int],
+    offsets: Sequence[str],
+    exit_at_end: bool,
+    count: int | None,
+    record_format: str | None,
+    as_json: bool,
+    output_format: str,
+    delimiter: bytes,
+    key_delimiter: bytes | None,
+    print_offset: bool,
+    null: bool,
+    unbuffered: bool,
+    quiet: bool,
+    isolation: str,
+    timeout_s: float,
+) -> int:
+    as_json = as_json or output_format == "json"
+    if as_json and record_format is not None:
+        raise click.UsageError("-J and -f exclude each other")
+    if print_offset and key_delimiter is None:
+        raise click.UsageError("-O needs -K: offsets are written before that delimiter")
+    wanted = parse_offsets(offsets)
+    with Cluster(parse_addresses(bootstrap), timeout_s) as cluster:
+        reader = _Reader(
+            cluster, topics, partitions, isolation == "read_committed", quiet
+        )
+        bounds = resolve_bounds(
+            cluster,
+            reader.leaders,
+            wanted,
+            stop_at_end=exit_at_end,
+            read_committed=isolation == "read_committed",
+        )
+        null_text = b"NULL" if null else b""
+        if as_json:
+            writer = json_writer(reader.leaders.__getitem__)
+        elif record_format is not None:
+            writer = format_writer(record_format, null_text)
+        else:
+            writer = plain_writer(delimiter, key_delimiter, print_offset, null_text)
+        output = _Output(writer, count, unbuffered)
+        try:
+            for batches in reader.read(bounds):
+                if not output.write(batches, bounds.stops):
+                    break
+        except KeyboardInterrupt:
+            return ExitCode.OK  # how a consumer without an end is ended
+    if not output.written and bounds.stops:
+        return ExitCode.NOT_FOUND
+    return ExitCode.OK
+
+
+class _Output:
+    """Writes records to stdout until enough are written."""
+
+    def __init__(
+        self, writer: RecordWriter, count: int | None, unbuffered: bool
+    ) -> None:
+        self.written = 0
+        self._writer = writer
+        self._left = sys.maxsize if count is None else count
+        self._unbuffered = unbuffered
+
+    def write(
+        self, batches: Iterable[FetchedBatch], stops: dict[TopicPartition, int]
+    ) -> bool:
+        """Write what is wanted of some batches; return whether more is wanted."""
+        stdout = sys.stdout.buffer
+        for batch in batches:
+            stop = stops.get(batch.partition, sys.maxsize)
+            records = _wanted(batch, stop)
+            lines = self._writer(batch.partition, batch.header, records)[: self._left]
+            if self._unbuffered:
+                for line in lines:
+                    stdout.write(line)
+                    stdout.flush()
+            else:
+                stdout.write(b"".join(lines))
+            self.written += len(lines)
+            self._left -= len(lines)
+            if not self._left:
+                break
+        stdout.flush()
+        return self._left > 0
+
+
+def _wanted(batch: FetchedBatch, stop: int) -> Iterable[Record]:
+    records = iter_records(batch.data)
+    header = batch.header
+    if header.base_offset >= batch.first_offset and header.last_offset < stop:
+        return records  # nearly always: no test for each record
+    return [record for record in records if batch.first_offset <= record.offset < stop]
+
+
+class _Reader:
+    """Reads partitions between bounds, and survives a broker's restart."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Sequence[str],
+        partitions: Sequence[int],
+        read_committed: bool,
+        quiet: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._topics = list(dict.fromkeys(topics))
+        self._only = frozenset(partitions)
+        self._read_committed = read_committed
+        self._quiet = quiet
+        self.leaders = self._find_leaders()
+
+    def _find_leaders(self) -> dict[TopicPartition, int]:
+        leaders = {}
+        for name in self._topics:
+            topic = self._cluster.topic(name)
+            found = {
+                partition.partition_index: partition.leader_id
+                for partition in topic.partitions
+            }
+            for partition in sorted(self._only or found):
+                if partition not in found:
+                    raise CliError(
+                        f"topic {name!r} has no partition {partition}, only"
+                        f" 0..{len(found) - 1}",
+                        ExitCode.NOT_FOUND,
+                    )
+                leaders[TopicPartition(name, partition)] = found[partition]
+        return leaders
+
+    def read(self, bounds: Bounds) -> Iterator[list[FetchedBatch]]:
+        """Yield batches until every partition is at its stop, if it has one."""
+        fetcher = self._fetcher(bounds.starts)
+        self._drop_finished(fetcher, bounds.stops)
+        started: set[TopicPartition] = set()
+        while fetcher.positions:
+            try:
+                batches = fetcher.fetch()
+            except OffsetOutOfRangeError as error:
+                self._put_right(fetcher, error, error.partition in started)
+                continue
+            except (BrokerUnavailableError, LeaderLostError) as error:
+                fetcher = self._find_again(fetcher.positions, error)
+                continue
+            started.update(batch.partition for batch in batches)
+            yield batches
+            self._drop_finished(fetcher, bounds.stops)
+
+    def _fetcher(self, positions: dict[TopicPartition, int]) -> RecordFetcher:
+        return RecordFetcher(
+            self._cluster,
+            positions,
+            self.leaders,
+            isolation_level=READ_COMMITTED
+            if self._read_committed
+            else READ_UNCOMMITTED,
+        )
+
+    @staticmethod
+    def _drop_finished(
+        fetcher: RecordFetcher, stops: dict[TopicPartition, int]
+    ) -> None:
+        for partition, stop in stops.items():
+            if fetcher.positions.get(partition, -1) >= stop:
+                del fetcher.positions[partition]
+
+    def _find_again(
+        self, positions: dict[TopicPartition, int], error: Exception
+    ) -> RecordFetcher:
+        """Reconnect within the timeout; raises the last error if that fails."""
+        self._warn(f"{error}; trying again")
+        deadline = time.monotonic() + self._cluster.timeout_s
+        while True:
+            self._cluster.close()
+            time.sleep(_RETRY_INTERVAL_S)
+            try:
+                self.leaders.update(self._find_leaders())
+            except BrokerUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return self._fetcher(positions)
+
+    def _put_right(
+        self, fetcher: RecordFetcher, error: OffsetOutOfRangeError, started: bool
+    ) -> None:
+        """Go on at the first offset there is, if records were deleted meanwhile."""
+        partition = error.partition
+        leaders = {partition: self.leaders[partition]}
+        first = list_offsets(self._cluster, {partition: EARLIEST}, leaders)[partition]
+        if started and error.offset < first.offset:
+            self._warn(
+                f"{partition}: records {error.offset}..{first.offset - 1} were deleted"
+                " before they were read"
+            )
+            fetcher.positions[partition] = first.offset
+            return
+        last = list_offsets(self._cluster, {partition: LATEST}, leaders)[partition]
+        raise CliError(
+            f"{error}: it has {first.offset}..{last.offset}", ExitCode.NOT_FOUND
+        )
+
+    def _warn(self, message: str) -> None:
+        if not self._quiet:
+            print(f"mpbroker: {message}", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""Cut standard input or files into the messages that `produce` sends."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+_READ_BYTES: Final = 1 << 20
+
+
+class MessageSplitter:
+    """Cut a byte stream at a delimiter, wherever its chunks were cut."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        self._delimiter = delimiter
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes; return the messages that end in them."""
+        # From here only: a message of megabytes comes in many chunks.
+        start = max(len(self._buffer) - len(self._delimiter) + 1, 0)
+        self._buffer += data
+        if self._buffer.find(self._delimiter, start) < 0:
+            return []
+        messages = bytes(self._buffer).split(self._delimiter)
+        self._buffer = bytearray(messages.pop())
+        return messages
+
+    def finish(self) -> list[bytes]:
+        """Return the last message if no delimiter ended it."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return [rest] if rest else []
+
+
+def read_messages(fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
+    """Yield messages as they come, one list for each read."""
+    splitter = MessageSplitter(delimiter)
+    while chunk := os.read(fd, _READ_BYTES):
+        yield splitter.feed(chunk)
+    yield splitter.finish()
+
+
+def has_more(fd: int, wait_ms: int) -> bool:
+    """Return whether reading would not block, waiting for that if it must."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_ms))
+
+
+class MessageRules(NamedTuple):
+    """How a message becomes a key and a value."""
+
+    key_delimiter: bytes | None
+    fixed_key: bytes | None
+    empty_is_null: bool
+
+    def split(self, message: bytes) -> tuple[bytes | None, bytes | None]:
+        """Return key and value; without a key delimiter in it, a message has none."""
+        key = self.fixed_key
+        value: bytes | None = message
+        if self.key_delimiter is not None:
+            before, delimiter, after = message.partition(self.key_delimiter)
+            if delimiter:
+                key, value = before, after
+        if self.empty_is_null:
+            return key or None, value or None
+        return key, value
