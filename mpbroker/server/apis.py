@@ -93,6 +93,7 @@ class ApiTable:
         self._registry = registry
         self._logs = logs
         self.advertised_versions = advertised_versions()
+        self._api_versions_bodies: dict[int, bytes] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
             ApiKey.PRODUCE: produce.handle,
             ApiKey.FETCH: fetch.handle,
@@ -133,12 +134,21 @@ class ApiTable:
 
     def _api_versions(self, request: Request) -> bytes:
         from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
-        from mpbroker.server.handlers.api_versions import handle_api_versions
+        from mpbroker.server.handlers.api_versions import (
+            handle_api_versions,
+            names_its_software,
+        )
 
-        message = ApiVersionsRequest.decode(request.api_version, request.body)
-        return handle_api_versions(
-            message, request.api_version, self.advertised_versions
-        ).encode(request.api_version)
+        version = request.api_version
+        message = ApiVersionsRequest.decode(version, request.body)
+        known = self._api_versions_bodies.get(version)
+        if known is not None and names_its_software(message, version):
+            return known  # always the same, and every connection's first request
+        response = handle_api_versions(message, version, self.advertised_versions)
+        body = response.encode(version)
+        if not response.error_code:
+            self._api_versions_bodies[version] = body
+        return body
 
     def _list_offsets(self, request: Request) -> bytes:
         from mpbroker.protocol.messages.list_offsets import ListOffsetsRequest

@@ -24,13 +24,18 @@ def handle_api_versions(
     request: ApiVersionsRequest, version: int, versions: Mapping[int, tuple[int, int]]
 ) -> ApiVersionsResponse:
     """Answer with ``versions``: (oldest, newest) by API key."""
-    if version >= _SOFTWARE_SINCE and not (
-        _SOFTWARE.fullmatch(request.client_software_name)
-        and _SOFTWARE.fullmatch(request.client_software_version)
-    ):
+    if not names_its_software(request, version):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(
         error_code=ErrorCode.NONE, api_keys=_keys(versions), finalized_features_epoch=0
+    )
+
+
+def names_its_software(request: ApiVersionsRequest, version: int) -> bool:
+    """KIP-511: from version 3 on a client says what it is, in plain characters."""
+    return version < _SOFTWARE_SINCE or bool(
+        _SOFTWARE.fullmatch(request.client_software_name)
+        and _SOFTWARE.fullmatch(request.client_software_version)
     )
 
 
