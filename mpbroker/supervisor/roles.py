@@ -27,12 +27,11 @@ from mpbroker.server.producing import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
 from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
-try:
-    from mpbroker.storage.log_upkeep import LogUpkeep
-except ImportError:
-    LogUpkeep = None
+
+from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 from mpbroker.supervisor.listeners import Listener
@@ -193,9 +192,15 @@ class Roles:
         become_child("kafka-scheduler-log-housekeeper", memory)
         registry = self.registry()
         if LogUpkeep is None:
-            while memory.phase < 3: time.sleep(0.05)
+            while memory.phase < 3:
+                time.sleep(0.05)
             return
-        upkeep = LogUpkeep(self._logs(registry), registry)
+        cleaner = (
+            LogCleaner(config.log_cleaner_dedupe_buffer_size)
+            if config.log_cleaner_enable
+            else None
+        )
+        upkeep = LogUpkeep(self._logs(registry), registry, cleaner)
         Housekeeper(
             memory.control,
             memory.housekeeper_bell,
@@ -209,6 +214,7 @@ class Roles:
                 ),
                 (_SNAPSHOT_INTERVAL_MS, lambda _: upkeep.take_snapshots()),
                 (_REMOVAL_INTERVAL_MS, upkeep.remove_deleted),
+                (config.log_cleaner_backoff_ms, upkeep.run_cleaner),
             ],
             config.log_initial_task_delay_ms,
             upkeep.shut_down,
