@@ -285,6 +285,8 @@ class FetchService:
 class DelayedFetch:
     """A fetch that waits for more."""
 
+    may_end_early = True
+
     def __init__(
         self,
         service: FetchService,

@@ -109,6 +109,8 @@ class ProduceService:
 class DelayedProduce:
     """A produce whose records are on their way to the disk."""
 
+    may_end_early = False
+
     def __init__(
         self,
         service: ProduceService,

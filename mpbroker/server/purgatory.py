@@ -38,6 +38,7 @@ class DelayedOperation(Protocol):
     deadline_ns: int
     done: bool
     request: Request
+    may_end_early: bool  # at a stop, answering at once is better than waiting
 
     def try_complete(self, row: int) -> bool:
         """A watched row has changed: answer now if that is enough."""
@@ -137,6 +138,13 @@ class Purgatory:
         while timers and timers[0][0] <= now_ns:
             operation = heapq.heappop(timers)[2]
             if not operation.done:
+                self.unwatch(operation)
+                operation.expire()
+
+    def end_early(self) -> None:
+        """The broker stops: answer what waits for nothing but data."""
+        for operation in self.operations():
+            if operation.may_end_early:
                 self.unwatch(operation)
                 operation.expire()
 

@@ -128,6 +128,8 @@ class RequestHandler:
         if purgatory.size:
             purgatory.process_notices()
             purgatory.expire(time.monotonic_ns())
+            if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+                purgatory.end_early()
             self._words[self._row + HANDLER_COUNTERS + HandlerCounter.PARKED] = (
                 purgatory.size
             )
