@@ -1,0 +1,221 @@
+"""Measure a broker, or two of them in turn: see `scripts/bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.bench import (
+    client_throughput,
+    flatness,
+    idle,
+    large_requests,
+    latency,
+    small_requests,
+)
+from tests.bench.brokers import (
+    Broker,
+    BrokerSource,
+    BrokerStartError,
+    CheckoutBroker,
+    CommandBroker,
+    RunningBroker,
+)
+from tests.bench.cases import Case, Context
+from tests.bench.kafka import KafkaBroker
+from tests.bench.load import LoadFailedError, generator_command
+from tests.bench.rdkafka import RdKafkaError
+from tests.bench.report import CaseResult, heading, machine, save
+from tests.bench.wire import AnswerError
+
+CHECKOUT: Final = Path(__file__).parents[2]
+ALL_CASES: Final = [
+    *idle.CASES,
+    *small_requests.CASES,
+    *client_throughput.CASES,
+    *large_requests.CASES,
+    *latency.CASES,
+    *flatness.CASES,
+]
+
+EPILOG: Final = """\
+A NAME selects every case that starts with it: `requests`, `requests/produce-acks1/16`.
+Rates on a shared machine swing; compare CPU a request, summed over the broker's
+processes, of runs that alternate (--vs...). The exit code is 1 if a broker failed.
+
+  scripts/bench                                          every case, this checkout
+  scripts/bench requests latency --seconds 3
+  scripts/bench requests --vs-checkout ../other          another checkout of mpbroker
+  scripts/bench --vs 127.0.0.1:9092                      a broker that runs already
+  scripts/bench --vs-command 'kfake -l 127.0.0.1:{port}' any other
+"""
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run")
+    parser.add_argument("--list", action="store_true", help="name the cases and exit")
+    parser.add_argument(
+        "--broker", metavar="HOST:PORT", help="measure this one, not ours"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the broker that is started from this checkout",
+    )
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--vs", metavar="HOST:PORT", help="compare with a running one")
+    other.add_argument(
+        "--vs-command",
+        metavar="COMMAND",
+        help="start this and compare; {port} and {dir} are filled in",
+    )
+    other.add_argument(
+        "--vs-kafka", action="store_true", help="compare with Apache Kafka"
+    )
+    other.add_argument(
+        "--vs-checkout", metavar="DIR", type=Path, help="compare with this checkout"
+    )
+    other.add_argument(
+        "--vs-set",
+        action="append",
+        metavar="KEY=VALUE",
+        help="compare with this checkout under another setting",
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="runs of each case (1; 3 with two brokers)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="length of a measurement (1.5)"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all runs here")
+    return parser.parse_args(argv)
+
+
+def _sources(arguments: argparse.Namespace) -> list[BrokerSource]:
+    sources: list[BrokerSource] = [
+        _by_address(arguments.broker)
+        if arguments.broker
+        else CheckoutBroker(CHECKOUT, settings=tuple(arguments.set))
+    ]
+    if arguments.vs:
+        sources.append(RunningBroker(arguments.vs))
+    elif arguments.vs_command:
+        sources.append(CommandBroker(arguments.vs_command))
+    elif arguments.vs_kafka:
+        sources.append(KafkaBroker())
+    elif arguments.vs_checkout:
+        label = arguments.vs_checkout.resolve().name
+        sources.append(
+            CheckoutBroker(arguments.vs_checkout, label, tuple(arguments.set))
+        )
+    elif arguments.vs_set:
+        settings = (*arguments.set, *arguments.vs_set)
+        sources.append(CheckoutBroker(CHECKOUT, ",".join(arguments.vs_set), settings))
+    if len({source.label for source in sources}) < len(sources):
+        sources[1].label += " (2)"
+    return sources
+
+
+def _by_address(text: str) -> BrokerSource:
+    return KafkaBroker() if text == "kafka" else RunningBroker(text)
+
+
+def _selected(names: Sequence[str]) -> list[Case]:
+    cases = [c for c in ALL_CASES if not names or any(map(c.name.startswith, names))]
+    if not cases:
+        raise SystemExit(f"no case starts with any of {' '.join(names)}; see --list")
+    return cases
+
+
+class _Session:
+    """The brokers under measurement, started when the first case needs them."""
+
+    def __init__(self, sources: Sequence[BrokerSource], seconds: float) -> None:
+        self._sources = sources
+        self._seconds = seconds
+        self._stack = contextlib.ExitStack()
+        self._brokers: dict[str, Broker] = {}
+        self.failures: list[str] = []
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, case: Case, rounds: int) -> CaseResult:
+        """Run a case on every broker in turn, `rounds` times: A B A B."""
+        runs: dict[str, list[dict[str, float]]] = {s.label: [] for s in self._sources}
+        for _ in range(rounds):
+            for source in self._sources:
+                if case.starts_brokers and not source.can_start:
+                    continue
+                try:
+                    runs[source.label].append(case.run(self._context(source, case)))
+                except (
+                    AnswerError,
+                    BrokerStartError,
+                    LoadFailedError,
+                    OSError,
+                    RdKafkaError,
+                ) as error:
+                    failure = f"{case.name} on {source.label}: {error}"
+                    self.failures.append(failure)
+                    print(f"    FAILED {failure}", file=sys.stderr)
+        return CaseResult(case.name, runs)
+
+    def _context(self, source: BrokerSource, case: Case) -> Context:
+        if case.starts_brokers:
+            return Context(None, source, self._seconds)
+        if source.label not in self._brokers:
+            broker = self._stack.enter_context(source.broker())
+            self._brokers[source.label] = broker
+        return Context(self._brokers[source.label], source, self._seconds)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the selected cases and print them; return the exit code."""
+    arguments = _arguments(argv)
+    cases = _selected(arguments.names)
+    if arguments.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    sources = _sources(arguments)
+    rounds = arguments.rounds or (3 if len(sources) > 1 else 1)
+    print(", ".join(f"{key}: {value}" for key, value in machine().items()))
+    print(f"load generator: {' '.join(generator_command())}")
+    print(heading([source.label for source in sources]))
+    results = []
+    began = time.monotonic()
+    with _Session(sources, arguments.seconds) as session:
+        for case in cases:
+            print(case.name, flush=True)
+            results.append(session.run(case, rounds))
+            for line in results[-1].lines():
+                print(line, flush=True)
+    print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s")
+    missed = [line for result in results for line in result.missed()]
+    if missed:
+        print("\nNot reached:", *missed, sep="\n  ")
+    if session.failures:
+        print("\nFailed:", *session.failures, sep="\n  ")
+    if arguments.json:
+        save(arguments.json, results)
+    return 1 if session.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""What a benchmark is: a named case that runs against one broker and gives figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from tests.bench.brokers import Broker, BrokerSource
+
+
+class Unit(NamedTuple):
+    """How a metric is shown."""
+
+    suffix: str
+    digits: int
+
+
+UNITS: Final[Mapping[str, Unit]] = {
+    "per_s": Unit("/s", 0),
+    "cpu_us": Unit("us CPU", 1),
+    "cpu_s_per_million": Unit("s CPU/M", 3),
+    "mb_per_s": Unit("MB/s", 0),
+    "records_per_s": Unit("rec/s", 0),
+    "p50_ms": Unit("ms p50", 3),
+    "p99_ms": Unit("ms p99", 3),
+    "ready_ms": Unit("ms ready", 0),
+    "answer_ms": Unit("ms answer", 0),
+    "after_ack_p50_ms": Unit("ms after ack p50", 3),
+    "after_ack_p99_ms": Unit("ms after ack p99", 3),
+    "pss_mib": Unit("MiB PSS", 1),
+    "idle_cpu_percent": Unit("% CPU", 3),
+    "kib_per_connection": Unit("KiB/conn", 2),
+    "cpu_ratio": Unit("x CPU", 2),
+}
+
+
+class Context(NamedTuple):
+    """What a case may use."""
+
+    maybe_broker: Broker | None  # None in a case that starts its own
+    source: BrokerSource
+    seconds: float  # length of one measurement, after its warm-up
+
+    @property
+    def broker(self) -> Broker:
+        assert self.maybe_broker is not None, "this case starts its own broker"
+        return self.maybe_broker
+
+
+class Case(NamedTuple):
+    """One line of the report."""
+
+    name: str  # bench/what/how, so that a prefix selects a group
+    run: Callable[[Context], dict[str, float]]
+    starts_brokers: bool = False  # cannot run against a broker that only is there
+
+
+class Limit(NamedTuple):
+    """A figure that mpbroker has to reach."""
+
+    value: float
+    at_least: bool = False
+
+    def is_met(self, figure: float) -> bool:
+        return figure >= self.value if self.at_least else figure <= self.value
+
+
+# What mpbroker is built to reach with two cores and the load on the same machine. CPU
+# is summed over the broker's processes. See the README's "Figures".
+LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
+    ("requests/produce-acks1/16", "cpu_us"): Limit(35),
+    ("requests/produce-acks1/16", "per_s"): Limit(40_000, at_least=True),
+    ("requests/produce-acks1/16", "p99_ms"): Limit(1.5),
+    ("requests/api-versions/16", "cpu_us"): Limit(20),
+    ("requests/produce-acks-all/64", "per_s"): Limit(15_000, at_least=True),
+    ("librdkafka/produce/100B/none", "cpu_s_per_million"): Limit(0.3),
+    ("librdkafka/consume/100B/none", "cpu_s_per_million"): Limit(0.2),
+    ("librdkafka/produce/10KB/none", "cpu_s_per_million"): Limit(10),
+    ("librdkafka/consume/10KB/none", "cpu_s_per_million"): Limit(10),
+    ("librdkafka/produce/1KiB/none", "mb_per_s"): Limit(400, at_least=True),
+    ("librdkafka/consume/1KiB/none", "mb_per_s"): Limit(700, at_least=True),
+    ("large/produce-1MiB", "mb_per_s"): Limit(1_500, at_least=True),
+    ("large/fetch-1MiB", "mb_per_s"): Limit(2_500, at_least=True),
+    ("latency/raw", "p50_ms"): Limit(0.5),
+    ("latency/raw", "p99_ms"): Limit(1.0),
+    ("latency/raw", "after_ack_p99_ms"): Limit(1.0),
+    ("latency/librdkafka", "p50_ms"): Limit(0.5),
+    ("latency/librdkafka", "p99_ms"): Limit(1.0),
+    ("start/first-answer", "answer_ms"): Limit(250),
+    ("idle/memory", "pss_mib"): Limit(80),
+    ("idle/memory", "idle_cpu_percent"): Limit(0.2),
+    ("idle/2000-connections", "kib_per_connection"): Limit(16),
+    ("flatness/produce/1000-partitions", "cpu_ratio"): Limit(1.3),
+    ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
+    ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),
+    ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
+}

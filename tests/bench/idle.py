@@ -1,0 +1,71 @@
+"""Start-up, and what a broker costs that nobody talks to."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Final
+
+from tests.bench import wire
+from tests.bench.cases import Case, Context
+from tests.bench.flatness import allow_files
+
+IDLE_CONNECTIONS: Final = 2000
+SETTLE_S: Final = 1.0
+MIB: Final = 1 << 20
+
+
+def _first_answer(context: Context) -> dict[str, float]:
+    began = time.monotonic()
+    with context.source.broker() as broker:
+        ready = time.monotonic()
+        with broker.connect() as connection:
+            connection.ask(wire.api_versions())
+        answered = time.monotonic()
+    return {"ready_ms": (ready - began) * 1e3, "answer_ms": (answered - began) * 1e3}
+
+
+def _memory(context: Context) -> dict[str, float]:
+    with context.source.broker() as broker:
+        time.sleep(SETTLE_S)
+        idle = broker.tree.idle_share(max(3.0, context.seconds))
+        pss = broker.tree.pss_bytes()
+    return {"pss_mib": pss / MIB, "idle_cpu_percent": idle * 100}
+
+
+def _connections(context: Context) -> dict[str, float]:
+    allow_files(IDLE_CONNECTIONS + 100)
+    with context.source.broker() as broker:
+        with broker.connect() as connection:
+            connection.ask(wire.api_versions())
+        time.sleep(SETTLE_S)
+        before = broker.tree.pss_bytes()
+        connections = [broker.connect() for _ in range(IDLE_CONNECTIONS)]
+        try:
+            # A connection that has spoken once, as every real one has.
+            for connection in connections:
+                connection.ask(wire.api_versions())
+            time.sleep(SETTLE_S)
+            grown = broker.tree.pss_bytes() - before
+            idle = broker.tree.idle_share(2.0)
+        finally:
+            for connection in connections:
+                _reset(connection)
+    return {
+        "kib_per_connection": grown / IDLE_CONNECTIONS / 1024,
+        "idle_cpu_percent": idle * 100,
+    }
+
+
+def _reset(connection: wire.Connection) -> None:
+    # No TIME_WAIT: two thousand of them a round would use up the ports.
+    with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
+        twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+
+
+CASES: Final = [
+    Case("start/first-answer", _first_answer, starts_brokers=True),
+    Case("idle/memory", _memory, starts_brokers=True),
+    Case("idle/2000-connections", _connections, starts_brokers=True),
+]

@@ -1,0 +1,100 @@
+"""Small synchronous requests: rate, broker CPU a request, latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.bench import wire
+from tests.bench.brokers import Broker
+from tests.bench.cases import Case, Context
+from tests.bench.load import Template, run_load, same_as
+
+CONNECTIONS: Final = (1, 16, 64, 256)
+VALUE_BYTES: Final = 100
+
+Templates = Callable[[Broker], list[Template]]
+
+
+def api_versions(broker: Broker) -> list[Template]:
+    # Not the whole answer: Apache Kafka's ends in an epoch that moves.
+    template = _asked_once(broker, wire.api_versions())
+    ((at, answer),) = template.checks
+    return [template._replace(checks=((at, answer[:100]),))]
+
+
+def _asked_once(broker: Broker, request: bytes) -> Template:
+    with broker.connect() as connection:
+        return same_as(request, connection.ask(request))
+
+
+def produce_templates(topic: str, partitions: int, acks: int) -> list[Template]:
+    """Return a one-record Produce for every partition of a topic."""
+    batch = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
+    ok = ((wire.produce_error_at(topic), b"\0\0"),)
+    return [
+        Template(wire.produce(topic, p, batch, acks), checks=ok)
+        for p in range(partitions)
+    ]
+
+
+def produce_acks_1(broker: Broker) -> list[Template]:
+    return produce_templates(broker.topic("bench-produce-1"), 1, acks=1)
+
+
+def produce_acks_all(broker: Broker) -> list[Template]:
+    return produce_templates(broker.topic("bench-produce-all"), 1, acks=-1)
+
+
+def metadata_1_topic(broker: Broker) -> list[Template]:
+    return [_asked_once(broker, wire.metadata([broker.topic("bench-metadata-1")]))]
+
+
+def metadata_1000_partitions(broker: Broker) -> list[Template]:
+    topic = broker.topic("bench-metadata-1000", 1000)
+    return [_asked_once(broker, wire.metadata([topic]))]
+
+
+def small_fetch(broker: Broker) -> list[Template]:
+    topic = broker.topic("bench-small-fetch")
+    with broker.connect() as connection:
+        if not connection.end_offset(topic, 0):
+            batch = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
+            connection.ask(wire.produce(topic, 0, batch))
+    request = wire.fetch(topic, 0, 0, max_bytes=4096)
+    template = _asked_once(broker, request)
+    if template.exact_size < VALUE_BYTES:
+        raise wire.AnswerError(f"a fetch answer of {template.exact_size} bytes")
+    return [template]
+
+
+KINDS: Final[dict[str, Templates]] = {
+    "api-versions": api_versions,
+    "produce-acks1": produce_acks_1,
+    "produce-acks-all": produce_acks_all,
+    "metadata-1": metadata_1_topic,
+    "metadata-1000": metadata_1000_partitions,
+    "fetch": small_fetch,
+}
+
+
+def _case(kind: str, templates: Templates, connections: int) -> Case:
+    def run(context: Context) -> dict[str, float]:
+        broker = context.broker
+        prepared = broker.once(f"requests/{kind}", lambda: templates(broker))
+        return run_load(
+            broker.address,
+            broker.tree,
+            prepared,
+            connections=connections,
+            measure_s=context.seconds,
+        ).metrics()
+
+    return Case(f"requests/{kind}/{connections}", run)
+
+
+CASES: Final = [
+    _case(kind, templates, connections)
+    for kind, templates in KINDS.items()
+    for connections in CONNECTIONS
+]

@@ -1,0 +1,129 @@
+"""The figures are only worth something if the load generators can be disappointed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.bench import wire
+from tests.bench.load import LoadFailedError, Template, run_load
+from tests.bench.processes import ProcessTree
+
+Answer = Callable[[bytes], bytes]
+
+
+@pytest.fixture(params=["c", "python"])
+def load_generator(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.param == "python":
+        monkeypatch.setenv("MPBROKER_BENCH_LOADGEN", "python")
+    elif shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("no C compiler")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], tuple[str, int]]]:
+    """Serve answers made by a function of the request's payload."""
+    listeners: list[socket.socket] = []
+
+    def start(answer: Answer) -> tuple[str, int]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        threading.Thread(target=_accept, args=(listener, answer), daemon=True).start()
+        host, port = listener.getsockname()
+        return host, port
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def _accept(listener: socket.socket, answer: Answer) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_talk, args=(connection, answer), daemon=True).start()
+
+
+def _talk(connection: socket.socket, answer: Answer) -> None:
+    with connection, connection.makefile("rb") as stream:
+        try:
+            while size := stream.read(4):
+                payload = answer(stream.read(struct.unpack(">i", size)[0]))
+                connection.sendall(struct.pack(">i", len(payload)) + payload)
+        except (OSError, struct.error):
+            return
+
+
+def _correlation_id(request: bytes) -> bytes:
+    return request[4:8]
+
+
+def _load(
+    address: tuple[str, int], template: Template, connections: int = 3, depth: int = 2
+) -> int:
+    result = run_load(
+        address,
+        ProcessTree(os.getpid()),
+        [template],
+        connections=connections,
+        depth=depth,
+        warmup_s=0.0,
+        measure_s=0.1,
+    )
+    return result.answered
+
+
+REQUEST = wire.api_versions()
+
+
+@pytest.mark.usefixtures("load_generator")
+@pytest.mark.parametrize("tail", [b"\0\0", bytes(3000), bytes(100_000)])
+def test_right_answers_are_counted_whatever_their_size(
+    serve: Callable[[Answer], tuple[str, int]], tail: bytes
+) -> None:
+    address = serve(lambda request: _correlation_id(request) + tail)
+    template = Template(REQUEST, exact_size=4 + len(tail), checks=((4, b"\0\0"),))
+    assert _load(address, template) > 0
+
+
+@pytest.mark.usefixtures("load_generator")
+@pytest.mark.parametrize(
+    ("answer", "template"),
+    [
+        (lambda r: b"\x7f" + r[5:8] + b"\0\0", Template(REQUEST)),
+        (lambda r: r[4:8] + b"\0\x01", Template(REQUEST, checks=((4, b"\0\0"),))),
+        (lambda r: r[4:8] + b"\0\0", Template(REQUEST, least_size=7)),
+        (lambda r: r[4:8] + b"\0\0\0", Template(REQUEST, exact_size=6)),
+        (lambda r: r[9999:], Template(REQUEST)),
+    ],
+    ids=["correlation id", "error code", "too short", "too long", "no payload"],
+)
+def test_a_wrong_answer_ends_the_run(
+    serve: Callable[[Answer], tuple[str, int]], answer: Answer, template: Template
+) -> None:
+    with pytest.raises(LoadFailedError):
+        _load(serve(answer), template, connections=1, depth=1)
+
+
+def test_record_batches_read_back_as_they_were_written() -> None:
+    specs = [wire.RecordSpec(b"", None), wire.RecordSpec(b"v" * 300, b"k")]
+    found = wire.iter_records(wire.record_batch(specs, producer_id=9))
+    assert found == [(0, 9, None, b""), (1, 9, b"k", b"v" * 300)]
+
+
+def test_a_flipped_bit_is_found() -> None:
+    batch = bytearray(wire.record_batch([wire.RecordSpec(b"value")]))
+    batch[-2] ^= 1
+    with pytest.raises(wire.AnswerError):
+        wire.iter_records(bytes(batch))
