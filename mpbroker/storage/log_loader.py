@@ -23,7 +23,6 @@ from mpbroker.storage.log_files import (
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
-    base_offset_of,
     base_offsets,
     remove_if_exists,
     segment_file,
@@ -127,61 +126,53 @@ def load_producers(
 def remove_leftovers(directory: str) -> None:
     """Remove what was being written or deleted, and finish an interrupted swap.
 
-    A `.swap` log is complete: it takes the place of every segment that starts within
-    its range. A `.cleaned` one is not, and whatever swap went with it is not either.
+    Raises:
+        OSError: the directory cannot be read or changed.
     """
     names = sorted(os.listdir(directory))
     logs = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
     for name in names:
-        # A deletion that died between the files of one segment.
+        # Without its log, an index is what a deletion that died left behind.
         stem, dot, suffix = name.partition(".")
-        if dot + suffix in SEGMENT_SUFFIXES and stem not in logs:
+        orphan = dot + suffix in SEGMENT_SUFFIXES and stem not in logs
+        if orphan or name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):
             remove_if_exists(f"{directory}/{name}")
-    incomplete = _lowest_base(names, CLEANED_SUFFIX)
+    for base in base_offsets(directory, LOG_SUFFIX + SWAP_SUFFIX):
+        finish_swap(directory, base)
     for name in names:
-        if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):
+        if name.endswith(SWAP_SUFFIX):
             remove_if_exists(f"{directory}/{name}")
-    swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
-    if incomplete is not None:
-        for name in swaps:
-            if int(name[:20]) >= incomplete:
-                remove_if_exists(f"{directory}/{name}")
-        swaps = [name for name in swaps if int(name[:20]) < incomplete]
-    for name in swaps:
-        base = base_offset_of(name, LOG_SUFFIX + SWAP_SUFFIX)
-        if base is not None:
-            finish_swap(directory, base)
-    for name in swaps:  # indexes whose log was renamed before the crash
-        path = f"{directory}/{name}"
-        if os.path.exists(path):
-            os.rename(path, path.removesuffix(SWAP_SUFFIX))
 
 
 def finish_swap(directory: str, base_offset: int) -> None:
-    """Put a complete `.swap` segment in the place of those that it replaces."""
+    """Put a `.swap` segment in the place of those that it replaces.
+
+    A log gets that name last, when the whole copy is on disk: it takes the place of
+    every segment that starts within its range.
+    """
     swap = LogSegment(directory, base_offset, SWAP_SUFFIX)
     try:
         tail = recover_segment(swap, trusted_below=TRUST_ALL, index_interval_bytes=4096)
     finally:
         swap.close()
+    if tail.truncated_bytes:
+        return
     for base in base_offsets(directory, LOG_SUFFIX):
         if base_offset < base < tail.next_offset:
             for suffix in SEGMENT_SUFFIXES:
                 remove_if_exists(segment_file(directory, base, suffix))
-    # The log last: until it has its name, the next loader does all of this again.
+    install_swap(directory, base_offset)
+    sync_directory(directory)
+
+
+def install_swap(directory: str, base_offset: int) -> None:
+    """Rename a `.swap` segment's files, the log last: until then it is done again."""
     for suffix in reversed(SEGMENT_SUFFIXES):
         final = segment_file(directory, base_offset, suffix)
         try:
             os.rename(final + SWAP_SUFFIX, final)
         except FileNotFoundError:
-            if suffix != LOG_SUFFIX:
-                remove_if_exists(final)
-    sync_directory(directory)
-
-
-def _lowest_base(names: list[str], suffix: str) -> int | None:
-    bases = [int(n[:20]) for n in names if n.endswith(suffix) and n[:20].isdigit()]
-    return min(bases, default=None)
+            continue
 
 
 def _recover(

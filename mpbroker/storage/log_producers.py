@@ -130,15 +130,20 @@ class LogProducers(LogLookup):
     def _leave_active(self) -> None:
         self._producers_position = -1
 
-    def take_snapshot(self, *, sync: bool = True) -> None:
-        """Write the producers as of the log end, so that the next start is short."""
-        state = self.state()
+    def producers_at(self, state: LogState) -> ProducerState:
+        """Return this process's producers, brought up to a committed state."""
         self.refresh(state.active_base_offset)
         self._catch_up(state, self._expiration_checked_ms)
         assert self.producers is not None
+        return self.producers
+
+    def take_snapshot(self, *, sync: bool = True) -> None:
+        """Write the producers as of the log end, so that the next start is short."""
+        state = self.state()
+        producers = self.producers_at(state)
         path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
         if not os.path.exists(path):
-            write_snapshot(self.directory, self.producers, sync=sync)
+            write_snapshot(self.directory, producers, sync=sync)
             remove_needless_snapshots(self.directory, self.segments.bases)
 
     def _catch_up_unlocked(self, now_ms: int) -> None:

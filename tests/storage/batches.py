@@ -82,7 +82,7 @@ def read_all(log: PartitionLog, offset: int | None = None) -> list[tuple[int, by
             break
         for header, body in batches_in(content):
             for record in iter_records(body):
-                if record.offset >= position:
+                if record.offset >= position and not header.is_control:
                     records.append((record.offset, bytes(record.value or b"")))
             position = header.next_offset
     return records

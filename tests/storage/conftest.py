@@ -1,5 +1,6 @@
 """Partitions without a broker: rows in a table of their own, files in tmp_path."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,16 +24,20 @@ def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
     """Return a function that opens tmp_path as a partition.
 
     Each call stands for a broker that starts: it has a row of its own, unless ``row``
-    is given.
+    is given. Examples of one property test take a ``name`` each.
     """
 
     def open_it(
-        *, row: int | None = None, hints: LoadHints | None = None, **config: object
+        *,
+        row: int | None = None,
+        hints: LoadHints | None = None,
+        name: str = "t-0",
+        **config: object,
     ) -> PartitionLog:
         if row is None:
             row = next(_row_numbers)
             table.initialise_row(row)
-        directory = tmp_path / "t-0"
+        directory = tmp_path / name
         directory.mkdir(exist_ok=True)
         values = {name.replace("_", "."): value for name, value in config.items()}
         return PartitionLog(str(directory), table.row(row), LogConfig(values), hints)
@@ -40,4 +45,4 @@ def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
     return open_it
 
 
-_row_numbers = iter(range(100_000))
+_row_numbers = itertools.count()

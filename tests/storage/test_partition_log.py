@@ -1,5 +1,6 @@
 """Appending to a partition and reading it back."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mpbroker.storage.time_index import TimeIndex, TimestampOffset
 from tests.storage.batches import batch, batches_in, read_all, read_bytes
 from tests.storage.conftest import OpenLog
 
+_names = itertools.count()
 _SETTINGS = settings(
     max_examples=25,
     deadline=None,
@@ -83,8 +85,9 @@ def test_the_first_batch_is_whole_or_not_given_at_all(open_log: OpenLog) -> None
 def test_every_record_is_found_from_every_offset_however_segments_are_cut(
     open_log: OpenLog, sizes: list[int], segment_bytes: int, max_bytes: int
 ) -> None:
-    log = open_log(segment_bytes=segment_bytes, index_interval_bytes=100)
-    start = log.latest()
+    name = str(next(_names))
+    log = open_log(name=name, segment_bytes=segment_bytes, index_interval_bytes=100)
+    start = 0
     for number, size in enumerate(sizes):
         log.append(batch(b"%05d" % number + bytes(size)), now_ms=1)
     for number in range(len(sizes)):
@@ -254,8 +257,9 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(open_log: OpenLog) -> 
 def test_an_offset_by_timestamp_is_that_of_the_first_record_not_older(
     open_log: OpenLog, timestamps: list[int], segment_bytes: int
 ) -> None:
-    log = open_log(segment_bytes=segment_bytes, index_interval_bytes=100)
-    start = log.delete_records(-1)
+    name = str(next(_names))
+    log = open_log(name=name, segment_bytes=segment_bytes, index_interval_bytes=100)
+    start = 0
     records = []
     for number in range(0, len(timestamps), 2):
         stamp = timestamps[number]
