@@ -149,6 +149,7 @@ class Processor:
         responses = self._requests.receive_responses(arm=False)
         if responses:
             self._process_responses(responses)
+            self._requests.flush()
             self._busy = True
         if self._postponed or self._waiting:
             self._retry_reading()

@@ -72,12 +72,9 @@ class ProcessorEnd:
         self._ring = ring
         self._responses = responses
         self._unpublished: list[int] = []
+        # The ring was full at the last flush: stop reading, go on writing.
+        self.is_blocked = False
         self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
-
-    @property
-    def is_blocked(self) -> bool:
-        """The ring was full at the last flush: stop reading, go on writing."""
-        return bool(self._unpublished)
 
     def send_request(
         self, slot: int, offset: int, length: int, progress: int, received_ns: int
@@ -97,10 +94,10 @@ class ProcessorEnd:
     def flush(self) -> int:
         """Publish what there is room for; return how many requests had to stay."""
         waiting = self._unpublished
-        if not waiting:
-            return 0
-        done = self._ring.put(waiting)
-        self._unpublished = waiting[done:]
+        if waiting:
+            done = self._ring.put(waiting)
+            self._unpublished = waiting[done:]
+            self.is_blocked = done < len(waiting)
         return len(self._unpublished)
 
     def receive_responses(self, *, arm: bool) -> list[int]:
