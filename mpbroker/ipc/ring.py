@@ -137,9 +137,17 @@ class RequestRing:
         result = pthread_mutex_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        head = words[REQUEST_RING + RING_HEAD]
-        queued = words[REQUEST_RING + RING_TAIL] - head
+        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        # Tombs are nobody's share: a handler that was given nothing else would sleep
+        # in front of the requests behind them, and not be marked as asleep.
+        while (
+            head < tail
+            and words[REQUEST_RING + RING_ENTRIES + (head & _REQUEST_MASK)] == TOMB
+        ):
+            head += 1
+        queued = tail - head
         if queued <= 0:
+            words[REQUEST_RING + RING_HEAD] = head
             if arm:
                 words[REQUEST_RING + RING_SLEEPERS] |= 1 << handler
             pthread_mutex_unlock(self._mutex)
@@ -155,12 +163,18 @@ class RequestRing:
                 words[state] = (words[state] & _GENERATION) | claimed
                 taken.append(slot)
         words[REQUEST_RING + RING_HEAD] = head + count
-        sleepers = words[REQUEST_RING + RING_SLEEPERS] if queued > count else 0
+        sleepers = words[REQUEST_RING + RING_SLEEPERS]
+        woken = 0
         if sleepers:
-            words[REQUEST_RING + RING_SLEEPERS] = sleepers & (sleepers - 1)
+            # Something else may have woken the caller: it sleeps no more, and must
+            # not be the one that the next put wakes.
+            sleepers &= ~(1 << handler)
+            if queued > count:
+                woken = sleepers & -sleepers
+            words[REQUEST_RING + RING_SLEEPERS] = sleepers ^ woken
         pthread_mutex_unlock(self._mutex)
-        if sleepers:
-            self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
+        if woken:
+            self._doorbells[woken.bit_length() - 1].ring()
         return taken
 
     def put_back(self, slots: Sequence[int]) -> None:
@@ -192,6 +206,26 @@ class RequestRing:
             entry = REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)
             if first_slot <= words[entry] < end_slot:
                 words[entry] = TOMB
+        pthread_mutex_unlock(self._mutex)
+
+    def reclaim(self, handler: int) -> None:
+        """Undo a take that its dead handler did not commit.
+
+        Under the mutex: until then, a live handler may take these slots, and does.
+        """
+        words = self._words
+        claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
+        result = pthread_mutex_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        for position in range(head, tail):
+            slot = words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            if slot == TOMB:
+                continue
+            state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            if words[state] & ~_GENERATION == claimed:
+                words[state] = (words[state] & _GENERATION) | _READY
         pthread_mutex_unlock(self._mutex)
 
     def waiting(self) -> list[int]:
@@ -335,7 +369,12 @@ class NotificationRing:
 
     def overflow(self) -> None:
         """Make the handler look at everything: after a death, notices may be lost."""
+        # Under the mutex: a take that clears the flag must not clear this one.
+        result = pthread_mutex_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
         self._words[self._base + RING_OVERFLOW] = 1
+        pthread_mutex_unlock(self._mutex)
 
     def is_empty(self) -> bool:
         words, base = self._words, self._base

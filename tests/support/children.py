@@ -1,0 +1,163 @@
+"""Children for tests: forked, watched, and killed at a chosen line of our code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+# Generous: a loaded machine must not fail a test, a child that hangs must.
+TIMEOUT_S: Final = 30.0
+
+
+class Child:
+    """A forked process that runs one function; ``code`` once it has ended."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        with warnings.catch_warnings():
+            # A test runner may have threads; these children use none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            _live(work)
+        self._pidfd = os.pidfd_open(self.pid)
+        self.code: int | None = None
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Return its exit code, or minus the signal that killed it."""
+        if self.code is None:
+            ready, _, _ = select.select([self._pidfd], [], [], timeout_s)
+            if not ready:
+                self.kill()
+                raise TimeoutError(f"the child was still running after {timeout_s} s")
+            self._reap()
+        assert self.code is not None
+        return self.code
+
+    def kill(self) -> None:
+        """SIGKILL it and wait for its end."""
+        if self.code is None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._reap()
+
+    @property
+    def is_alive(self) -> bool:
+        if self.code is None and select.select([self._pidfd], [], [], 0)[0]:
+            self._reap()
+        return self.code is None
+
+    def _reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        os.close(self._pidfd)
+
+
+def _live(work: Callable[[], object]) -> None:
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, the parent is told
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Run ``work`` in a child to its end; return 0, 1, or minus a signal's number."""
+    return Child(work).wait()
+
+
+@contextlib.contextmanager
+def running(*works: Callable[[], object]) -> Iterator[list[Child]]:
+    """Run each work in a child of its own; all are dead when the block is left."""
+    children = [Child(work) for work in works]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+
+
+def die() -> None:
+    """Be killed here and now."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    """Poll until ``condition`` gives something true, and return that."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so after {timeout_s} s: {condition}")
+        time.sleep(0.0005)
+
+
+# -- death by line ------------------------------------------------------------------
+
+
+def _counting(files: tuple[str, ...], each_line: Callable[[], None]) -> Any:
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.endswith(files):
+            return None
+        if event == "line":
+            each_line()
+        return trace
+
+    return trace
+
+
+def kill_at_line(number: int, files: tuple[str, ...]) -> None:
+    """Kill this process before it runs its n-th line, from now on, of some files."""
+    left = number
+
+    def each_line() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            die()
+
+    sys.settrace(_counting(files, each_line))
+
+
+def lines_of(work: Callable[[], object], files: tuple[str, ...]) -> int:
+    """Count the lines of some files that ``work`` runs."""
+    count = 0
+
+    def each_line() -> None:
+        nonlocal count
+        count += 1
+
+    previous = sys.gettrace()
+    sys.settrace(_counting(files, each_line))
+    try:
+        work()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+def deaths(total_lines: int, wanted: int, seed: int) -> Iterator[int]:
+    """Line numbers to die at: all of them, or some spread over them."""
+    if total_lines <= wanted:
+        yield from range(1, total_lines + 1)
+        return
+    picker = random.Random(seed)
+    step = total_lines / wanted
+    for number in range(wanted):
+        yield 1 + int(number * step + picker.random() * step)
