@@ -38,8 +38,8 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.robust_mutex import (
     RobustMutex,
     owner_died,
-    pthread_mutex_lock,
     pthread_mutex_unlock,
+    spin_lock,
 )
 from mpbroker.ipc.segment import Segment
 
@@ -138,7 +138,7 @@ class PartitionRow:
 
     def lock(self) -> None:
         """Take the row's mutex; settle the intent of an owner that died with it."""
-        result = pthread_mutex_lock(self._argument)
+        result = spin_lock(self._argument)
         if result:
             owner_died(self._argument, result)
             self._settle_intent()

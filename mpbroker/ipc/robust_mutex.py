@@ -24,6 +24,9 @@ _pthread = ctypes.PyDLL(None)
 # Arguments are prebuilt c_void_p objects: no conversion a call.
 pthread_mutex_lock: Final = _pthread.pthread_mutex_lock
 pthread_mutex_unlock: Final = _pthread.pthread_mutex_unlock
+_pthread_mutex_trylock: Final = _pthread.pthread_mutex_trylock
+# An append holds its partition for some 10 us; sleeping and being woken costs more.
+_SPINS: Final = range(40)
 
 
 class RobustMutex:
@@ -75,6 +78,23 @@ class RobustMutex:
         trace: TracebackType | None,
     ) -> None:
         pthread_mutex_unlock(self.argument)
+
+
+def spin_lock(argument: ctypes.c_void_p) -> int:
+    """Take a mutex that is held for microseconds: try for a while before sleeping.
+
+    Returns:
+        What pthread_mutex_lock does: 0, or a reason to call ``owner_died``.
+    """
+    result: int = _pthread_mutex_trylock(argument)
+    if result != errno.EBUSY:
+        return result
+    for _ in _SPINS:
+        result = _pthread_mutex_trylock(argument)
+        if result != errno.EBUSY:
+            return result
+    result = pthread_mutex_lock(argument)
+    return result
 
 
 def owner_died(argument: ctypes.c_void_p, result: int) -> bool:

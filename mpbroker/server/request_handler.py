@@ -39,8 +39,8 @@ from mpbroker.storage.disk_sync import DiskSync
 
 # Batched takes are worth 1.3-1.4x in pure Python; more than this only adds latency.
 _MAX_BATCH: Final = 16
-# A request that took longer than this does not keep the answers before it waiting.
-_SLOW_NS: Final = 100_000
+# Answers wait for the batch to end, and not longer than this for a slow request in it.
+_SLOW_NS: Final = 300_000
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
 _GIVE_BACK_NS: Final = 5_000_000_000
@@ -145,7 +145,7 @@ class RequestHandler:
             now = time.monotonic_ns()
             if now - started > _SLOW_NS:
                 self._channel.flush()
-            started = now
+                started = now
         words[row + HANDLER_BUSY_SLOT] = 0
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _ACKS_ALL: Final = -1
 _VALID_ACKS: Final = (-1, 0, 1)
 _ZSTD_SINCE: Final = 7
+_TOPIC_IDS_SINCE: Final = 13
 
 
 class Progress(Protocol):
@@ -106,7 +107,11 @@ class ProduceHandler:
         earlier = progress.earlier()
         ordinal = 0
         for data in request.topic_data:
-            topic, unknown = self._find(data, version)
+            topic = (
+                self._topics.topic_by_id(data.topic_id)
+                if version >= _TOPIC_IDS_SINCE
+                else self._topics.topic(data.name)
+            )
             answers = []
             for partition in data.partition_data:
                 try:
@@ -116,7 +121,7 @@ class ProduceHandler:
                             f"acks={request.acks}; Kafka knows -1 (all), 0 and 1",
                         )
                     if topic is None:
-                        raise unknown
+                        raise _unknown_topic(data, version)
                     if not 0 <= partition.index < len(topic.partitions):
                         raise ApiError(
                             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -152,17 +157,6 @@ class ProduceHandler:
                 )
             )
         return outcome
-
-    def _find(
-        self, data: TopicProduceData, version: int
-    ) -> tuple[Topic | None, ApiError]:
-        if version >= 13:
-            return self._topics.topic_by_id(data.topic_id), ApiError(
-                ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {data.topic_id.hex()}"
-            )
-        return self._topics.topic(data.name), ApiError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {data.name}"
-        )
 
     def _append(
         self,
@@ -230,6 +224,16 @@ class ProduceHandler:
             self._policies.clear()
         self._policies[key] = (topic.config, policy)
         return policy
+
+
+def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
+    if version >= _TOPIC_IDS_SINCE:
+        return ApiError(
+            ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {data.topic_id.hex()}"
+        )
+    return ApiError(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {data.name}"
+    )
 
 
 def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
