@@ -25,7 +25,7 @@ _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 _SPAN_BYTES: Final = _SPAN.size
 CHUNK_BYTES: Final = 64 * 1024
 _VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
-_SEARCH_CHUNK_BYTES: Final = 16 * 1024
+_SEARCH_CHUNK_BYTES: Final = 8 * 1024  # what lies between two index entries, mostly
 
 COMPRESSION_MASK: Final = 0x07
 TIMESTAMP_TYPE_MASK: Final = 0x08

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from mpbroker.storage.checkpoints import (
@@ -113,22 +113,25 @@ class LogDirectory:
         self,
         recovery_points: Mapping[TopicPartition, int],
         start_offsets: Mapping[TopicPartition, int],
+        known: Collection[TopicPartition],
     ) -> None:
-        """Write both checkpoints; partitions not named keep what they had at start.
+        """Write both checkpoints.
 
-        ``start_offsets`` is what differs from the first segment's base offset.
+        Args:
+            start_offsets: those that are not their first segment's base offset.
+            known: all partitions in here; those without a new recovery point were not
+                touched and keep what they had at start, others are forgotten.
         """
-        self._recovery_points.update(recovery_points)
-        for partition in recovery_points:
-            self._start_offsets.pop(partition, None)
-        self._start_offsets.update(start_offsets)
+        points = {p: o for p, o in self._recovery_points.items() if p in known}
+        starts = {
+            p: o
+            for p, o in self._start_offsets.items()
+            if p in known and p not in recovery_points
+        }
+        self._recovery_points = {**points, **recovery_points}
+        self._start_offsets = {**starts, **start_offsets}
         write_offsets(f"{self.path}/{RECOVERY_POINT}", self._recovery_points)
         write_offsets(f"{self.path}/{LOG_START_OFFSET}", self._start_offsets)
-
-    def forget(self, partition: TopicPartition) -> None:
-        """Drop a deleted partition from the checkpoints to come."""
-        self._recovery_points.pop(partition, None)
-        self._start_offsets.pop(partition, None)
 
     def cleaner_offsets(self) -> dict[TopicPartition, int]:
         return self._read(CLEANER_OFFSET)

@@ -81,6 +81,10 @@ def load_log(
     segments.reload(bases[-1], keep_open=False)
     try:
         tail = _recover(segments, hints, index_interval_bytes)
+        if tail.next_offset < hints.recovery_point:
+            # Whatever that point was noted for, it was not these files.
+            hints = hints._replace(clean=False, recovery_point=0)
+            tail = _recover(segments, hints, index_interval_bytes)
         if tail.next_offset < hints.log_start_offset:
             # Segment files were removed by hand: all that is left was deleted before.
             tail = _start_again(segments, hints.log_start_offset)
@@ -139,7 +143,7 @@ def remove_leftovers(directory: str) -> None:
             remove_if_exists(f"{directory}/{name}")
     for base in base_offsets(directory, LOG_SUFFIX + SWAP_SUFFIX):
         finish_swap(directory, base)
-    for name in names:
+    for name in os.listdir(directory):
         if name.endswith(SWAP_SUFFIX):
             remove_if_exists(f"{directory}/{name}")
 

@@ -158,8 +158,6 @@ class LogManager:
             log = self._logs.pop(index, None)
             if log is not None:
                 log.close()
-            for directory in self.directories:
-                directory.forget((topic.name, partition))
 
     def _rename_deleted(self, name: str, topic_id: bytes) -> None:
         for parent in self.directories:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpbroker.protocol.batch_header import BatchHeader
     from mpbroker.protocol.log_validator import ValidatedBatch
 
+_new_tuple: Final = tuple.__new__
 _EXPIRATION_CHECK_MS: Final = 600_000
 # Catching up by more than this many offsets starts before the lock is taken.
 _LAG_OFFSETS: Final = 1_000
@@ -52,21 +53,7 @@ class LogProducers(LogLookup):
         super().__init__(directory, row, config, hints)
         # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
         self._producers_position = -1
-        self._expiration_checked_ms = 0
-
-    def _check_sequence(self, batch: "ValidatedBatch") -> AppendedBatch | None:
-        header = batch.header
-        sequence = header.base_sequence
-        if sequence < 0:
-            return None  # a coordinator's own records have no sequence
-        assert self.producers is not None
-        return self.producers.check(
-            header.producer_id,
-            header.producer_epoch,
-            sequence,
-            last_sequence_of(sequence, batch.last_offset_delta),
-            header.attributes & TRANSACTIONAL_MASK,
-        )
+        self._expire_at_ms = 0  # when to look for producers that are to be forgotten
 
     def _check_marker(
         self, batch: "ValidatedBatch", offset: int
@@ -115,13 +102,10 @@ class LogProducers(LogLookup):
             producers.apply_marker(header.producer_id, header.producer_epoch, marker)
         elif not attributes & CONTROL_MASK:
             sequence = header.base_sequence
-            appended = AppendedBatch(
-                sequence,
-                last_sequence_of(sequence, batch.last_offset_delta),
-                base_offset,
-                last_offset,
-                batch.max_timestamp,
-            )
+            last_sequence = last_sequence_of(sequence, batch.last_offset_delta)
+            timestamp = batch.max_timestamp
+            fields = (sequence, last_sequence, base_offset, last_offset, timestamp)
+            appended = _new_tuple(AppendedBatch, fields)
             transactional = attributes & TRANSACTIONAL_MASK
             producers.apply(
                 header.producer_id, header.producer_epoch, appended, transactional
@@ -133,9 +117,7 @@ class LogProducers(LogLookup):
     def producers_at(self, state: LogState) -> ProducerState:
         """Return this process's producers, brought up to a committed state."""
         self.refresh(state.active_base_offset)
-        self._catch_up(state, self._expiration_checked_ms)
-        assert self.producers is not None
-        return self.producers
+        return self._catch_up(state, self._expire_at_ms)
 
     def take_snapshot(self, *, sync: bool = True) -> None:
         """Write the producers as of the log end, so that the next start is short."""
@@ -164,7 +146,7 @@ class LogProducers(LogLookup):
             except (FileNotFoundError, CorruptLogError, ApiError):
                 pass  # files moved under us; it is done again under the lock
 
-    def _catch_up(self, state: tuple[int, ...], now_ms: int) -> None:
+    def _catch_up(self, state: tuple[int, ...], now_ms: int) -> ProducerState:
         """Make the producers those of the log end in ``state``."""
         producers = self.producers
         try:
@@ -185,6 +167,7 @@ class LogProducers(LogLookup):
         except CorruptLogError as error:
             self.fail(error, "cannot be caught up with")
         self._producers_position = state[2] if state[1] == self._active_base else -1
-        if now_ms - self._expiration_checked_ms > _EXPIRATION_CHECK_MS:
-            self._expiration_checked_ms = now_ms
+        if now_ms > self._expire_at_ms:
+            self._expire_at_ms = now_ms + _EXPIRATION_CHECK_MS
             producers.remove_expired(now_ms, self._hints.producer_id_expiration_ms)
+        return producers

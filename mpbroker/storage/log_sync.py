@@ -21,7 +21,8 @@ class LogSync(LogProducers):
     ) -> None:
         super().__init__(directory, row, config, hints)
         self._directories: list[int] = []
-        self._indexes_synced = 0  # up to this offset, by this process
+        # Up to this offset; what a start had to check, it has also forced to disk.
+        self._indexes_synced = self._hints.recovery_point
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """Return descriptors to fdatasync for the offsets in a range to be durable.
@@ -112,6 +113,8 @@ class LogSync(LogProducers):
             need not look.
         """
         durable = self.row.durable_end_offset
+        if durable == self._indexes_synced:
+            return durable
         self.refresh(self.committed()[1])
         for segment in self.segments.from_offset(self._indexes_synced):
             if segment.base_offset < durable:

@@ -126,9 +126,6 @@ class LogUpkeep:
             if row.status != RowStatus.ONLINE:
                 return
             last_ms = self._flushed_ms.setdefault(index, now_ms)
-            # A segment that was rolled is forced without being asked, as in Kafka, so
-            # that recovery never has more to check than the last one.
-            log.sync(row.snapshot().active_base_offset)
             if row.durable_end_offset >= row.log_end_offset:
                 self._flushed_ms[index] = now_ms
             elif now_ms - last_ms >= log.config.flush_ms:
@@ -170,6 +167,9 @@ class LogUpkeep:
                 if log.row.status != RowStatus.ONLINE:
                     continue
                 try:
+                    # A segment that was rolled is forced without being asked, as in
+                    # Kafka, so that recovery has little more to check than the last.
+                    log.sync(log.row.snapshot().active_base_offset)
                     points[partition] = log.sync_indexes()
                 except (OSError, ApiError) as error:
                     logger.error("checkpoint of %s: %s", log.directory, error)
@@ -179,9 +179,18 @@ class LogUpkeep:
                     starts[partition] = start
                 log.close()
             try:
-                directory.write_checkpoints(points, starts)
+                directory.write_checkpoints(points, starts, set(logs))
             except OSError as error:
                 logger.error("checkpoints of %s: %s", directory.path, error)
+
+    def forget_topic(self, topic: TopicView) -> None:
+        """Take note that a topic was deleted, whoever deleted it.
+
+        Its name must not find the old recovery points if it comes back and the broker
+        is killed before the next checkpoint.
+        """
+        self._manager.delete_topic(topic)
+        self.write_checkpoints()
 
     # -- the stop --------------------------------------------------------------------
 
@@ -206,7 +215,7 @@ class LogUpkeep:
                     logger.error("%s is not closed cleanly: %s", log.directory, error)
                     clean = False
             try:
-                directory.write_checkpoints(points, starts)
+                directory.write_checkpoints(points, starts, set(logs))
                 if clean:
                     directory.mark_clean()
             except OSError as error:

@@ -14,18 +14,22 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.config_def import LONG_MAX
 from mpbroker.ipc.partition_table import LogState, PartitionRow
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
+from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_files import write_whole
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.log_sync import LogSync
+from mpbroker.storage.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from mpbroker.storage.partition_view import STATE
 from mpbroker.storage.producer_snapshot import write_snapshot
-from mpbroker.storage.producer_state import EndTransactionMarker
+from mpbroker.storage.producer_state import SEQUENCE_MASK, EndTransactionMarker
+from mpbroker.storage.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
 from mpbroker.storage.time_index import TimestampOffset
 
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 
 _FRONT: Final = Struct(">qii")  # base offset, length, leader epoch
 _TXN_OR_CONTROL: Final = TRANSACTIONAL_MASK | CONTROL_MASK
+_UNKNOWN: Final = -(1 << 62)
+# A third of the cost of calling the class.
+_new_tuple: Final = tuple.__new__
 _MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
 
 
@@ -57,8 +64,9 @@ class PartitionLog(LogSync):
         hints: LoadHints | None = None,
     ) -> None:
         super().__init__(directory, row, config, hints)
-        # Largest timestamp of the active segment's first batch; None: not read yet.
-        self._first_timestamp: int | None = None
+        self._limits_of: LogConfig | None = None
+        self._flush_messages = LONG_MAX
+        self._roll_after = _UNKNOWN  # a batch with a later timestamp starts a segment
 
     def append(
         self,
@@ -86,13 +94,19 @@ class PartitionLog(LogSync):
         row.lock()
         try:
             result = self._append_locked(batch, slot, ordinal, now_ms)
-        except ApiError as error:
-            if not self._descriptors_released(error.__cause__):
+        except (ApiError, OSError, CorruptLogError) as error:
+            if self._descriptors_released(error):
+                result = self._append_locked(batch, slot, ordinal, now_ms)
+            elif isinstance(error, ApiError):
                 raise
-            result = self._append_locked(batch, slot, ordinal, now_ms)
+            else:
+                self.fail(error, "cannot be appended to")
         finally:
             row.unlock()
-        if result[4] - row.durable_end_offset >= self.config.flush_messages:
+        if (
+            self._flush_messages < LONG_MAX
+            and result[4] + 1 - row.durable_end_offset >= self._flush_messages
+        ):
             self.sync(result[4] + 1)
         return result
 
@@ -123,49 +137,65 @@ class PartitionLog(LogSync):
             self.refresh_locked(active_base)
         producer_id = header.producer_id
         marker: EndTransactionMarker | None = None
+        producers = self.producers
         if producer_id >= 0:
-            self._catch_up(state, now_ms)
+            if (
+                producers is None
+                or producers.end_offset != end_offset
+                or now_ms > self._expire_at_ms
+            ):
+                producers = self._catch_up(state, now_ms)
             if header.attributes & CONTROL_MASK:
                 marker = self._check_marker(batch, end_offset)
             else:
-                known = self._check_sequence(batch)
-                if known is not None:
-                    start = words[self._start_word]
-                    return AppendResult(known[2], known[4], start, True, known[3])
+                sequence = header.base_sequence
+                if sequence >= 0:  # a coordinator's own records have none
+                    known = producers.check(
+                        producer_id,
+                        header.producer_epoch,
+                        sequence,
+                        sequence + batch.last_offset_delta & SEQUENCE_MASK,
+                        header.attributes & TRANSACTIONAL_MASK,
+                    )
+                    if known is not None:
+                        start = words[self._start_word]
+                        return AppendResult(known[2], known[4], start, True, known[3])
+        if self.config is not self._limits_of:
+            self._take_limits()
         data = batch.data
         added = len(data)
+        if added > self._max_size:
+            self._refuse_larger_than_segment(added)
         last_offset = end_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         segment = self._active
-        config = self.config
         rolled = False
         try:
-            if (
-                size + added > config.segment_bytes
+            if size and (
+                size + added > self._max_size
                 or last_offset - active_base > _MAX_RELATIVE_OFFSET
-                or (entries + 1) * 8 > config.segment_index_bytes
-                or (time_entries + 2) * 12 > config.segment_index_bytes
-                or self._waited(timestamp, size) > config.segment_ms
-            ) and size:
-                if added > config.segment_bytes:
-                    self._refuse_larger_than_segment(added)
+                or entries >= self._max_entries
+                or time_entries >= self._max_time_entries
+                or (
+                    timestamp > self._roll_after
+                    and self._is_old(timestamp, size, now_ms - created_ms)
+                )
+            ):
                 segment = self._roll(state)
                 rolled = True
                 active_base, created_ms = end_offset, now_ms
                 size = entries = time_entries = since_index = 0
                 max_timestamp = max_timestamp_offset = -1
-            elif added > config.segment_bytes:
-                self._refuse_larger_than_segment(added)
             if timestamp > max_timestamp:
                 max_timestamp, max_timestamp_offset = timestamp, last_offset
             if slot >= 0:
                 row.set_intent(slot, ordinal, end_offset)
             if data.readonly:
                 data = memoryview(bytearray(data))
-            _FRONT.pack_into(data, 0, end_offset, added - 12, self.leader_epoch)
+            _FRONT.pack_into(data, 0, end_offset, added - 12, self._epoch)
             if os.pwrite(segment.fd, data, size) != added:
                 write_whole(segment.fd, data, size)
-            if since_index > config.index_interval_bytes:
+            if since_index > self._interval:
                 segment.offset_index.write_entry(entries, last_offset, size)
                 entries += 1
                 since_index = 0
@@ -201,19 +231,15 @@ class PartitionLog(LogSync):
             row.clear_intent()
         if rolled:
             self._take_over_roll(segment, end_offset)
-        producers = self.producers
         if producers is not None and producers.end_offset == end_offset:
             if producer_id >= 0:
                 self._apply(producers, batch, marker, end_offset, last_offset)
             producers.end_offset = last_offset + 1
             self._producers_position = size + added
-        return AppendResult(
-            end_offset,
-            batch.log_append_time_ms,
-            words[self._start_word],
-            False,
-            last_offset,
-        )
+        log_append_time_ms = batch.log_append_time_ms
+        start = words[self._start_word]
+        fields = (end_offset, log_append_time_ms, start, False, last_offset)
+        return _new_tuple(AppendResult, fields)
 
     # -- deletion ------------------------------------------------------------------
 
@@ -292,18 +318,35 @@ class PartitionLog(LogSync):
 
     def _leave_active(self) -> None:
         super()._leave_active()
-        self._first_timestamp = None
+        self._roll_after = _UNKNOWN
 
-    def _waited(self, timestamp: int, size: int) -> int:
-        """Return how far, in ms, a batch is from the first of its segment."""
-        first = self._first_timestamp
-        if first is None:
-            if not size:
-                return 0
-            batch = self._active.first_batch(size)
-            assert batch is not None
-            first = self._first_timestamp = batch.max_timestamp
-        return timestamp - first if first >= 0 else 0
+    def _take_limits(self) -> None:
+        """Work out when to roll, once per configuration."""
+        config = self.config
+        self._max_size = config.segment_bytes
+        self._max_entries = config.segment_index_bytes // OFFSET_ENTRY_BYTES
+        # One place is kept for the entry that a finished segment ends with.
+        self._max_time_entries = config.segment_index_bytes // TIME_ENTRY_BYTES - 1
+        self._interval = config.index_interval_bytes
+        self._flush_messages = config.flush_messages
+        self._segment_ms = config.segment_ms
+        if "compact" in config.cleanup_policy and config.max_compaction_lag_ms > 0:
+            # Active segments are not compacted: roll in time for the longest lag.
+            self._segment_ms = min(config.segment_ms, config.max_compaction_lag_ms)
+        self._epoch = self.leader_epoch
+        self._roll_after = _UNKNOWN
+        self._limits_of = config
+
+    def _is_old(self, timestamp: int, size: int, lived_ms: int) -> bool:
+        """Say whether a batch comes segment.ms after the first of its segment.
+
+        By the batches' own timestamps; by the clock where they have none.
+        """
+        batch = self._active.first_batch(size)
+        if batch is None or batch.max_timestamp < 0:
+            return lived_ms > self._segment_ms
+        self._roll_after = batch.max_timestamp + self._segment_ms
+        return timestamp > self._roll_after
 
     def _refuse_larger_than_segment(self, added: int) -> None:
         raise ApiError(
@@ -327,5 +370,5 @@ class PartitionLog(LogSync):
             segment.truncate(state[2] if segment is self._active else 0)
         except OSError:
             pass
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, CorruptLogError)):
             self.fail(error, "cannot be appended to")

@@ -178,9 +178,10 @@ class PartitionView:
             ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} {what}: {error}"
         ) from error
 
-    def _descriptors_released(self, cause: BaseException | None) -> bool:
+    def _descriptors_released(self, error: BaseException) -> bool:
         """Make room if it was descriptors that lacked; say whether to try again."""
         release = self.release_descriptors
+        cause = error.__cause__ if isinstance(error, ApiError) else error
         if release is None or not isinstance(cause, OSError):
             return False
         if cause.errno != errno.EMFILE:

@@ -18,7 +18,7 @@ from mpbroker.storage.txn_index import AbortedTransaction
 BATCHES_KEPT: Final = 5
 NO_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
-_SEQUENCE_MASK: Final = 0x7FFF_FFFF
+SEQUENCE_MASK: Final = 0x7FFF_FFFF
 ABORT_MARKER: Final = 0
 COMMIT_MARKER: Final = 1
 
@@ -74,7 +74,7 @@ def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:
     """Return a batch's last sequence, wrapped."""
     if base_sequence < 0:
         return NO_SEQUENCE
-    return (base_sequence + last_offset_delta) & _SEQUENCE_MASK
+    return (base_sequence + last_offset_delta) & SEQUENCE_MASK
 
 
 class ProducerState:
@@ -122,7 +122,7 @@ class ProducerState:
         if epoch == entry.epoch:
             batches = entry.batches
             last = batches[-1][1] if batches else NO_SEQUENCE
-            expected = (last + 1) & _SEQUENCE_MASK
+            expected = (last + 1) & SEQUENCE_MASK
             if base_sequence != expected:
                 for batch in batches:
                     if batch[0] == base_sequence and batch[1] == last_sequence:

@@ -19,6 +19,11 @@ def table() -> PartitionTable:
     return PartitionTable.create()
 
 
+@pytest.fixture(scope="session")
+def new_row() -> Callable[[], int]:
+    return _row_numbers.__next__
+
+
 @pytest.fixture
 def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
     """Return a function that opens tmp_path as a partition.

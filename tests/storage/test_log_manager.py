@@ -1,0 +1,464 @@
+"""Log directories: who owns them, where partitions are made, how they are closed."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.checkpoints import CheckpointError, read_offsets, write_offsets
+from mpbroker.storage.errors import LogDirectoryError, LogDirectoryLockedError
+from mpbroker.storage.log_cleaner import LogCleaner
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_directory import LogDirectory, open_log_directories
+from mpbroker.storage.log_manager import LogManager
+from mpbroker.storage.log_upkeep import LogUpkeep
+from mpbroker.storage.partition_directory import (
+    parse_directory_name,
+    partition_directories,
+    read_topic_id,
+)
+from tests.storage.batches import batch, read_all
+from tests.storage.forks import fork
+
+
+class Topic(NamedTuple):
+    name: str
+    topic_id: bytes
+    partitions: list[int]
+    config: LogConfig
+
+
+class Topics:
+    """A registry whose rows are never used twice."""
+
+    def __init__(self, table: PartitionTable, rows: "Rows") -> None:
+        self._table = table
+        self._rows = rows
+        self._topics: dict[str, Topic] = {}
+
+    def topic(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def topics(self) -> list[Topic]:
+        return list(self._topics.values())
+
+    def create(self, name: str, partitions: int = 1, **config: object) -> Topic:
+        rows = [self._rows() for _ in range(partitions)]
+        for row in rows:
+            self._table.initialise_row(row)
+        values = {key.replace("_", "."): value for key, value in config.items()}
+        topic = Topic(name, os.urandom(16), rows, LogConfig(values))
+        self._topics[name] = topic
+        return topic
+
+    def again(self) -> "Topics":
+        """The same topics as a broker started anew knows them."""
+        other = Topics(self._table, self._rows)
+        for topic in self.topics():
+            rows = [self._rows() for _ in topic.partitions]
+            for row in rows:
+                self._table.initialise_row(row)
+            other._topics[topic.name] = topic._replace(partitions=rows)
+        return other
+
+    def delete(self, name: str) -> Topic:
+        return self._topics.pop(name)
+
+
+Rows = Callable[[], int]
+
+
+@pytest.fixture
+def topics(table: PartitionTable, new_row: Rows) -> Topics:
+    return Topics(table, new_row)
+
+
+class Broker(NamedTuple):
+    manager: LogManager
+    upkeep: LogUpkeep
+    directories: list[LogDirectory]
+
+    def stop(self) -> None:
+        self.upkeep.shut_down()
+        self.die()
+
+    def die(self) -> None:
+        self.manager.close()
+        for directory in self.directories:
+            directory.close()
+
+
+Start = Callable[..., Broker]
+
+
+@pytest.fixture
+def start(table: PartitionTable, tmp_path: Path) -> Start:
+    def start_it(topics: Topics, *names: str) -> Broker:
+        paths = [str(tmp_path / name) for name in names or ("data",)]
+        directories = open_log_directories(paths)
+        manager = LogManager(directories, table, topics)
+        return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
+
+    return start_it
+
+
+def test_a_partition_gets_kafkas_directory(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create("flights")
+    broker = start(topics)
+    broker.manager.log("flights", 0).append(batch(b"a"), now_ms=1)
+    directory = tmp_path / "data" / "flights-0"
+    assert sorted(os.listdir(directory)) == [
+        f"{0:020d}.index",
+        f"{0:020d}.log",
+        f"{0:020d}.timeindex",
+        "leader-epoch-checkpoint",
+        "partition.metadata",
+    ]
+    assert (directory / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
+    version, topic_id = (directory / "partition.metadata").read_text().splitlines()
+    assert version == "version: 0"
+    assert len(topic_id) == len("topic_id: ") + 22
+    assert read_topic_id(str(directory)) == topic.topic_id
+    broker.die()
+
+
+def test_unknown_topics_and_partitions_are_refused(
+    start: Start, topics: Topics
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    for name, partition in (("t", 1), ("t", -1), ("u", 0)):
+        with pytest.raises(ApiError) as refused:
+            broker.manager.log(name, partition)
+        assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.die()
+
+
+def test_a_live_brokers_directory_is_refused_and_a_dead_ones_is_not(
+    start: Start, topics: Topics
+) -> None:
+    broker = start(topics)
+    with pytest.raises(LogDirectoryLockedError, match=r"log.dirs=.*data.*running"):
+        start(topics)
+    broker.die()
+    assert fork(lambda: start(topics) and os.kill(os.getpid(), 9)) == -signal.SIGKILL
+    start(topics).die()
+
+
+def test_a_directory_that_cannot_be_used_is_named_in_one_line(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LogDirectoryError, match=r"log.dirs=.*file.*: "):
+        start(topics, "file")
+    broker = start(topics, "file", "good")
+    assert [directory.path for directory in broker.directories] == [
+        str(tmp_path / "good")
+    ]
+    broker.die()
+
+
+def test_new_partitions_go_to_the_directory_with_the_fewest(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create("t", 6)
+    broker = start(topics, "a", "b", "c")
+    for partition in range(6):
+        broker.manager.log(topic, partition)
+    for name in "abc":
+        assert len(partition_directories(str(tmp_path / name))) == 2
+    broker.stop()
+    # And are found again where they are.
+    again = topics.again()
+    broker = start(again, "c", "b", "a")
+    for partition in range(6):
+        broker.manager.log("t", partition)
+    assert len(partition_directories(str(tmp_path / "a"))) == 2
+    broker.die()
+
+
+def test_a_clean_stop_is_marked_and_the_mark_is_taken_at_the_next_start(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t")
+    topics.create("untouched")
+    marker = tmp_path / "data" / ".kafka_cleanshutdown"
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    for sequence in range(3):
+        log.append(batch(b"a", producer=(5, 0, sequence)), now_ms=1)
+    log.delete_records(1)
+    broker.stop()
+    assert marker.exists()
+    points = read_offsets(str(tmp_path / "data" / "recovery-point-offset-checkpoint"))
+    assert points[("t", 0)] == 3
+    assert (tmp_path / "data" / "t-0" / f"{3:020d}.snapshot").exists()
+    again = topics.again()
+    broker = start(again)
+    assert broker.directories[0].clean
+    assert not marker.exists()
+    log = broker.manager.log("t", 0)
+    assert (log.earliest(), log.latest()) == (1, 3)
+    broker.die()
+    broker = start(topics.again())
+    assert not broker.directories[0].clean
+    assert broker.manager.log("t", 0).latest() == 3
+    broker.die()
+
+
+def test_a_stop_recovers_what_nobody_has_looked_at_since_a_crash(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    broker.manager.log("t", 0).append(batch(b"a"), now_ms=1)
+    broker.die()
+    log = tmp_path / "data" / "t-0" / f"{0:020d}.log"
+    size = log.stat().st_size
+    with log.open("ab") as file:
+        file.write(b"torn")
+    start(topics.again()).stop()
+    assert log.stat().st_size == size
+    broker = start(topics.again())
+    assert broker.directories[0].clean
+    broker.die()
+
+
+def test_a_partition_that_cannot_be_closed_leaves_its_directory_unmarked(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t", 2)
+    broker = start(topics, "a", "b")
+    broken, sound = (broker.manager.log("t", number) for number in range(2))
+    broken.row.status = RowStatus.OFFLINE
+    broker.stop()
+    for log, marked in ((broken, False), (sound, True)):
+        parent = Path(log.directory).parent
+        assert (parent / ".kafka_cleanshutdown").exists() == marked
+
+
+def test_recovery_points_are_what_was_forced_to_disk(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t", segment_bytes=300)
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    points = tmp_path / "data" / "recovery-point-offset-checkpoint"
+    for _ in range(4):
+        log.append(batch(b"a" * 100), now_ms=1)
+    broker.upkeep.write_checkpoints()
+    # Finished segments are forced; the active one is not, until somebody asks.
+    assert read_offsets(str(points)) == {("t", 0): 3}
+    assert log.sync() == 4
+    broker.upkeep.write_checkpoints()
+    assert read_offsets(str(points)) == {("t", 0): 4}
+    broker.die()
+
+
+def test_flush_messages_and_flush_ms_force_a_log_to_disk(
+    start: Start, topics: Topics
+) -> None:
+    topics.create("by-count", flush_messages=3)
+    topics.create("by-time", flush_ms=1_000)
+    broker = start(topics)
+    by_count, by_time = (broker.manager.log(n, 0) for n in ("by-count", "by-time"))
+    for expected in (0, 0, 3, 3):
+        by_count.append(batch(b"a"), now_ms=1)
+        assert by_count.row.durable_end_offset == expected
+    by_time.append(batch(b"a"), now_ms=1)
+    assert broker.upkeep.run_flush(10_000) == 0
+    assert broker.upkeep.run_flush(10_999) == 0
+    assert broker.upkeep.run_flush(11_000) == 1
+    assert by_time.row.durable_end_offset == 1
+    broker.die()
+
+
+def test_files_to_sync_are_those_of_the_range_and_new_names_with_them(
+    start: Start, topics: Topics
+) -> None:
+    topics.create("t", segment_bytes=300)
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+
+    def names(start_offset: int, end: int) -> list[str]:
+        paths = (
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in log.segments_to_sync(start_offset, end)
+        )
+        return [os.path.basename(path) for path in paths]
+
+    for _ in range(7):
+        log.append(batch(b"a" * 100), now_ms=1)
+    assert names(0, 7) == [f"{base:020d}.log" for base in (0, 1, 2, 3, 4, 5, 6)] + [
+        "t-0",
+        "data",
+    ]
+    assert names(5, 6) == [f"{5:020d}.log", "t-0", "data"]
+    log.config = LogConfig()
+    log.append(batch(b"a"), now_ms=1)
+    assert names(7, 8) == [f"{6:020d}.log"]
+    broker.die()
+
+
+def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    old = topics.create("t")
+    broker = start(topics)
+    other = LogManager(broker.directories, broker.manager._table, topics)
+    log, elsewhere = broker.manager.log("t", 0), other.log("t", 0)
+    log.append(batch(b"old"), now_ms=1)
+    topics.delete("t")
+    broker.upkeep.forget_topic(old)
+    broker.manager.delete_topic(old)
+    for handle in (log, elsewhere):
+        with pytest.raises(ApiError) as refused:
+            handle.append(batch(b"late"), now_ms=1)
+        assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(ApiError):
+            handle.read(0, 100, min_one_batch=True)
+    new = topics.create("t")
+    log = broker.manager.log(new, 0)
+    assert log.append(batch(b"new"), now_ms=1).base_offset == 0
+    data = tmp_path / "data"
+    gone = [path for path in data.iterdir() if path.name.endswith("-delete")]
+    assert len(gone) == 1
+    assert parse_directory_name(gone[0].name) is None
+    renamed_ms = int(gone[0].stat().st_ctime * 1000)
+    broker.upkeep.remove_deleted(renamed_ms + 30_000)
+    assert gone[0].exists()
+    broker.upkeep.remove_deleted(renamed_ms + 61_000)
+    assert not gone[0].exists()
+    assert read_all(log) == [(0, b"new")]
+    broker.die()
+
+
+def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    broker.manager.log("t", 0).append(batch(b"old"), now_ms=1)
+    broker.stop()
+    topics.delete("t")
+    topics.create("t")
+    broker = start(topics)
+    assert broker.manager.log("t", 0).latest() == 0
+    stray = [p for p in (tmp_path / "data").iterdir() if p.name.endswith("-stray")]
+    assert len(stray) == 1
+    assert (stray[0] / f"{0:020d}.log").stat().st_size > 0
+    broker.die()
+
+
+def test_old_segments_are_removed_when_their_delay_has_passed(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t", segment_bytes=300, retention_ms=1, file_delete_delay_ms=5_000)
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    for _ in range(5):
+        log.append(batch(b"a" * 100, timestamp=1), now_ms=1)
+    assert broker.upkeep.run_retention(1_000) == 5 * 3
+    directory = tmp_path / "data" / "t-0"
+    assert len(list(directory.glob("*.deleted"))) == 5 * 3
+    broker.upkeep.remove_deleted(5_999)
+    assert list(directory.glob("*.deleted"))
+    broker.upkeep.remove_deleted(6_000)
+    assert not list(directory.glob("*.deleted"))
+    assert log.earliest() == log.latest() == 5
+    broker.die()
+
+
+def test_a_new_housekeeper_removes_what_a_dead_one_left(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t", segment_bytes=300, retention_ms=1)
+    broker = start(topics)
+    for _ in range(5):
+        broker.manager.log("t", 0).append(batch(b"a" * 100, timestamp=1), now_ms=1)
+    broker.upkeep.run_retention(1_000)
+    successor = LogUpkeep(broker.manager, topics)
+    successor.find_deleted(2_000)
+    successor.remove_deleted(62_000)
+    assert not list((tmp_path / "data" / "t-0").glob("*.deleted"))
+    broker.die()
+
+
+def test_the_dirtiest_log_is_compacted_first_and_its_point_is_kept(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        topics.create(name, cleanup_policy=("compact",), segment_bytes=300)
+    broker = start(topics)
+    for name, count in (("a", 4), ("b", 8)):
+        log = broker.manager.log(name, 0)
+        for number in range(count):
+            log.append(batch((b"k", b"%d" % number * 100)), now_ms=1)
+    assert broker.upkeep.run_cleaner(1) == 1
+    assert broker.upkeep.run_cleaner(1) == 1
+    assert broker.upkeep.run_cleaner(1) == 0
+    points = read_offsets(str(tmp_path / "data" / "cleaner-offset-checkpoint"))
+    assert points == {("a", 0): 3, ("b", 0): 7}
+    assert [value[:1] for _, value in read_all(broker.manager.log("b", 0))] == [
+        b"6",
+        b"7",
+    ]
+    broker.die()
+
+
+def test_snapshots_are_taken_of_logs_that_have_grown(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    log.append(batch(b"a"), now_ms=1)
+    assert broker.upkeep.take_snapshots() == 0
+    for sequence in range(5):
+        log.append(batch(b"a" * 1_000_000, producer=(1, 0, sequence)), now_ms=1)
+    assert broker.upkeep.take_snapshots() == 1
+    assert broker.upkeep.take_snapshots() == 0
+    assert (tmp_path / "data" / "t-0" / f"{6:020d}.snapshot").exists()
+    broker.die()
+
+
+def test_one_failing_partition_does_not_stop_the_others(
+    start: Start, topics: Topics
+) -> None:
+    for name in ("a", "b"):
+        topics.create(name, segment_bytes=300, retention_ms=1)
+    broker = start(topics)
+    for name in ("a", "b"):
+        for _ in range(3):
+            log = broker.manager.log(name, 0)
+            log.append(batch(b"a" * 100, timestamp=1), now_ms=1)
+    broken = broker.manager.log("a", 0)
+    broken.close()
+    shutil.rmtree(broken.directory)
+    assert broker.upkeep.run_retention(1_000) == 9
+    assert broker.manager.log("b", 0).earliest() == 3
+    broker.die()
+
+
+def test_checkpoints_of_other_versions_or_with_odd_lines_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c"
+    write_offsets(str(path), {("t", 0): 5, ("u", 1): 6})
+    assert path.read_text() == "0\n2\nt 0 5\nu 1 6\n"
+    assert read_offsets(str(path)) == {("t", 0): 5, ("u", 1): 6}
+    for text in ("1\n0\n", "0\n2\nt 0 5\n", "0\n1\nt 0\n", "0\n1\nt 0 x\n", "0\n"):
+        path.write_text(text)
+        with pytest.raises(CheckpointError, match=str(path)):
+            read_offsets(str(path))
+    assert read_offsets(str(tmp_path / "absent")) == {}
