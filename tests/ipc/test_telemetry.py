@@ -1,0 +1,154 @@
+"""The named segment: found by outsiders, never torn, and gone with its broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import posix_ipc
+import pytest
+
+from mpbroker.ipc.errors import IpcError
+from mpbroker.ipc.telemetry import (
+    Telemetry,
+    brokers,
+    read_telemetry,
+    remove_leftovers,
+    start_time,
+)
+from tests.support.children import Child, die, running, wait_until
+
+
+@pytest.fixture
+def telemetry():
+    made = Telemetry()
+    yield made
+    made.close()
+
+
+def names() -> set[str]:
+    return {f"/{name}" for name in os.listdir("/dev/shm")}
+
+
+def test_a_name_says_which_process_and_when_it_was_started(telemetry):
+    pid = os.getpid()
+    assert telemetry.name == f"/mpbroker-{pid}-{start_time(pid)}"
+    assert telemetry.name in names()
+    assert telemetry.name in brokers()
+
+
+def test_what_was_published_last_is_read(telemetry):
+    assert read_telemetry(telemetry.name) is None  # nothing yet
+    telemetry.publish({"pid": 1, "children": [{"id": 0}]})
+    telemetry.publish({"pid": 2})
+    assert read_telemetry(telemetry.name) == {"pid": 2}
+
+
+def test_a_reader_beside_a_writer_sees_old_or_new_and_nothing_else(telemetry):
+    texts = [{"n": n, "fill": f"{n}" * (n * 40)} for n in range(1, 10)]
+
+    def write():
+        while True:
+            for state in texts:
+                telemetry.publish(state)
+
+    seen = set()
+    with running(write):
+        wait_until(lambda: read_telemetry(telemetry.name))
+        for _ in range(2000):
+            state = read_telemetry(telemetry.name)
+            if state is not None:  # a writer may keep one busy
+                assert state in texts
+                seen.add(state["n"])
+    assert len(seen) > 3
+
+
+def test_a_writer_that_died_half_way_leaves_nothing_to_be_read(telemetry):
+    telemetry.publish({"pid": 1})
+
+    def write():
+        telemetry._words[2] += 1
+        die()
+
+    Child(write).wait()
+    assert read_telemetry(telemetry.name) is None
+
+
+def test_a_name_that_does_not_exist_reads_as_none():
+    assert read_telemetry("/mpbroker-1-1") is None
+
+
+def test_a_segment_of_another_kind_reads_as_none():
+    name = f"/mpbroker-test-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096)
+    try:
+        assert read_telemetry(name) is None
+        os.ftruncate(shared.fd, 1 << 20)
+        assert read_telemetry(name) is None
+    finally:
+        shared.close_fd()
+        shared.unlink()
+
+
+def test_more_state_than_there_is_room_for_is_an_error_and_changes_nothing(telemetry):
+    telemetry.publish({"pid": 1})
+    with pytest.raises(IpcError, match="65504"):
+        telemetry.publish({"text": "x" * 70_000})
+    assert read_telemetry(telemetry.name) == {"pid": 1}
+
+
+def test_closing_removes_the_name_and_may_be_done_twice(telemetry):
+    telemetry.close()
+    assert telemetry.name not in names()
+    telemetry.close()
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_kept(telemetry):
+    made = os.pipe()
+
+    def live_briefly():
+        os.write(made[1], Telemetry().name.encode())
+        die()
+
+    child = Child(live_briefly)
+    dead = os.read(made[0], 100).decode()
+    child.wait()
+    for fd in made:
+        os.close(fd)
+    assert dead in names() and dead not in brokers()
+    assert dead in remove_leftovers()
+    assert dead not in names()
+    assert telemetry.name in names()
+
+
+def test_a_process_id_that_was_given_out_again_does_not_keep_a_name_alive(telemetry):
+    pid = os.getpid()
+    old = f"/mpbroker-{pid}-{start_time(pid) - 1}"
+    posix_ipc.SharedMemory(old, posix_ipc.O_CREX, size=4096).close_fd()
+    try:
+        assert old not in brokers()
+        assert old in remove_leftovers()
+    finally:
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(old)
+
+
+def test_names_that_only_look_like_ours_are_left_alone():
+    names_of_others = [
+        f"/mpbroker-x{os.getpid()}-1",
+        f"/mpbrokers-{2**22 + 1}-1",
+        f"/mpbroker-{2**22 + 1}",
+    ]
+    for name in names_of_others:
+        posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=10).close_fd()
+    try:
+        remove_leftovers()
+        assert set(names_of_others) <= names()
+    finally:
+        for name in names_of_others:
+            posix_ipc.unlink_shared_memory(name)
+
+
+def test_no_process_has_no_start_time():
+    assert start_time(2**22 + 1) == 0
+    assert start_time(os.getpid()) > 0
