@@ -104,7 +104,8 @@ def test_the_lock_is_let_go_when_its_block_raises(segment):
     with pytest.raises(KeyError), mutex:
         raise KeyError
     assert fork(mutex.acquire) == 0  # it would wait for ever
-    assert mutex.acquire() is True
+    with mutex as owner_died:
+        assert owner_died
 
 
 def test_a_mutex_fits_the_words_that_the_layout_gives_it(segment):
