@@ -7,7 +7,7 @@ partition that fails is reported and does not stop the others.
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.errors import ApiError
@@ -27,7 +27,8 @@ from mpbroker.storage.retention import apply_retention
 logger = logging.getLogger(__name__)
 
 # A snapshot a few MiB after the last one keeps the next first touch short.
-SNAPSHOT_INTERVAL_BYTES = 4 * 1024 * 1024
+SNAPSHOT_INTERVAL_BYTES: Final = 4 * 1024 * 1024
+_DELAY_MS: Final = 60_000  # log.segment.delete.delay.ms unless told otherwise
 
 
 class AllTopics(Protocol):
@@ -52,6 +53,7 @@ class LogUpkeep:
         self._topics = topics
         self._cleaner = cleaner
         self._deleted: list[tuple[int, str]] = []  # when to remove (ms), path
+        self._searched = False
         self._flushed_ms: dict[int, int] = {}
         self._snapshot_sizes: dict[int, int] = {}
 
@@ -75,28 +77,39 @@ class LogUpkeep:
         return count
 
     def run_cleaner(self, now_ms: int) -> int:
-        """Compact the log that needs it most; return how many were compacted (0, 1).
+        """Compact every log that is due, dirtiest first; return how many.
 
-        Due every log.cleaner.backoff.ms, and again at once as long as it returns 1.
+        Due every log.cleaner.backoff.ms.
         """
         if self._cleaner is None:
             return 0
-        candidates = []
-        for topic, partition in self._partitions():
-            if "compact" in topic.config.cleanup_policy:
-                candidates.append((topic, partition))
-        return self._cleaner.clean_filthiest(
-            self._manager, candidates, now_ms, self._later
-        )
+        candidates = [
+            (topic, partition)
+            for topic, partition in self._partitions()
+            if "compact" in topic.config.cleanup_policy
+        ]
+        count = 0
+        # A log that is dirty again at once must not keep the others waiting for ever.
+        while candidates and count < len(candidates):
+            cleaned = self._cleaner.clean_filthiest(
+                self._manager, candidates, now_ms, self._later
+            )
+            if not cleaned:
+                break
+            count += 1
+        return count
 
     def _later(self, due_ms: int, path: str) -> None:
         self._deleted.append((due_ms, path))
 
     def remove_deleted(
-        self, now_ms: int, *, file_delete_delay_ms: int = 60_000
+        self, now_ms: int, *, file_delete_delay_ms: int = _DELAY_MS
     ) -> None:
         """Remove files and directories whose delay has passed."""
-        due = [path for due_ms, path in self._deleted if due_ms <= now_ms]
+        if not self._searched:
+            self._searched = True
+            self._find_deleted(now_ms)
+        due = {path for due_ms, path in self._deleted if due_ms <= now_ms}
         self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
         for path in due:
             remove_if_exists(path)
@@ -104,14 +117,14 @@ class LogUpkeep:
             before_s = (now_ms - file_delete_delay_ms) / 1000
             remove_deleted_directories(directory.path, before_s)
 
-    def find_deleted(self, now_ms: int) -> None:
+    def _find_deleted(self, now_ms: int) -> None:
         """Take over the `.deleted` files of a housekeeper that died."""
         for directory in self._manager.directories:
             for name in partition_directories(directory.path):
                 path = f"{directory.path}/{name}"
                 for file in os.listdir(path):
                     if file.endswith(DELETED_SUFFIX):
-                        self._deleted.append((now_ms + 60_000, f"{path}/{file}"))
+                        self._deleted.append((now_ms + _DELAY_MS, f"{path}/{file}"))
 
     def run_flush(self, now_ms: int) -> int:
         """Force logs to disk whose flush.ms has passed; return how many.

@@ -20,7 +20,7 @@ def fork(work: Callable[[], object]) -> int:
         try:
             work()
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001, or pytest would run twice from here on
             traceback.print_exc()
         finally:
             os._exit(status)

@@ -28,6 +28,7 @@ from tests.storage.batches import (
     validated,
 )
 from tests.storage.conftest import OpenLog
+from tests.storage.dump_checks import check_directory
 from tests.storage.forks import fork, kill_at_line
 
 _names = itertools.count()
@@ -159,6 +160,7 @@ def test_a_reader_of_a_compacted_log_ends_with_the_same_table(
     for wanted in range(offset):
         expected = min((at for at in kept if at >= wanted), default=None)
         assert next((at for at, _ in read_all(log, wanted)), None) == expected
+    check_directory(log.directory)
     again = open_log(**config)
     assert again.latest() == offset
     assert records(again) == records(log)
@@ -322,6 +324,7 @@ def test_a_compaction_killed_at_any_line_loses_no_newest_record(
         if turn % 5 == 0:
             again = open_log(**_COMPACT)
             assert {k: (at, v) for at, k, v in records(again)} == newest
+            check_directory(log.directory)
             # Its start tidied the files under the first row's feet.
             log.row.structure_version += 2
     assert died > 10

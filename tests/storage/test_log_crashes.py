@@ -11,6 +11,7 @@ from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
+from tests.storage.dump_checks import check_directory
 from tests.storage.forks import fork, kill_at_line
 
 _ACK = struct.Struct("qq")
@@ -36,7 +37,7 @@ class Ledger:
         self.acked.update(_ACK.iter_unpack(content))
 
     def check(self, log: PartitionLog) -> None:
-        """Every offset once; every acknowledged record once, where it was said to be."""
+        """Every offset once; what was acknowledged once, where it was said to be."""
         self.collect()
         records = read_all(log)
         assert [offset for offset, _ in records] == list(range(log.latest()))
@@ -70,6 +71,7 @@ def test_what_was_acknowledged_survives_appenders_killed_at_any_line(
     assert len(ledger.acked) > 500
     # And as if the machine had been reset too: nothing is left but the files.
     ledger.check(open_log(**_CONFIG))
+    check_directory(log.directory)
 
 
 def test_two_processes_that_append_at_once_never_share_an_offset(

@@ -18,6 +18,7 @@ from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
+from tests.storage.dump_checks import check_directory
 
 _CONFIG = {"segment_bytes": 1_500, "index_interval_bytes": 200}
 _CLEAN = LoadHints(clean=True)
@@ -65,6 +66,7 @@ def test_a_torn_tail_is_cut_at_whichever_byte_it_was_torn(
         assert again.latest() == survivors
         assert os.stat(path).st_size == ends[survivors]
         assert read_all(again) == records[:survivors]
+        check_directory(again.directory)
         assert again.append(batch(b"new"), now_ms=1).base_offset == survivors
 
 

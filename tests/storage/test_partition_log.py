@@ -15,6 +15,7 @@ from mpbroker.storage.offset_index import OffsetIndex
 from mpbroker.storage.time_index import TimeIndex, TimestampOffset
 from tests.storage.batches import batch, batches_in, read_all, read_bytes
 from tests.storage.conftest import OpenLog
+from tests.storage.dump_checks import check_directory
 
 _names = itertools.count()
 _SETTINGS = settings(
@@ -95,6 +96,7 @@ def test_every_record_is_found_from_every_offset_however_segments_are_cut(
         header, _ = batches_in(content)[0]
         assert header.base_offset == start + number
     assert len(read_all(log, start)) == len(sizes)
+    check_directory(log.directory)
 
 
 def test_a_full_segment_is_rolled_and_named_by_its_first_offset(
@@ -268,6 +270,7 @@ def test_an_offset_by_timestamp_is_that_of_the_first_record_not_older(
     for wanted in range(53):
         expected = next(((o, t) for o, t in records if t >= wanted), None)
         assert log.offset_for_timestamp(wanted) == expected
+    check_directory(log.directory)
     newest = max(stamp for _, stamp in records)
     assert log.max_timestamp() == next(r for r in records if r[1] == newest)
 

@@ -16,6 +16,7 @@ from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.retention import SegmentAge, apply_retention, expired_segments
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
+from tests.storage.dump_checks import check_directory
 from tests.storage.forks import fork, kill_at_line
 
 _SEGMENT = 500
@@ -171,5 +172,6 @@ def test_retention_killed_at_any_line_leaves_a_log_without_a_hole(
             assert [offset for offset, _ in records] == list(range(first, number))
             assert all(value == b"%03d" % offset * 30 for offset, value in records)
     assert died > 10
+    check_directory(log.directory)
     apply_retention(log, 0)
     assert log.size_in_bytes() < 1_200 + 2 * _SEGMENT
