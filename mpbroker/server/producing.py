@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.handlers.produce import ProduceHandler, ProduceOutcome
+from mpbroker.server.handlers.produce import (
+    ProduceHandler,
+    ProduceOutcome,
+    SingleOutcome,
+)
 from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Deferred, Request
 
@@ -62,16 +67,21 @@ class ProduceService:
 
     def handle(self, request: Request) -> bytes | Deferred:
         """Append now; answer now, or when it is on disk."""
-        message = ProduceRequest.decode(request.api_version, request.body)
-        outcome = self._handler.handle(
-            message,
-            request.api_version,
-            SlotProgress(self._channel, request.slot),
-            time.time_ns() // 1_000_000,
-        )
-        if message.acks == 0:
-            # Nobody reads an answer: a closed connection is how the client learns.
-            return CLOSE if outcome.failed else NO_RESPONSE
+        version = request.api_version
+        progress = SlotProgress(self._channel, request.slot)
+        now_ms = time.time_ns() // 1_000_000
+        single = parse_single_produce(version, request.body)
+        outcome: ProduceOutcome | SingleOutcome | None = None
+        if single is not None:
+            outcome = self._handler.handle_single(single, version, progress, now_ms)
+            if outcome is not None and single.acks == 0:
+                return NO_RESPONSE
+        if outcome is None:
+            message = ProduceRequest.decode(version, request.body)
+            outcome = self._handler.handle(message, version, progress, now_ms)
+            if message.acks == 0:
+                # Nobody reads an answer: a closed connection is how it is noticed.
+                return CLOSE if outcome.failed else NO_RESPONSE
         if outcome.needed and self._sync_acks_all:
             waiting = {
                 index: (log, offset)
@@ -81,12 +91,12 @@ class ProduceService:
             if waiting:
                 self._park(request, outcome, waiting)
                 return PARKED
-        return outcome.response.encode(request.api_version)
+        return outcome.encode(version)
 
     def _park(
         self,
         request: Request,
-        outcome: ProduceOutcome,
+        outcome: ProduceOutcome | SingleOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
     ) -> None:
         deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
@@ -102,7 +112,7 @@ class ProduceService:
     def complete(self, operation: DelayedProduce) -> None:
         request = operation.request
         self._channel.unpark(request.slot)
-        body = operation.outcome.response.encode(request.api_version)
+        body = operation.outcome.encode(request.api_version)
         self._channel.send_bytes(request.slot, request.frame(body))
 
 
@@ -115,7 +125,7 @@ class DelayedProduce:
         self,
         service: ProduceService,
         request: Request,
-        outcome: ProduceOutcome,
+        outcome: ProduceOutcome | SingleOutcome,
         waiting: dict[int, tuple[PartitionLog, int]],
         deadline_ns: int,
     ) -> None:
@@ -134,7 +144,7 @@ class DelayedProduce:
             if log.row.durable_end_offset >= offset:
                 del self._waiting[row]
             elif log.row.status != RowStatus.ONLINE:
-                self._fail(log, "the log could not be written to disk")
+                self._fail(row, "the log could not be written to disk")
                 del self._waiting[row]
             else:
                 self._service.want_sync(log)  # too late for the last one
@@ -144,11 +154,9 @@ class DelayedProduce:
         return True
 
     def expire(self) -> None:
-        for log, _ in self._waiting.values():
-            self._fail(log, "the disk has not answered")
+        for row in self._waiting:
+            self._fail(row, "the disk has not answered")
         self._service.complete(self)
 
-    def _fail(self, log: PartitionLog, why: str) -> None:
-        answer = self.outcome.answers[log.row.index]
-        answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-        answer.error_message = why
+    def _fail(self, row: int, why: str) -> None:
+        self.outcome.fail(row, ErrorCode.KAFKA_STORAGE_ERROR, why)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.fast_produce import SingleProduce, encode_single_answer
 from mpbroker.protocol.log_validator import ValidationPolicy, validate_produce
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -30,7 +31,7 @@ from mpbroker.protocol.messages.produce import (
 
 if TYPE_CHECKING:
     from mpbroker.storage.log_config import LogConfig
-    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.partition_log import AppendResult, PartitionLog
     from mpbroker.storage.topics import Topic
 
 _ACKS_ALL: Final = -1
@@ -70,6 +71,15 @@ class ProduceOutcome:
         self.answers: dict[int, PartitionProduceResponse] = {}  # row -> its answer
         self.failed = False
 
+    def encode(self, version: int) -> bytes:
+        return self.response.encode(version)
+
+    def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
+        """A partition that was appended could not be made durable."""
+        answer = self.answers[row]
+        answer.error_code = error_code
+        answer.error_message = message
+
     def wait_for(
         self, log: PartitionLog, offset: int, answer: PartitionProduceResponse
     ) -> None:
@@ -77,6 +87,42 @@ class ProduceOutcome:
         row = log.row.index
         self.needed[row] = (log, offset)
         self.answers[row] = answer
+
+
+class SingleOutcome:
+    """The same for the commonest request: one partition, whose append succeeded."""
+
+    __slots__ = ("_error", "_request", "_result", "needed")
+
+    def __init__(
+        self, request: SingleProduce, result: AppendResult, log: PartitionLog
+    ) -> None:
+        self._request = request
+        self._result = result
+        self._error: PartitionProduceResponse | None = None
+        self.needed: dict[int, tuple[PartitionLog, int]] = {}
+        if request.acks == _ACKS_ALL:
+            self.needed[log.row.index] = (log, result.last_offset + 1)
+
+    def encode(self, version: int) -> bytes:
+        request, result = self._request, self._result
+        if self._error is not None:
+            topic = TopicProduceResponse(
+                name=request.topic, partition_responses=[self._error]
+            )
+            return ProduceResponse(responses=[topic]).encode(version)
+        return encode_single_answer(
+            version,
+            request.topic,
+            request.partition,
+            result.base_offset,
+            result.log_append_time_ms,
+            result.log_start_offset,
+        )
+
+    def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
+        """The partition could not be made durable."""
+        self._error = _refusal(self._request.partition, ApiError(error_code, message))
 
 
 class ProduceHandler:
@@ -157,6 +203,36 @@ class ProduceHandler:
                 )
             )
         return outcome
+
+    def handle_single(
+        self, request: SingleProduce, version: int, progress: Progress, now_ms: int
+    ) -> SingleOutcome | None:
+        """Append the one batch of a request; None: ``handle`` must see to it.
+
+        None means that nothing was appended, or that it was by an earlier execution:
+        all that is not a plain success is the other method's business.
+        """
+        topic = self._topics.topic(request.topic)
+        if (
+            topic is None
+            or not 0 <= request.partition < len(topic.partitions)
+            or request.acks not in _VALID_ACKS
+            or progress.earlier()
+        ):
+            return None
+        try:
+            log = self._log(topic, request.partition)
+            batch = validate_produce(
+                request.records, self._policy(topic, version), now_ms
+            )
+            result = log.append(batch, slot=progress.slot, now_ms=now_ms)
+        except ApiError:
+            return None
+        if result.duplicate:
+            progress.note(0, result.base_offset)
+        else:
+            self._appended(log)
+        return SingleOutcome(request, result, log)
 
     def _append(
         self,
