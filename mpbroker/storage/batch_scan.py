@@ -22,6 +22,9 @@ _CRC_START: Final = 21  # the checksum covers all from the attributes on
 _MAGIC: Final = 2
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
+# Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
+_CHECKED: Final = Struct(">qi4xbI2xi8xq14xi")
+_PRODUCED: Final = Struct(">8xi4xb26xq")  # length, magic, producer id
 _SPAN_BYTES: Final = _SPAN.size
 CHUNK_BYTES: Final = 64 * 1024
 _VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
@@ -32,6 +35,11 @@ TIMESTAMP_TYPE_MASK: Final = 0x08
 TRANSACTIONAL_MASK: Final = 0x10
 CONTROL_MASK: Final = 0x20
 DELETE_HORIZON_MASK: Final = 0x40
+
+
+# Position, end, base offset, last offset, max timestamp, record count: a plain tuple,
+# since a recovery looks at every batch of a segment.
+ValidBatch = tuple[int, int, int, int, int, int]
 
 
 class StoredBatch(NamedTuple):
@@ -137,33 +145,62 @@ def batch_size_at(fd: int, position: int) -> int:
     raise CorruptLogError(f"no record batch at position {position}")
 
 
-def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
-    """Yield headers while batches are whole and their checksums right; then stop."""
+def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]:
+    """Yield batches while they are whole and their checksums right; then stop."""
     buffer = bytearray(_VALIDATION_CHUNK_BYTES)
     view = memoryview(buffer)
+    unpack = _CHECKED.unpack_from
     while position < end:
         have = os.preadv(fd, [view[: min(len(buffer), end - position)]], position)
         at = 0
         while have - at >= HEADER_BYTES:
-            fields = _HEADER.unpack_from(buffer, at)
-            size = fields[1] + LOG_OVERHEAD
-            here = position + at
-            if size < HEADER_BYTES or fields[3] != _MAGIC or here + size > end:
+            base, length, magic, crc, delta, timestamp, count = unpack(buffer, at)
+            next_at = at + length + LOG_OVERHEAD
+            if length < _MIN_LENGTH or magic != _MAGIC or position + next_at > end:
                 return
-            if at + size <= have:
-                checksum = crc32c(view[at + _CRC_START : at + size])
+            if next_at <= have:
+                checksum = crc32c(view[at + _CRC_START : next_at])
             elif at:
                 break  # read again from here: it may fit then
             else:
-                checksum = _crc_of_range(fd, here + _CRC_START, here + size, view)
-            if checksum != fields[4] or fields[6] < 0:
+                start = position + _CRC_START
+                checksum = _crc_of_range(fd, start, position + next_at, view)
+            if checksum != crc or delta < 0:
                 return
-            yield StoredBatch(here, *fields)
-            at += size
-            if at > have:
-                break
+            yield (
+                position + at,
+                position + next_at,
+                base,
+                base + delta,
+                timestamp,
+                count,
+            )
+            at = next_at
         if at == 0:
             return
+        position += at
+
+
+def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+    """As ``scan_batches``, but only of the batches that have a producer id.
+
+    Raises:
+        CorruptLogError: as in ``scan_batches``.
+    """
+    unpack = _PRODUCED.unpack_from
+    while position < end:
+        chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
+        at, last_start = 0, len(chunk) - HEADER_BYTES
+        while at <= last_start:
+            length, magic, producer_id = unpack(chunk, at)
+            next_at = at + length + LOG_OVERHEAD
+            if length < _MIN_LENGTH or magic != _MAGIC or position + next_at > end:
+                raise CorruptLogError(f"no record batch at position {position + at}")
+            if producer_id >= 0:
+                yield StoredBatch(position + at, *_HEADER.unpack_from(chunk, at))
+            at = next_at
+        if at == 0:
+            raise CorruptLogError(f"no record batch at position {position}")
         position += at
 
 

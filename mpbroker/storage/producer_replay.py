@@ -5,8 +5,7 @@ from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.partition_table import LogState
-from mpbroker.storage.batch_scan import StoredBatch, scan_batches
-from mpbroker.storage.errors import CorruptLogError
+from mpbroker.storage.batch_scan import StoredBatch, scan_producer_batches
 from mpbroker.storage.producer_state import (
     AppendedBatch,
     EndTransactionMarker,
@@ -37,27 +36,22 @@ def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
 
 
 def replay_batch(state: ProducerState, fd: int, batch: StoredBatch) -> None:
-    """Take over one batch of the log, whatever it is."""
+    """Take over one batch of the log that has a producer id."""
     producer_id = batch.producer_id
-    if producer_id >= 0:
-        if batch.is_control:
-            body = os.pread(fd, batch.size, batch.position)
-            marker = parse_marker(body)
-            if marker is not None:
-                state.apply_marker(producer_id, batch.producer_epoch, marker)
-        else:
-            last = last_sequence_of(batch.base_sequence, batch.last_offset_delta)
-            appended = AppendedBatch(
-                batch.base_sequence,
-                last,
-                batch.base_offset,
-                batch.last_offset,
-                batch.max_timestamp,
-            )
-            state.apply(
-                producer_id, batch.producer_epoch, appended, batch.is_transactional
-            )
-    state.end_offset = batch.last_offset + 1
+    if batch.is_control:
+        marker = parse_marker(os.pread(fd, batch.size, batch.position))
+        if marker is not None:
+            state.apply_marker(producer_id, batch.producer_epoch, marker)
+        return
+    last = last_sequence_of(batch.base_sequence, batch.last_offset_delta)
+    appended = AppendedBatch(
+        batch.base_sequence,
+        last,
+        batch.base_offset,
+        batch.last_offset,
+        batch.max_timestamp,
+    )
+    state.apply(producer_id, batch.producer_epoch, appended, batch.is_transactional)
 
 
 def replay_log(
@@ -66,7 +60,8 @@ def replay_log(
     """Read all batches from ``producers.end_offset`` to the committed end.
 
     Raises:
-        CorruptLogError, OSError: the producers are as of the last batch that was read.
+        CorruptLogError, OSError: the producers are as of the last batch of theirs that
+            was read.
     """
     for segment in segments.from_offset(producers.end_offset):
         if segment.base_offset == state.active_base_offset:
@@ -78,15 +73,12 @@ def replay_log(
             start, _ = segment.find(producers.end_offset, end, entries)
         if start >= 0:
             replay_range(producers, segment.fd, start, end)
-    if producers.end_offset > state.log_end_offset:
-        raise CorruptLogError(
-            f"batches end at {producers.end_offset}, the log at {state.log_end_offset}"
-        )
     producers.end_offset = state.log_end_offset
 
 
 def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> None:
     """Read the batches between two positions of a segment; known ones are skipped."""
-    for batch in scan_batches(fd, start, end):
+    for batch in scan_producer_batches(fd, start, end):
         if batch.base_offset >= producers.end_offset:
             replay_batch(producers, fd, batch)
+            producers.end_offset = batch.last_offset + 1

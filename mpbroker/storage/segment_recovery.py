@@ -51,28 +51,27 @@ def recover_segment(
     entries, time_entries, position = _trusted_entries(
         segment, trusted_below, file_size
     )
-    largest = segment.time_index.last_entry(time_entries)
-    last_timestamp = largest.timestamp
+    max_timestamp, max_offset = segment.time_index.last_entry(time_entries)
+    indexed_timestamp = max_timestamp
     found: list[tuple[int, int]] = []
     found_times: list[TimestampOffset] = []
-    next_offset, since_index = segment.base_offset, 0
-    end, indexed_position = position, position if entries else -1
-    for batch in scan_valid_batches(fd, position, file_size):
-        here, last_offset = batch.position, batch.last_offset
-        if batch.base_offset < next_offset or (
-            last_offset - segment.base_offset > _MAX_RELATIVE_OFFSET
-        ):
+    base_offset = next_offset = segment.base_offset
+    end, since_index = position, 0
+    for here, batch_end, base, last, timestamp, count in scan_valid_batches(
+        fd, position, file_size
+    ):
+        if base < next_offset or last - base_offset > _MAX_RELATIVE_OFFSET:
             break  # bytes of an append that was never committed
-        if batch.max_timestamp > largest.timestamp and batch.record_count:
-            largest = TimestampOffset(batch.max_timestamp, last_offset)
-        if since_index > index_interval_bytes and here != indexed_position:
-            found.append((last_offset, here))
+        if timestamp > max_timestamp and count:
+            max_timestamp, max_offset = timestamp, last
+        if since_index > index_interval_bytes:
+            found.append((last, here))
             since_index = 0
-            if largest.timestamp > last_timestamp:
-                found_times.append(largest)
-                last_timestamp = largest.timestamp
-        since_index += batch.size
-        next_offset, end = last_offset + 1, batch.end
+            if max_timestamp > indexed_timestamp:
+                found_times.append(TimestampOffset(max_timestamp, max_offset))
+                indexed_timestamp = max_timestamp
+        since_index += batch_end - here
+        next_offset, end = last + 1, batch_end
     segment.offset_index.truncate(entries)
     segment.time_index.truncate(time_entries)
     segment.offset_index.write_entries(entries, found)
@@ -85,7 +84,7 @@ def recover_segment(
         entries,
         time_entries,
         since_index,
-        largest,
+        TimestampOffset(max_timestamp, max_offset),
         file_size - end,
     )
 
