@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from mpbroker.ipc.layout import (
+    HANDLER_BUSY_SLOT,
     HEADER,
     HEADER_DEATH_EPOCH,
     MAX_PROCESSORS,
@@ -24,6 +25,7 @@ from mpbroker.ipc.layout import (
     STATE_MASK,
     ResponseKind,
     SlotState,
+    handler_row,
     slot_row,
     slots_in_use,
 )
@@ -53,7 +55,9 @@ class Repair:
             handler: its id.
             partition_rows: how many rows of the partition table are in use.
         """
+        self._memory.ring.reclaim(handler)
         orphans = self._orphans_of(handler)
+        suspects = self._suspects(handler, orphans)
         table = self._memory.table
         for slot in orphans:
             intent = self._words[slot_row(slot) + SLOT_INTENT]
@@ -63,7 +67,8 @@ class Repair:
         again = []
         for slot in orphans:
             row = slot_row(slot)
-            self._words[row + SLOT_RETRIES] += 1
+            if slot in suspects:
+                self._words[row + SLOT_RETRIES] += 1
             if self._words[row + SLOT_RETRIES] <= MAX_RETRIES:
                 again.append(slot)
             else:
@@ -78,7 +83,6 @@ class Repair:
         answered: set[int] = set()
         for ring in self._memory.responses:
             answered.update(ring.waiting())
-        waiting = set(self._memory.ring.waiting())
         words = self._words
         orphans = []
         for slot in self._slots():
@@ -88,12 +92,20 @@ class Repair:
                 continue
             if state & STATE_MASK not in (SlotState.CLAIMED, SlotState.PARKED):
                 continue
-            if slot in waiting:
-                # It died in take(), after the claim and before the head moved.
-                words[row + SLOT_STATE] = state & _KEEP_GENERATION | SlotState.READY
-            elif slot not in answered:
+            if slot not in answered:
                 orphans.append(slot)
         return orphans
+
+    def _suspects(self, handler: int, orphans: list[int]) -> set[int]:
+        """The orphans that may have killed it: the one it was executing, else all.
+
+        The others were taken in the same batch, or wait; a poisonous request must not
+        take its neighbours along.
+        """
+        busy_word = handler_row(handler) + HANDLER_BUSY_SLOT
+        busy = self._words[busy_word] - 1
+        self._words[busy_word] = 0
+        return {busy} if busy in orphans else set(orphans)
 
     def _slots(self) -> list[int]:
         slots: list[int] = []
@@ -128,10 +140,10 @@ class Repair:
         first = processor * SLOTS_PER_PROCESSOR
         end = first + SLOTS_PER_PROCESSOR
         self._memory.ring.bury(first, end)
-        self._memory.responses[processor].drain()
+        # What is pushed from here on stays on the ring, for the successor.
+        answered = set(self._memory.responses[processor].drain())
         words = self._words
         busy = (SlotState.CLAIMED, SlotState.PARKED)
-        answered = set(self._memory.responses[processor].waiting())
         for slot in slots_in_use(words, processor):
             row = slot_row(slot)
             state = words[row + SLOT_STATE]
