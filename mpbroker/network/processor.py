@@ -66,6 +66,7 @@ _IDLE_POLL_S: Final = 1.0
 _BLOCKED_POLL_S: Final = 0.001  # the ring is full: nobody rings when it is not
 _HOUSEKEEPING_NS: Final = 1_000_000_000
 _STALLED_NS: Final = 10_000_000_000
+_QUIET_NS: Final = 5_000_000_000  # so long a silent connection keeps its slot
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING
 _BYTES: Final = int(ResponseKind.BYTES)
@@ -254,7 +255,7 @@ class Processor:
         if result == ReadResult.WHOLE:
             self._publish(channel)
         elif result == ReadResult.DRAINED:
-            self._reader.leave_if_empty(channel)
+            self._reader.rest(channel)
         elif result == ReadResult.CLOSED:
             self._close(channel, ProcessorCounter.CLOSED_BY_PEER)
         else:
@@ -370,7 +371,7 @@ class Processor:
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:
-            self._reader.leave_if_empty(channel)
+            self._reader.rest(channel)
 
     # -- the end of connections --------------------------------------------------
 
@@ -393,11 +394,13 @@ class Processor:
     def _housekeep(self) -> None:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
-        if self._max_idle_ns > 0:
-            before = self._now - self._max_idle_ns
-            for channel in list(self._channels.values()):
-                # Kafka closes a connection with a request in progress too; we do not.
-                if channel.active_ns < before and channel.state == _READING:
+        expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
+        quiet = self._now - _QUIET_NS
+        for channel in list(self._channels.values()):
+            # Kafka closes a connection with a request in progress too; we do not.
+            if channel.active_ns < quiet and channel.state == _READING:
+                self._reader.leave_if_empty(channel)
+                if channel.active_ns < expired:
                     self._close(channel, ProcessorCounter.CLOSED_IDLE)
         if not self._busy:
             self._reader.give_back_memory()

@@ -59,6 +59,7 @@ _SIZE: Final = Struct(">i")
 _SIZE_BYTES: Final = 4
 _HELD: Final = int(SlotState.HELD)
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+_PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 2
 # Blocks kept warm when a processor falls idle; the rest is given back.
 _WARM_BLOCKS: Final = 64
 
@@ -280,6 +281,14 @@ class RequestReader:
             return
         channel.start = channel.end = 0
         words[row + CONNECTION_START] = words[row + CONNECTION_END] = 0
+
+    def rest(self, channel: Channel) -> None:
+        """Nothing is under way on a connection just now.
+
+        It keeps its slot while there are plenty: its next request comes soon.
+        """
+        if len(self._free) < _PLENTY_OF_SLOTS:
+            self.leave_if_empty(channel)
 
     def leave_if_empty(self, channel: Channel) -> None:
         """Give the slot of a connection back that has nothing in it."""
