@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -195,6 +196,7 @@ class _Output:
     ) -> bool:
         """Write what is wanted of some batches; return whether more is wanted."""
         stdout = sys.stdout.buffer
+        _check_reader()
         for batch in batches:
             stop = stops.get(batch.partition, sys.maxsize)
             records = _wanted(batch, stop)
@@ -211,6 +213,17 @@ class _Output:
                 break
         stdout.flush()
         return self._left > 0
+
+
+def _check_reader() -> None:
+    """Raise BrokenPipeError if stdout is a pipe that nobody reads any more.
+
+    A write would find out, but in `consume | head -1` the next one may be hours away.
+    """
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    if any(events & select.POLLERR for _, events in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def _wanted(batch: FetchedBatch, stop: int) -> Iterable[Record]:

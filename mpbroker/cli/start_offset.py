@@ -70,7 +70,8 @@ def _parse_start(text: str) -> OffsetRange:
 
 
 def _number(text: str, digits: str) -> int:
-    if not (digits.isascii() and digits.isdigit() and int(digits) <= _OFFSET_MAX):
+    readable = digits.isascii() and digits.isdigit() and len(digits) < 20
+    if not readable or int(digits) > _OFFSET_MAX:
         raise click.BadParameter(
             f"{text!r} is none of beginning, end, OFFSET, -N, s@MS, e@MS"
         )

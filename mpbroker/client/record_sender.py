@@ -246,8 +246,9 @@ class RecordSender:
             self._cluster.drop(transport)
         if self._producer_id == NO_PRODUCER_ID or self._is_too_late():
             count = sum(batch.record_count for batch in batches.values())
+            which = f"{count} records sent last were" if count > 1 else "last record was"
             raise BrokerUnavailableError(
-                f"{error}; whether the last {count} records are written is not known"
+                f"{error}; it is not known whether the {which} written"
             ) from error
         self._again.update(batches)
 

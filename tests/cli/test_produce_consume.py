@@ -1,0 +1,438 @@
+"""`mpbroker produce` and `mpbroker consume`, against a broker in a thread."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.cli.delimiter import unescape
+from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.message_input import MessageSplitter
+from mpbroker.cli.start_offset import OffsetRange, parse_offsets
+from mpbroker.client.partitioner import partition_for_key
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from mpbroker.protocol.record_batch import (
+    RecordBatchBuilder,
+    iter_records,
+    parse_batch_header,
+)
+from tests.client.fake_broker import CLOSE, split_every
+
+ANY_BYTES = bytes(range(256))
+
+
+def records(broker, topic="one", partition=0):
+    batches = broker.logs[topic, partition]
+    return [record for batch in batches for record in iter_records(batch)]
+
+
+def pairs(broker, topic="one", partition=0):
+    return [(record.key, record.value) for record in records(broker, topic, partition)]
+
+
+def fill(broker, *rows, topic="one", partition=0, codec=Codec.NONE):
+    """Append a batch of (timestamp, key, value, headers...) rows."""
+    builder = RecordBatchBuilder(codec)
+    for timestamp, key, value, *headers in rows:
+        builder.append(timestamp, key, value, headers)
+    broker.append(topic, partition, builder.build())
+
+
+# -- cutting input ---------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(max_size=8), max_size=8),
+    st.binary(min_size=1, max_size=3),
+    st.integers(1, 9),
+)
+def test_messages_do_not_depend_on_how_the_stream_was_cut(parts, delimiter, step):
+    stream = delimiter.join(parts)
+    expected = stream.split(delimiter)
+    if not expected[-1]:
+        expected.pop()
+    splitter = MessageSplitter(delimiter)
+    messages = []
+    for piece in split_every(stream, step):
+        messages += splitter.feed(piece)
+    assert messages + splitter.finish() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\\n", b"\n"),
+        ("\\t\\r\\0\\\\", b"\t\r\0\\"),
+        ("\\x1f|\\xFF", b"\x1f|\xff"),
+        ("é::", "é::".encode()),
+    ],
+)
+def test_delimiters_understand_escapes(text, expected):
+    assert unescape(text) == expected
+
+
+@pytest.mark.parametrize("text", ["\\", "\\q", "\\x1", "a\\xg0"])
+def test_an_unknown_escape_is_an_error(text):
+    with pytest.raises(ValueError, match="not an escape"):
+        unescape(text)
+
+
+# -- produce ---------------------------------------------------------------------------
+
+
+def test_each_line_is_a_record(fake_broker, mpbroker):
+    assert mpbroker("produce", "-t", "one", stdin=b"a\n\n\xff\0b\nlast").code == 0
+    assert pairs(fake_broker) == [
+        (None, b"a"),
+        (None, b""),
+        (None, b"\xff\0b"),
+        (None, b"last"),
+    ]
+    (batch,) = fake_broker.logs["one", 0]
+    assert parse_batch_header(batch).record_count == 4
+
+
+def test_keys_headers_and_nulls(fake_broker, mpbroker):
+    result = mpbroker(
+        *["produce", "-t", "one", "-K", "::", "-k", "dflt", "-Z"],
+        *["-H", "a=1=2", "-H", "b", "-H", "c="],
+        stdin=b"k::v\nno key\n::x\nk::\n",
+    )
+    assert result.code == 0
+    assert pairs(fake_broker) == [
+        (b"k", b"v"),
+        (b"dflt", b"no key"),
+        (None, b"x"),
+        (b"k", None),
+    ]
+    headers = [("a", b"1=2"), ("b", None), ("c", b"")]
+    assert all(record.headers == headers for record in records(fake_broker))
+
+
+def test_keys_go_where_java_puts_them(fake_broker, mpbroker):
+    keys = [b"key-%d" % number for number in range(40)]
+    lines = b"".join(key + b":v\n" for key in keys)
+    mpbroker("produce", "-t", "t", "-K", ":", stdin=lines)
+    for partition in range(3):
+        assert [key for key, _ in pairs(fake_broker, "t", partition)] == [
+            key for key in keys if partition_for_key(key, 3) == partition
+        ]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_the_codec_is_the_one_asked_for(fake_broker, mpbroker, codec):
+    mpbroker("produce", "-t", "one", "-z", codec, stdin=b"a\n" * 100)
+    (batch,) = fake_broker.logs["one", 0]
+    assert parse_batch_header(batch).codec.name.lower() == codec
+    assert len(records(fake_broker)) == 100
+
+
+def test_files_are_one_message_each_or_with_l_a_message_a_line(
+    fake_broker, mpbroker, tmp_path
+):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"a\nb\n")
+    two.write_bytes(ANY_BYTES)
+    mpbroker("produce", "-t", "one", one, two)
+    mpbroker("produce", "-t", "one", "-l", one)
+    values = [value for _, value in pairs(fake_broker)]
+    assert values == [b"a\nb\n", ANY_BYTES, b"a", b"b"]
+
+
+def test_count_and_tee(fake_broker, mpbroker):
+    result = mpbroker("produce", "-t", "one", "-c", 2, "-T", stdin=b"a\nb\nc\n")
+    assert result.out == b"a\nb\n"
+    assert len(records(fake_broker)) == 2
+
+
+def test_json_says_how_many_were_written(fake_broker, mpbroker):
+    result = mpbroker("produce", "-t", "one", "--format", "json", stdin=b"a\nb\n")
+    assert json.loads(result.out) == {"topic": "one", "records": 2}
+
+
+def test_a_refused_batch_is_an_error_that_names_it(fake_broker, mpbroker):
+    fake_broker.answer_with(
+        ApiKey.PRODUCE,
+        lambda request: ProduceResponse(
+            responses=[
+                TopicProduceResponse(
+                    name="one",
+                    partition_responses=[
+                        PartitionProduceResponse(
+                            index=0,
+                            error_code=ErrorCode.MESSAGE_TOO_LARGE,
+                            base_offset=-1,
+                        )
+                    ],
+                )
+            ]
+        ),
+    )
+    result = mpbroker("produce", "-t", "one", stdin=b"a\nb\n")
+    assert result.code == ExitCode.ERROR
+    assert result.err == (
+        "mpbroker: one partition 0: 2 records (of numbers 1-2 of the input) not"
+        " written: MESSAGE_TOO_LARGE\n"
+    )
+
+
+def test_lines_go_out_while_the_input_stays_open(fake_broker):
+    # As `tail -f app.log | mpbroker produce` needs it.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "produce", "-t", "one"],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"first\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while not fake_broker.logs["one", 0] and time.monotonic() < deadline:
+            os.sched_yield()
+        assert pairs(fake_broker) == [(None, b"first")]
+        process.stdin.write(b"second\n")
+        process.stdin.close()
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [value for _, value in pairs(fake_broker)] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-t", "nope"], ExitCode.NOT_FOUND),
+        (["-t", "one", "-p", "1"], ExitCode.NOT_FOUND),
+        (["-t", "one", "-p", "-2"], ExitCode.NOT_FOUND),
+        ([], ExitCode.USAGE),
+        (["-t", "one", "-l"], ExitCode.USAGE),
+        (["-t", "one", "-z", "rar"], ExitCode.USAGE),
+        (["-t", "one", "-D", ""], ExitCode.USAGE),
+        (["-t", "one", "-D", "\\q"], ExitCode.USAGE),
+        (["-t", "one", "-H", "=x"], ExitCode.USAGE),
+        (["-t", "one", "missing-file"], ExitCode.USAGE),
+        (["-t", "one", "-b", "x:y"], ExitCode.ERROR),
+        (["-t", "one", "-b", "nowhere.invalid:1"], ExitCode.UNAVAILABLE),
+    ],
+)
+def test_exit_codes_of_produce(fake_broker, mpbroker, arguments, code):
+    result = mpbroker("produce", *arguments, stdin=b"a\n")
+    assert result.code == code
+    assert result.err
+    assert not fake_broker.logs["one", 0]
+
+
+# -- consume ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_values_come_out_as_they_went_in(fake_broker, mpbroker, codec):
+    fill(fake_broker, (0, b"k", ANY_BYTES), (0, None, None), (0, b"", b""), codec=codec)
+    result = mpbroker("consume", "-t", "one", "-e")
+    assert result.code == 0
+    assert result.out == ANY_BYTES + b"\n\n\n"
+
+
+def test_keys_offsets_nulls_and_delimiters(fake_broker, mpbroker):
+    fill(fake_broker, (0, b"k", b"v"), (0, None, None))
+    consume = ["consume", "-t", "one", "-e", "-K", ":", "-D", ";"]
+    assert mpbroker(*consume).out == b"k:v;:;"
+    assert mpbroker(*consume, "-O", "-Z").out == b"0:k:v;1:NULL:NULL;"
+
+
+def test_the_format_knows_kcats_letters(fake_broker, mpbroker):
+    fill(fake_broker, (5, b"k", b"\xff", ("h", b"1"), ("g", None)), (6, None, None))
+    result = mpbroker(
+        *["consume", "-t", "one", "-e", "-Z"],
+        *["-f", "%t %p %o %T %k %K %s %S %h%% %%%o\\x41\\n"],
+    )
+    assert result.out == (
+        b"one 0 0 5 k 1 \xff 1 h=1,g=NULL% %0A\none 0 1 6 NULL -1 NULL -1 % %1A\n"
+    )
+
+
+def test_the_binary_length_is_big_endian(fake_broker, mpbroker):
+    fill(fake_broker, (0, None, b"abc"), (0, None, None))
+    result = mpbroker("consume", "-t", "one", "-e", "-f", "%R%s")
+    assert result.out == b"\0\0\0\3abc\xff\xff\xff\xff"
+
+
+def test_json_is_kcats_envelope_with_base64_for_what_is_not_utf_8(
+    fake_broker, mpbroker
+):
+    fill(fake_broker, (5, "é".encode(), b"\xff", ("h", b"1"), ("g", b"\xfe")))
+    fill(fake_broker, (6, None, b'"'))
+    result = mpbroker("consume", "-t", "one", "-e", "-J")
+    first, second = map(json.loads, result.out.splitlines())
+    assert first == {
+        "topic": "one",
+        "partition": 0,
+        "offset": 0,
+        "tstype": "create",
+        "ts": 5,
+        "broker": 7,
+        "headers": ["h", "1", "g", {"base64": "/g=="}],
+        "key": "é",
+        "payload": {"base64": "/w=="},
+    }
+    assert (second["key"], second["payload"], second["headers"]) == (None, '"', [])
+
+
+def offsets(mpbroker, *arguments):
+    result = mpbroker("consume", "-t", "one", "-f", "%o ", *arguments)
+    return [int(text) for text in result.out.split()]
+
+
+@pytest.fixture
+def ten_records(fake_broker):
+    """Offsets 0-9 in two batches of 5, with timestamps 1000-1009."""
+    for start in (0, 5):
+        fill(fake_broker, *((1000 + start + n, None, b"x") for n in range(5)))
+    return fake_broker
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-e"], range(10)),
+        (["-e", "-o", "beginning"], range(10)),
+        (["-e", "-o", "3"], range(3, 10)),
+        (["-e", "-o", "-4"], range(6, 10)),
+        (["-e", "-o", "-99"], range(10)),
+        (["-c", "4"], range(4)),
+        (["-o", "8", "-c", "2"], range(8, 10)),
+        (["-e", "-o", "s@1005"], range(5, 10)),
+        (["-o", "e@1005"], range(5)),
+        (["-o", "s@1000", "-o", "e@1005"], range(5)),
+        (["-o", "e@99999"], range(10)),
+    ],
+)
+@pytest.mark.usefixtures("ten_records")
+def test_offsets_say_where_to_start_and_stop(mpbroker, arguments, expected):
+    assert offsets(mpbroker, *arguments) == list(expected)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-e", "-o", "end"], ["-e", "-o", "s@99999"], ["-o", "e@1000"]]
+)
+@pytest.mark.usefixtures("ten_records")
+def test_nothing_to_write_is_exit_code_10(mpbroker, arguments):
+    result = mpbroker("consume", "-t", "one", *arguments)
+    assert (result.code, result.out) == (ExitCode.NOT_FOUND, b"")
+
+
+@pytest.mark.usefixtures("ten_records")
+def test_an_offset_that_does_not_exist_is_named_with_what_does(mpbroker):
+    result = mpbroker("consume", "-t", "one", "-o", "50", "-c", "1")
+    assert result.code == ExitCode.NOT_FOUND
+    assert result.err == "mpbroker: one-0 has no offset 50: it has 0..10\n"
+
+
+def test_records_deleted_while_reading_are_skipped_with_a_warning(
+    ten_records, mpbroker
+):
+    def delete_the_rest(request):
+        ten_records.logs["one", 0].pop(0)
+        ten_records.starts["one", 0] = 7
+
+    first = ten_records.logs["one", 0]
+    ten_records.answer_with(ApiKey.FETCH, lambda request: None, delete_the_rest)
+    # Only the first batch fits the first answer.
+    original = ten_records._partition
+    ten_records._partition = lambda topic, entry: original(
+        topic,
+        entry.__class__(
+            partition=entry.partition,
+            fetch_offset=entry.fetch_offset,
+            partition_max_bytes=len(first[0]),
+        ),
+    )
+    result = mpbroker("consume", "-t", "one", "-e", "-f", "%o ")
+    assert result.out == b"0 1 2 3 4 7 8 9 "
+    assert "one-0: records 5..6 were deleted before they were read" in result.err
+
+
+def test_a_lost_connection_is_made_again(ten_records, mpbroker):
+    ten_records.answer_with(ApiKey.FETCH, lambda request: CLOSE)
+    result = mpbroker("consume", "-t", "one", "-e", "-f", "%o ")
+    assert result.out == b"0 1 2 3 4 5 6 7 8 9 "
+    assert "closed by the broker; trying again" in result.err
+
+
+def test_all_partitions_or_those_named(fake_broker, mpbroker):
+    for partition in range(3):
+        fill(fake_broker, (0, None, b"%d" % partition), topic="t", partition=partition)
+    assert sorted(mpbroker("consume", "-t", "t", "-e").out.split()) == [
+        b"0",
+        b"1",
+        b"2",
+    ]
+    result = mpbroker("consume", "-t", "t", "-e", "-p", 1, "-p", 2)
+    assert sorted(result.out.split()) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_a_reader_that_has_seen_enough_ends_it_quietly(fake_broker, count):
+    # Less than a pipe holds, and more: between two writes, and in the middle of one.
+    fill(fake_broker, *((0, None, b"x" * 1000) for _ in range(count)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpbroker", "consume", "-t", "one"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"x" * 1000 + b"\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-t", "nope", "-e"], ExitCode.NOT_FOUND),
+        (["-t", "one", "-p", "9", "-e"], ExitCode.NOT_FOUND),
+        (["-t", "one", "-o", "stored"], ExitCode.USAGE),
+        (["-t", "one", "-o", "1", "-o", "2"], ExitCode.USAGE),
+        (["-t", "one", "-o", "s@soon"], ExitCode.USAGE),
+        (["-t", "one", "-f", "%y"], ExitCode.USAGE),
+        (["-t", "one", "-f", "50%"], ExitCode.USAGE),
+        (["-t", "one", "-J", "-f", "%s"], ExitCode.USAGE),
+        (["-t", "one", "-O"], ExitCode.USAGE),
+        (["-t", "one", "-b", "nowhere.invalid:1"], ExitCode.UNAVAILABLE),
+    ],
+)
+@pytest.mark.usefixtures("fake_broker")
+def test_exit_codes_of_consume(mpbroker, arguments, code):
+    result = mpbroker("consume", *arguments)
+    assert result.code == code
+    assert result.err
+    assert result.out == b""
+
+
+@given(st.text(max_size=12))
+def test_any_offset_text_is_understood_or_refused_with_a_reason(text):
+    try:
+        wanted = parse_offsets([text])
+    except click.BadParameter as error:
+        assert repr(text) in str(error) or "stored" in str(error)
+    else:
+        assert isinstance(wanted, OffsetRange)

@@ -1,0 +1,306 @@
+"""A broker in a thread: a real socket, logs in memory, and faults on request.
+
+It serves what a client needs to produce and consume. `answer_with` scripts the next
+answers to one API, for what a good broker never does.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from mpbroker.client.addresses import Address
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.framing import FrameDecoder, encode_frame
+from mpbroker.protocol.headers import encode_response_header, parse_request_header
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages import (
+    api_versions,
+    describe_configs,
+    fetch,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    produce,
+)
+from mpbroker.protocol.record_batch import parse_batch_header, set_base_offset
+
+CLOSE = object()  # an answer: hang up instead
+
+SERVED: dict[ApiKey, type[Message]] = {
+    ApiKey.API_VERSIONS: api_versions.ApiVersionsRequest,
+    ApiKey.METADATA: metadata.MetadataRequest,
+    ApiKey.PRODUCE: produce.ProduceRequest,
+    ApiKey.FETCH: fetch.FetchRequest,
+    ApiKey.LIST_OFFSETS: list_offsets.ListOffsetsRequest,
+    ApiKey.INIT_PRODUCER_ID: init_producer_id.InitProducerIdRequest,
+    ApiKey.DESCRIBE_CONFIGS: describe_configs.DescribeConfigsRequest,
+}
+
+Script = Callable[[Message], object]
+
+
+class FakeBroker:
+    """Listens on a port of its own; `topics` maps names to partition counts."""
+
+    def __init__(self, topics: dict[str, int], max_api_versions: int = 4) -> None:
+        self.topics = topics
+        self.max_api_versions = max_api_versions
+        self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        self.ends: dict[tuple[str, int], int] = defaultdict(int)
+        self.starts: dict[tuple[str, int], int] = defaultdict(int)
+        self.requests: list[tuple[ApiKey, int, Message]] = []
+        self._scripts: dict[ApiKey, deque[Script]] = defaultdict(deque)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname())
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def answer_with(self, api: ApiKey, *scripts: Script) -> None:
+        """Give the next requests to an API to functions: message, CLOSE or None.
+
+        None is the usual answer.
+        """
+        self._scripts[api].extend(scripts)
+
+    def seen(self, api: ApiKey) -> list[Message]:
+        """Return the requests to an API so far."""
+        return [message for key, _, message in self.requests if key == api]
+
+    def append(self, topic: str, partition: int, batch: bytes) -> int:
+        """Append a batch; return its base offset."""
+        header = parse_batch_header(batch)
+        base = self.ends[topic, partition]
+        data = bytearray(batch)
+        set_base_offset(memoryview(data), base)
+        self.logs[topic, partition].append(bytes(data))
+        self.ends[topic, partition] = base + header.last_offset_delta + 1
+        return base
+
+    def close(self) -> None:
+        """Stop listening and hang up."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                self._start(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        decoder = FrameDecoder()
+        with suppress(OSError):
+            while data := connection.recv(1 << 16):
+                decoder.feed(data)
+                while (frame := decoder.next_frame()) is not None:
+                    answer = self._answer(frame)
+                    if answer is CLOSE:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        return
+                    if isinstance(answer, bytes):
+                        connection.sendall(answer)
+
+    def _answer(self, frame: bytes) -> object:
+        header = parse_request_header(frame)
+        key, version = ApiKey(header.api_key), header.api_version
+        prefix = encode_response_header(key, version, header.correlation_id)
+        if key == ApiKey.API_VERSIONS and version > self.max_api_versions:
+            refusal = api_versions.ApiVersionsResponse(
+                error_code=ErrorCode.UNSUPPORTED_VERSION
+            )
+            return encode_frame([prefix, refusal.encode(0)])
+        request = SERVED[key].decode(version, frame, header.size)
+        self.requests.append((key, version, request))
+        response: object = None
+        if self._scripts[key]:
+            response = self._scripts[key].popleft()(request)
+        if response is CLOSE:
+            return CLOSE
+        if response is None:
+            response = getattr(self, "_" + key.name.lower())(request)
+        if response is None:
+            return None
+        assert isinstance(response, Message)
+        return encode_frame([prefix, response.encode(version)])
+
+    def _api_versions(self, request: Message) -> Message:
+        return api_versions.ApiVersionsResponse(
+            api_keys=[
+                api_versions.ApiVersion(
+                    api_key=key,
+                    min_version=message.valid_versions[0],
+                    max_version=message.valid_versions[-1],
+                )
+                for key, message in SERVED.items()
+            ]
+        )
+
+    def _metadata(self, request: metadata.MetadataRequest) -> Message:
+        names = (
+            list(self.topics)
+            if request.topics is None
+            else [topic.name or "" for topic in request.topics]
+        )
+        node = metadata.MetadataResponseBroker(
+            node_id=7, host=self.address.host, port=self.address.port
+        )
+        return metadata.MetadataResponse(
+            brokers=[node],
+            controller_id=7,
+            topics=[self._topic(name) for name in names],
+        )
+
+    def _topic(self, name: str) -> metadata.MetadataResponseTopic:
+        known = name in self.topics
+        return metadata.MetadataResponseTopic(
+            error_code=0 if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            name=name,
+            partitions=[
+                metadata.MetadataResponsePartition(partition_index=index, leader_id=7)
+                for index in range(self.topics.get(name, 0))
+            ],
+        )
+
+    def _produce(self, request: produce.ProduceRequest) -> Message | None:
+        response = produce.ProduceResponse(
+            responses=[
+                produce.TopicProduceResponse(
+                    name=topic.name,
+                    partition_responses=[
+                        produce.PartitionProduceResponse(
+                            index=data.index,
+                            base_offset=self.append(
+                                topic.name, data.index, bytes(data.records or b"")
+                            ),
+                        )
+                        for data in topic.partition_data
+                    ],
+                )
+                for topic in request.topic_data
+            ]
+        )
+        return response if request.acks else None
+
+    def _init_producer_id(self, request: Message) -> Message:
+        return init_producer_id.InitProducerIdResponse(
+            producer_id=4000, producer_epoch=0
+        )
+
+    def _describe_configs(
+        self, request: describe_configs.DescribeConfigsRequest
+    ) -> Message:
+        return describe_configs.DescribeConfigsResponse(
+            results=[
+                describe_configs.DescribeConfigsResult(
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+                for resource in request.resources
+            ]
+        )
+
+    def _list_offsets(self, request: list_offsets.ListOffsetsRequest) -> Message:
+        return list_offsets.ListOffsetsResponse(
+            topics=[
+                list_offsets.ListOffsetsTopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        list_offsets.ListOffsetsPartitionResponse(
+                            partition_index=entry.partition_index,
+                            offset=self._offset(topic.name, entry),
+                        )
+                        for entry in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _offset(self, topic: str, entry: list_offsets.ListOffsetsPartition) -> int:
+        partition = topic, entry.partition_index
+        if entry.timestamp == -1:
+            return self.ends[partition]
+        if entry.timestamp == -2:
+            return self.starts[partition]
+        for batch in self.logs[partition]:
+            header = parse_batch_header(batch)
+            if header.max_timestamp >= entry.timestamp:
+                return header.base_offset
+        return -1
+
+    def _fetch(self, request: fetch.FetchRequest) -> Message:
+        return fetch.FetchResponse(
+            responses=[
+                fetch.FetchableTopicResponse(
+                    topic=topic.topic,
+                    partitions=[
+                        self._partition(topic.topic, entry)
+                        for entry in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _partition(
+        self, topic: str, entry: fetch.FetchPartition
+    ) -> fetch.PartitionData:
+        partition = topic, entry.partition
+        start, end = self.starts[partition], self.ends[partition]
+        if not start <= entry.fetch_offset <= end:
+            return fetch.PartitionData(
+                partition_index=entry.partition,
+                error_code=ErrorCode.OFFSET_OUT_OF_RANGE,
+                high_watermark=-1,
+                aborted_transactions=None,
+                records=None,
+            )
+        batches = [
+            batch
+            for batch in self.logs[partition]
+            if parse_batch_header(batch).last_offset >= entry.fetch_offset
+        ]
+        data = batches[0] if batches else b""
+        for batch in batches[1:]:
+            if len(data) + len(batch) > entry.partition_max_bytes:
+                break
+            data += batch
+        return fetch.PartitionData(
+            partition_index=entry.partition,
+            high_watermark=end,
+            last_stable_offset=end,
+            log_start_offset=start,
+            aborted_transactions=None,
+            records=data,
+        )
+
+
+def split_every(data: bytes, step: int) -> list[bytes]:
+    """Cut bytes into pieces of ``step``."""
+    return [data[i : i + step] for i in range(0, len(data), step)]
+
+
+def size_prefix(length: int) -> bytes:
+    """Return a frame's four bytes of length, whatever it is."""
+    return struct.pack(">i", length)
