@@ -479,14 +479,15 @@ class Connection:
             raise AnswerError(f"InitProducerId: error {error}")
         return producer_id, epoch
 
-    def read_all(self, topic: str, partition: int) -> list[StoredRecord]:
-        """Return every record of a partition, checked by CRC, offset by offset.
+    def read_all(
+        self, topic: str, partition: int, offset: int = 0
+    ) -> list[StoredRecord]:
+        """Return every record from an offset on, checked by CRC, offset by offset.
 
         Raises:
             AnswerError: an error code, a bad CRC, or offsets that do not go up by one.
         """
         records: list[StoredRecord] = []
-        offset = 0
         while True:
             answer = parse_fetch(
                 self.ask(fetch(topic, partition, offset, max_bytes=4 << 20))

@@ -1,0 +1,152 @@
+"""Disk and descriptors run out while the broker serves: errors, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench import wire
+from tests.faults.test_kill_one_process import wait_until
+from tests.faults.test_kill_the_whole_tree import address_of
+from tests.support.broker import Broker
+
+KAFKA_STORAGE_ERROR = 56
+SMALL_DISK_BYTES = 48 << 20
+VALUE = bytes(200_000)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of SMALL_DISK_BYTES."""
+    path = tmp_path / "small"
+    path.mkdir()
+    command = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={SMALL_DISK_BYTES}",
+        "none",
+        str(path),
+    ]
+    if os.geteuid() or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small disk")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def produce_until_refused(
+    connection: wire.Connection, topic: str, first_offset: int = 0
+) -> tuple[int, int]:
+    """Return how many records were acknowledged, and the error that ended it."""
+    batch = wire.record_batch([wire.RecordSpec(VALUE)])
+    request = wire.produce(topic, 0, batch, acks=-1)
+    for count in range(2 * SMALL_DISK_BYTES // len(VALUE)):
+        answer = wire.parse_produce(connection.ask(request))
+        if answer.error_code:
+            return count, answer.error_code
+        assert answer.base_offset == first_offset + count
+    pytest.fail("the disk never was full")
+
+
+def test_a_full_disk_loses_nothing_and_stops_nobody(small_disk: Path) -> None:
+    data = small_disk / "data"
+    with Broker(data, {"log.segment.bytes": 16 << 20}) as broker:
+        pids = broker.processes().keys()
+        with wire.Connection(address_of(broker)) as connection:
+            connection.create_topic("full")
+            count, error = produce_until_refused(connection, "full")
+            assert error == KAFKA_STORAGE_ERROR
+            assert count > 0
+            # Those who ask something else are served as before.
+            connection.ask(wire.api_versions())
+            connection.ask(wire.metadata(["full"]))
+        assert broker.processes().keys() == pids
+    size = f"remount,size={4 * SMALL_DISK_BYTES}"
+    subprocess.run(["mount", "-o", size, small_disk], check=True)
+    with (
+        Broker(data, {"log.segment.bytes": 16 << 20}) as broker,
+        wire.Connection(address_of(broker)) as connection,
+    ):
+        stored = connection.read_all("full", 0)
+        # The refused one may be there: it was not acknowledged, and not denied either.
+        assert len(stored) in (count, count + 1)
+        assert {record.value for record in stored} == {VALUE}
+        batch = wire.record_batch([wire.RecordSpec(b"again")])
+        answer = wire.parse_produce(connection.ask(wire.produce("full", 0, batch)))
+        assert answer == (wire.ERROR_NONE, len(stored))
+
+
+def test_another_directory_goes_on_when_one_is_full(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    full, roomy = small_disk / "data", tmp_path / "roomy"
+    config = {"log.dirs": f"{full},{roomy}", "log.segment.bytes": 16 << 20}
+    with (
+        Broker(tmp_path / "unused", config) as broker,
+        wire.Connection(address_of(broker)) as connection,
+    ):
+        # Kafka's rule puts each new partition where there are fewest.
+        first = wire.record_batch([wire.RecordSpec(b"first")])
+        second = wire.record_batch([wire.RecordSpec(b"second")])
+        names = [f"topic-{number}" for number in range(4)]
+        for name in names:
+            connection.create_topic(name)
+            request = wire.produce(name, 0, first, acks=-1)
+            assert wire.parse_produce(connection.ask(request)).error_code == 0
+        doomed = [name for name in names if (full / f"{name}-0").exists()]
+        spared = [name for name in names if (roomy / f"{name}-0").exists()]
+        assert sorted(doomed + spared) == names
+        assert doomed and spared
+        _, error = produce_until_refused(connection, doomed[0], first_offset=1)
+        assert error == KAFKA_STORAGE_ERROR
+        for name in spared:
+            request = wire.produce(name, 0, second, acks=-1)
+            answer = wire.parse_produce(connection.ask(request))
+            assert answer == (wire.ERROR_NONE, 1)
+            stored = connection.read_all(name, 0)
+            assert [record.value for record in stored] == [b"first", b"second"]
+
+
+def test_a_broker_out_of_descriptors_serves_those_it_has(tmp_path: Path) -> None:
+    limit = 150
+    # Both processors together can hold fewer than this, whatever else they have open.
+    too_many = 2 * limit + 50
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, too_many + 100), hard))
+    command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"]
+    broker = Broker(
+        tmp_path / "data",
+        {"num.network.threads": 2},
+        command=[*command, sys.executable, "-m", "mpbroker"],
+    )
+    with broker:
+        pids = broker.processes().keys()
+        with wire.Connection(address_of(broker)) as first:
+            first.ask(wire.api_versions())
+            crowd = [wire.Connection(address_of(broker), 5.0) for _ in range(too_many)]
+            first.ask(wire.api_versions())
+            for connection in crowd:
+                connection.close()
+
+            def serves_new_ones() -> bool:
+                try:
+                    with wire.Connection(address_of(broker), 1.0) as late:
+                        late.ask(wire.api_versions())
+                        return True
+                except OSError:
+                    return False
+
+            wait_until("new connections are served", serves_new_ones, 30.0)
+            first.ask(wire.api_versions())
+        assert broker.processes().keys() == pids
