@@ -4,7 +4,6 @@ Keys are kept as 16-byte hashes, as Kafka does: two keys of one hash would be ta
 one, which is less likely than a bad bit in memory.
 """
 
-from hashlib import blake2b
 from typing import Final
 
 _HASH_BYTES: Final = 16
@@ -22,6 +21,9 @@ class KeyMap:
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max(1, max_keys)
+        from hashlib import blake2b  # late: OpenSSL costs every start 4 ms
+
+        self._hash = blake2b
         self._offsets: dict[bytes, int] = {}
         self.latest_offset = -1
 
@@ -30,7 +32,7 @@ class KeyMap:
 
     def put(self, key: bytes, offset: int) -> bool:
         """Note a key's offset, larger than any before; False if there is no room."""
-        digest = blake2b(key, digest_size=_HASH_BYTES).digest()
+        digest = self._hash(key, digest_size=_HASH_BYTES).digest()
         if len(self._offsets) >= self._max_keys and digest not in self._offsets:
             return False
         self._offsets[digest] = offset
@@ -38,5 +40,5 @@ class KeyMap:
 
     def get(self, key: bytes) -> int:
         """Return a key's newest offset, -1 if the dirty part does not have it."""
-        digest = blake2b(key, digest_size=_HASH_BYTES).digest()
+        digest = self._hash(key, digest_size=_HASH_BYTES).digest()
         return self._offsets.get(digest, -1)

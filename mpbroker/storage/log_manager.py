@@ -3,6 +3,7 @@
 Handlers call ``log``. The housekeeper also calls what lies in ``log_upkeep``.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from mpbroker.storage.log_files import (
     STRAY_DIRECTORY_SUFFIX,
 )
 from mpbroker.storage.partition_directory import (
+    DIRECTORY_MODE,
     complete_directory,
     directory_name,
     partition_directories,
@@ -105,7 +107,7 @@ class LogManager:
             # Under the lock: two processes must not make one partition in two places.
             with row.locked():
                 self._refuse_deleted(row, name)
-                parent = self._find(name, topic.topic_id)
+                parent = self._find(name, topic.topic_id) or self._make(name)
                 directory = f"{parent.path}/{name}"
                 complete_directory(directory, topic.topic_id)
         except OSError as error:
@@ -119,8 +121,8 @@ class LogManager:
         self._logs[index] = log
         return log
 
-    def _find(self, name: str, topic_id: bytes) -> LogDirectory:
-        """Return where a partition is, or is to be made."""
+    def _find(self, name: str, topic_id: bytes) -> LogDirectory | None:
+        """Return where a partition is."""
         for candidate in self.directories:
             directory = f"{candidate.path}/{name}"
             if not os.path.isdir(directory):
@@ -132,11 +134,29 @@ class LogManager:
             logger.warning(
                 "%s is of another topic with that name; moved to %s", directory, gone
             )
+        return None
+
+    def _make(self, name: str) -> LogDirectory:
+        """Make a partition where there are fewest, or in the next that works."""
         if len(self.directories) == 1:
             return self.directories[0]
-        return min(
-            self.directories, key=lambda each: len(partition_directories(each.path))
-        )
+        counted: list[tuple[int, int]] = []
+        failure: OSError | None = None
+        for number, each in enumerate(self.directories):
+            try:
+                counted.append((len(partition_directories(each.path)), number))
+            except OSError as error:
+                failure = error
+        for _, number in sorted(counted):
+            chosen = self.directories[number]
+            try:
+                os.mkdir(f"{chosen.path}/{name}", DIRECTORY_MODE)
+            except OSError as error:
+                logger.error("%s takes no new partition: %s", chosen.path, error)
+                failure = error
+            else:
+                return chosen
+        raise failure or OSError(errno.ENOENT, "there is no log directory")
 
     def _refuse_deleted(self, row: PartitionRow, name: str) -> None:
         if row.status == RowStatus.DELETED:

@@ -8,10 +8,9 @@ Source: Kafka's PartitionMetadataFile; base64url is Kafka's text form of a UUID.
 
 import base64
 import binascii
+import logging
 import os
 import re
-import secrets
-import shutil
 from typing import Final
 
 from mpbroker.storage.leader_epochs import FILE_NAME as LEADER_EPOCHS
@@ -21,6 +20,8 @@ from mpbroker.storage.log_files import (
     write_file,
 )
 
+logger = logging.getLogger(__name__)
+
 PARTITION_METADATA: Final = "partition.metadata"
 _NAME: Final = re.compile(
     r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>[0-9]{1,10})"
@@ -29,7 +30,7 @@ _GONE: Final = re.compile(
     r".+\.[0-9a-f]{32}" f"({DELETE_DIRECTORY_SUFFIX}|{STRAY_DIRECTORY_SUFFIX})"
 )
 _MAX_NAME: Final = 255
-_DIRECTORY_MODE: Final = 0o755
+DIRECTORY_MODE: Final = 0o755
 
 
 def directory_name(topic: str, partition: int) -> str:
@@ -83,7 +84,7 @@ def complete_directory(directory: str, topic_id: bytes) -> None:
     cut takes before that is made again.
     """
     try:
-        os.mkdir(directory, _DIRECTORY_MODE)
+        os.mkdir(directory, DIRECTORY_MODE)
     except FileExistsError:
         pass
     if read_topic_id(directory) is None:
@@ -97,7 +98,7 @@ def complete_directory(directory: str, topic_id: bytes) -> None:
 def rename_away(directory: str, suffix: str) -> str:
     """Rename a directory so that it is no partition any more; return the new path."""
     parent, name = os.path.split(directory)
-    ending = f".{secrets.token_hex(16)}{suffix}"
+    ending = f".{os.urandom(16).hex()}{suffix}"
     gone = f"{parent}/{name[: _MAX_NAME - len(ending)]}{ending}"
     os.rename(directory, gone)
     return gone
@@ -113,6 +114,16 @@ def remove_deleted_directories(log_directory: str, before_s: float) -> int:
         gone = [e for e in entries if e.name.endswith(DELETE_DIRECTORY_SUFFIX)]
     for entry in gone:
         if _GONE.fullmatch(entry.name) and entry.stat().st_ctime <= before_s:
-            shutil.rmtree(entry.path, ignore_errors=True)
+            _remove_flat(entry.path)
             removed += 1
     return removed
+
+
+def _remove_flat(directory: str) -> None:
+    """Remove a directory of files. Not by shutil, whose import costs a start 7 ms."""
+    try:
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
+    except OSError as error:
+        logger.warning("%s cannot be removed yet: %s", directory, error)

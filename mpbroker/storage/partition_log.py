@@ -231,6 +231,8 @@ class PartitionLog(LogSync):
             row.clear_intent()
         if rolled:
             self._take_over_roll(segment, end_offset)
+        # Where a waiting fetch of these records will begin to read.
+        self._remember(end_offset, segment, size)
         if producers is not None and producers.end_offset == end_offset:
             if producer_id >= 0:
                 self._apply(producers, batch, marker, end_offset, last_offset)

@@ -187,6 +187,28 @@ def test_new_partitions_go_to_the_directory_with_the_fewest(
     broker.die()
 
 
+def test_a_directory_that_takes_no_partition_is_passed_over(
+    start: Start,
+    topics: Topics,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = topics.create("t", 4)
+    broker = start(topics, "a", "b")
+    real = os.mkdir
+
+    def read_only(path: str, *mode: int) -> None:
+        if path.startswith(str(tmp_path / "a")):
+            raise OSError(30, "Read-only file system")
+        real(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    for partition in range(4):
+        broker.manager.log(topic, partition).append(batch(b"a"), now_ms=1)
+    assert len(partition_directories(str(tmp_path / "b"))) == 4
+    broker.die()
+
+
 def test_a_clean_stop_is_marked_and_the_mark_is_taken_at_the_next_start(
     start: Start, topics: Topics, tmp_path: Path
 ) -> None:
