@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from mpbroker.protocol.crc32c import crc32c
 from mpbroker.storage.errors import CorruptLogError
@@ -20,6 +21,9 @@ LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not co
 _MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
 _CRC_START: Final = 21  # the checksum covers all from the attributes on
 _MAGIC: Final = 2
+_MAGIC_POSITION: Final = 16  # in every format
+_MIN_OLD_LENGTH: Final = 14
+_MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 # Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
@@ -202,6 +206,21 @@ def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBa
         if at == 0:
             raise CorruptLogError(f"no record batch at position {position}")
         position += at
+
+
+def old_magic_at(fd: int, position: int) -> int | None:
+    """Return 0 or 1 if a message of that old format, whole, stands at a position."""
+    head = os.pread(fd, _MAGIC_POSITION + 1, position)
+    if len(head) <= _MAGIC_POSITION or head[_MAGIC_POSITION] not in (0, 1):
+        return None
+    length = int.from_bytes(head[8:12], "big", signed=True)
+    crc = int.from_bytes(head[12:16], "big")
+    if not _MIN_OLD_LENGTH <= length <= _MAX_OLD_LENGTH:
+        return None
+    content = os.pread(fd, length - 4, position + _MAGIC_POSITION)
+    if len(content) < length - 4 or crc32(content) != crc:
+        return None
+    return head[_MAGIC_POSITION]
 
 
 def _crc_of_range(fd: int, start: int, end: int, view: memoryview) -> int:

@@ -109,6 +109,14 @@ def remove_if_exists(path: str) -> None:
         pass
 
 
+def remove_uncommitted_segments(directory: str, active_base_offset: int) -> None:
+    """Remove segments above the active one: rolls that died before their commit."""
+    for base in base_offsets(directory, LOG_SUFFIX):
+        if base > active_base_offset:
+            for suffix in SEGMENT_SUFFIXES:
+                remove_if_exists(segment_file(directory, base, suffix))
+
+
 def file_size(path: str) -> int:
     """Return a file's size in bytes, 0 if it does not exist."""
     try:

@@ -14,6 +14,7 @@ import os
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.partition_table import LogState
+from mpbroker.storage.batch_scan import old_magic_at
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_files import (
     CLEANED_SUFFIX,
@@ -183,6 +184,8 @@ def _recover(
     segments: SegmentList, hints: LoadHints, index_interval_bytes: int
 ) -> SegmentTail:
     """Check what needs it, oldest first; return the tail of the last good segment."""
+    if not hints.clean:
+        _remove_uncommitted_roll(segments, hints, index_interval_bytes)
     names = set(os.listdir(segments.directory))
     bases = list(segments.bases)
     for slot, base in enumerate(bases):
@@ -203,6 +206,8 @@ def _recover(
         tail = recover_segment(
             segment, trusted_below=trusted, index_interval_bytes=index_interval_bytes
         )
+        if tail.truncated_bytes:
+            _refuse_old_format(segment, tail.size)
         overlaps = end is not None and tail.next_offset > end
         if tail.truncated_bytes or overlaps or active:
             if overlaps:
@@ -226,6 +231,27 @@ def _recover(
     raise AssertionError("a log has an active segment")
 
 
+def _remove_uncommitted_roll(
+    segments: SegmentList, hints: LoadHints, index_interval_bytes: int
+) -> None:
+    """Remove an empty last segment that starts before the one ahead of it ends.
+
+    Its maker died before the roll was committed, and appends went on without it.
+    """
+    while len(segments.bases) > 1:
+        *_, ahead, last = segments.bases
+        if segments.get(last).file_size():
+            return
+        tail = recover_segment(
+            segments.get(ahead),
+            trusted_below=hints.recovery_point,
+            index_interval_bytes=index_interval_bytes,
+        )
+        if tail.next_offset <= last:
+            return
+        _remove_segment(segments, last)
+
+
 def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
     for base in list(segments.bases):
         _remove_segment(segments, base)
@@ -237,6 +263,16 @@ def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
     return recover_segment(
         segment, trusted_below=TRUST_NOTHING, index_interval_bytes=4096
     )
+
+
+def _refuse_old_format(segment: LogSegment, position: int) -> None:
+    """Raise CorruptLogError where old batches stand, rather than cut them off."""
+    magic = old_magic_at(segment.fd, position)
+    if magic is not None:
+        raise CorruptLogError(
+            f"{segment.path} holds message format {magic} at position {position}, which"
+            " is not supported: let Apache Kafka rewrite it in format 2"
+        )
 
 
 def _remove_segment(segments: SegmentList, base_offset: int) -> None:

@@ -66,7 +66,7 @@ class LogLookup(LogReader):
                         here = self._largest_from(segment, start_offset, state)
                     if here.timestamp > largest.timestamp:
                         largest = here
-            except FileNotFoundError as error:
+            except (FileNotFoundError, CorruptLogError) as error:
                 self._structure_moved_or_fail(error)
                 continue
             if largest.timestamp < 0:

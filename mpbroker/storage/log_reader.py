@@ -191,11 +191,6 @@ class LogReader(PartitionView):
                     found.append((entry.producer_id, entry.first_offset))
         return found
 
-    def _structure_moved_or_fail(self, error: Exception) -> None:
-        self.require_online()  # a deleted partition's files are gone for good
-        if self._words[self._structure_word] == self._structure:
-            self.fail(error, "cannot be read")
-
     def _out_of_range(self, offset: int, start: int, end: int) -> None:
         raise ApiError(
             ErrorCode.OFFSET_OUT_OF_RANGE,

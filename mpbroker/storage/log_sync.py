@@ -5,6 +5,7 @@ import os
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import PartitionRow
 from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_files import remove_uncommitted_segments
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_producers import LogProducers
 
@@ -144,6 +145,7 @@ class LogSync(LogProducers):
         self.refresh(state.active_base_offset)
         active = self._active
         with self.row.locked():
+            remove_uncommitted_segments(self.directory, state.active_base_offset)
             active.truncate(state.active_size)
             active.offset_index.truncate(state.index_entries)
             active.time_index.truncate(state.time_index_entries)

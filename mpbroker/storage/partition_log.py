@@ -1,10 +1,11 @@
 """Append to a partition that any process may append to.
 
 An append, under the row's lock: load the log if nobody has; catch up with what others
-did; judge the producer's sequence; roll if the segment is full; write the batch, then
-index entries; publish the new LogState. The publish is the commit: whoever dies before
-it has appended nothing, and the bytes past ``active_size`` and the index entries past
-their counts are overwritten by the next append, in the same places.
+did; judge the producer's sequence; roll if the segment is full, which is a commit of
+its own; write the batch, then index entries; publish the new LogState. The publish is
+the commit: whoever dies before it has appended nothing, and the bytes past
+``active_size`` and the index entries past their counts are overwritten by the next
+append, in the same places.
 
 The batch is stored as received. Base offset and leader epoch are patched in place;
 they lie outside its checksum, and patching them again after a death is harmless.
@@ -21,7 +22,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_files import write_whole
+from mpbroker.storage.log_files import remove_uncommitted_segments, write_whole
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.log_sync import LogSync
@@ -169,23 +170,19 @@ class PartitionLog(LogSync):
         last_offset = end_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         segment = self._active
-        rolled = False
+        if size and (
+            size + added > self._max_size
+            or last_offset - active_base > _MAX_RELATIVE_OFFSET
+            or entries >= self._max_entries
+            or time_entries >= self._max_time_entries
+            or (
+                timestamp > self._roll_after
+                and self._is_old(timestamp, size, now_ms - created_ms)
+            )
+        ):
+            self.roll_locked(now_ms)
+            return self._append_locked(batch, slot, ordinal, now_ms)
         try:
-            if size and (
-                size + added > self._max_size
-                or last_offset - active_base > _MAX_RELATIVE_OFFSET
-                or entries >= self._max_entries
-                or time_entries >= self._max_time_entries
-                or (
-                    timestamp > self._roll_after
-                    and self._is_old(timestamp, size, now_ms - created_ms)
-                )
-            ):
-                segment = self._roll(state)
-                rolled = True
-                active_base, created_ms = end_offset, now_ms
-                size = entries = time_entries = since_index = 0
-                max_timestamp = max_timestamp_offset = -1
             if timestamp > max_timestamp:
                 max_timestamp, max_timestamp_offset = timestamp, last_offset
             if slot >= 0:
@@ -225,12 +222,10 @@ class PartitionLog(LogSync):
             # The commit: one aligned store. Before it nothing happened, after it all.
             words[self._version_word] = version + 1
         except BaseException as error:
-            self._undo(slot, state, segment, error)
+            self._undo(slot, size, segment, error)
             raise
         if slot >= 0:
             row.clear_intent()
-        if rolled:
-            self._take_over_roll(segment, end_offset)
         # Where a waiting fetch of these records will begin to read.
         self._remember(end_offset, segment, size)
         if producers is not None and producers.end_offset == end_offset:
@@ -277,41 +272,38 @@ class PartitionLog(LogSync):
 
     # -- rolling -------------------------------------------------------------------
 
-    def _roll(self, state: tuple[int, ...]) -> LogSegment:
-        """Finish the active segment and make the next; committed with the append."""
-        end_offset, _, size, entries, time_entries, _, timestamp, offset, *_ = state
-        largest = TimestampOffset(timestamp, offset)
-        self._active.finish(size, entries, time_entries, largest)
-        producers = self.producers
-        if producers is not None and producers.end_offset == end_offset:
-            write_snapshot(self.directory, producers, sync=False)
-        segment = LogSegment(self.directory, end_offset)
-        segment.create()
-        return segment
-
-    def roll_empty_locked(self, now_ms: int) -> None:
-        """Make an empty segment the active one. Under the row's lock.
+    def roll_locked(self, now_ms: int) -> None:
+        """Make a new, empty segment the active one. Under the row's lock.
 
         Raises:
-            OSError: it cannot be made; nothing has changed.
+            OSError: it cannot be made; the old one stays active.
         """
         state = LogState._make(self.committed())
+        base_offset = state.log_end_offset
         if state.active_base_offset != self._active_base:
             self.refresh_locked(state.active_base_offset)
         if not state.active_size:
             return
-        segment = self._roll(state)
+        largest = TimestampOffset(state.max_timestamp, state.max_timestamp_offset)
+        self._active.finish(
+            state.active_size, state.index_entries, state.time_index_entries, largest
+        )
+        producers = self.producers
+        if producers is not None and producers.end_offset == base_offset:
+            write_snapshot(self.directory, producers, sync=False)
+        # A roll that died here left an empty segment, which smaller batches may have
+        # passed by since.
+        remove_uncommitted_segments(self.directory, state.active_base_offset)
+        segment = LogSegment(self.directory, base_offset)
+        segment.create()
         self.row.publish(
             LogState(
-                log_end_offset=state.log_end_offset,
-                active_base_offset=state.log_end_offset,
+                log_end_offset=base_offset,
+                active_base_offset=base_offset,
                 first_unstable_offset=state.first_unstable_offset,
                 segment_created_ms=now_ms,
             )
         )
-        self._take_over_roll(segment, state.log_end_offset)
-
-    def _take_over_roll(self, segment: LogSegment, base_offset: int) -> None:
         self._active.close_indexes()
         self.segments.add(segment)
         self._active, self._active_base = segment, base_offset
@@ -358,18 +350,14 @@ class PartitionLog(LogSync):
         )
 
     def _undo(
-        self,
-        slot: int,
-        state: tuple[int, ...],
-        segment: LogSegment,
-        error: BaseException,
+        self, slot: int, size: int, segment: LogSegment, error: BaseException
     ) -> None:
         """Leave the row as it was; answer a failure of the disk as one."""
         if slot >= 0:
             self.row.abandon_intent()
         try:
             # Not needed for what is read, only so that no torn batch stays behind.
-            segment.truncate(state[2] if segment is self._active else 0)
+            segment.truncate(size)
         except OSError:
             pass
         if isinstance(error, (OSError, CorruptLogError)):

@@ -9,7 +9,6 @@ if the one who changed them died, finishes for it.
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from struct import Struct
@@ -239,7 +238,11 @@ class PartitionView:
             self.refresh(state.active_base_offset)
             try:
                 return self.segments.sizes(state.active_base_offset, state.active_size)
-            except FileNotFoundError:
-                # Removed by retention meanwhile; the version has moved on.
-                if not os.path.isdir(self.directory):
-                    raise
+            except FileNotFoundError as error:
+                self._structure_moved_or_fail(error)
+
+    def _structure_moved_or_fail(self, error: Exception) -> None:
+        """Judge a file that is not there or is not what it was: try again, or fail."""
+        self.require_online()  # a deleted partition's files are gone for good
+        if self._words[self._structure_word] == self._structure:
+            self.fail(error, "cannot be read")

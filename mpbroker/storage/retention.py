@@ -85,7 +85,7 @@ def apply_retention(log: PartitionLog, now_ms: int) -> list[str]:
             if current.log_end_offset != state.log_end_offset:
                 count -= 1  # somebody appended to it meanwhile
             else:
-                log.roll_empty_locked(now_ms)
+                log.roll_locked(now_ms)
         going = ages[:count]
         if not going:
             return []

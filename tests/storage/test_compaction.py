@@ -74,7 +74,7 @@ def compact(
 
 def roll(log: PartitionLog) -> None:
     with log.row.locked():
-        log.roll_empty_locked(0)
+        log.roll_locked(0)
 
 
 def put(log: PartitionLog, key: str, value: str | None, **more: object) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -228,3 +229,41 @@ def test_leader_epochs_of_another_broker_are_carried_on(
 def test_a_torn_epoch_file_counts_as_one_epoch(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "leader-epoch-checkpoint").write_bytes(content)
     assert read_leader_epochs(str(tmp_path)).latest == 0
+
+
+def test_an_empty_roll_that_appends_went_past_is_dropped(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    records = fill(log, 6)
+    log.close()
+    for suffix in (".log", ".index", ".timeindex"):
+        (tmp_path / "t-0" / f"{4:020d}{suffix}").touch()
+    again = open_log(hints=LoadHints(recovery_point=5))
+    assert read_all(again) == records
+    assert [p.name for p in (tmp_path / "t-0").glob("*.log")] == [f"{0:020d}.log"]
+    # The same left over while the broker lives: the next roll removes it.
+    (tmp_path / "t-0" / f"{7:020d}.log").write_bytes(b"torn")
+    again.append(batch(b"6"), now_ms=1)
+    again.append(batch(b"7"), now_ms=1)
+    with again.row.locked():
+        again.roll_locked(1)
+    again.append(batch(b"8"), now_ms=1)
+    expected = [*records, (6, b"6"), (7, b"7"), (8, b"8")]
+    assert read_all(again) == expected == read_all(open_log())
+
+
+def test_batches_of_an_old_format_are_refused_and_not_cut(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    fill(log, 3)
+    path = Path(log.read(0, 1, min_one_batch=True).segment_path)
+    body = b"\x01\x00" + bytes(8) + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x01v"
+    old = (3).to_bytes(8, "big") + (len(body) + 4).to_bytes(4, "big")
+    path.write_bytes(path.read_bytes() + old + crc32(body).to_bytes(4, "big") + body)
+    size = path.stat().st_size
+    with pytest.raises(ApiError, match="message format 1") as refused:
+        open_log().latest()
+    assert refused.value.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert path.stat().st_size == size
