@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json, print_table
+from mpbroker.cli.serve import broker_environment
 from mpbroker.config import BROKER_CONFIG_DEF, BrokerConfig, ConfigError, explain
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 
@@ -39,7 +39,7 @@ def command() -> None:
 
 
 def _resolve(config_file: Path | None) -> BrokerConfig:
-    return BrokerConfig.load({}, config_file, os.environ)
+    return BrokerConfig.load({}, config_file, broker_environment())
 
 
 @command.command("list")

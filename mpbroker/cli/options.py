@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from mpbroker.cli.serve import BOOTSTRAP_VARIABLE
+
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 
 format_option = click.option(
@@ -20,7 +22,7 @@ format_option = click.option(
 
 def default_bootstrap() -> str:
     """Return MPBROKER_BOOTSTRAP, or localhost:9092 where it is unset or empty."""
-    return os.environ.get("MPBROKER_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    return os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
 
 
 bootstrap_option = click.option(
@@ -31,7 +33,7 @@ bootstrap_option = click.option(
     "bootstrap",
     metavar="HOST:PORT[,...]",
     default=default_bootstrap,
-    show_default=f"MPBROKER_BOOTSTRAP, or {DEFAULT_BOOTSTRAP}",
+    show_default=f"{BOOTSTRAP_VARIABLE}, or {DEFAULT_BOOTSTRAP}",
     help="Brokers to ask first.",
 )
 

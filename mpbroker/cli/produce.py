@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +38,9 @@ _LINGER_MS: Final = 5
 _DEFAULT_BATCH_BYTES: Final = 1_000_000
 # What compression may add to bytes that cannot be compressed, batch header included.
 _BATCH_MARGIN: Final = 1024
+
+# From a record's key to its partition; None is any partition.
+_Chooser = Callable[[bytes | None], int | None]
 
 _HELP = """\
 Write records to a topic: one for each line of standard input, or one for each FILE.
@@ -184,7 +186,7 @@ def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
     return max(min(_DEFAULT_BATCH_BYTES, limit - _BATCH_MARGIN), 1)
 
 
-def _chooser(sender: RecordSender, partition: int) -> Callable[[bytes | None], int]:
+def _chooser(sender: RecordSender, partition: int) -> _Chooser:
     """Return what chooses the partition of a key."""
     count = sender.partition_count
     if partition >= count or partition < -1:
@@ -194,29 +196,12 @@ def _chooser(sender: RecordSender, partition: int) -> Callable[[bytes | None], i
         )
     if partition >= 0:
         return lambda key: partition
-    sticky = _StickyPartition(sender, count)
 
     @lru_cache(maxsize=1 << 16)
-    def of_key(key: bytes) -> int:
-        return partition_for_key(key, count)
+    def choose(key: bytes | None) -> int | None:
+        return None if key is None else partition_for_key(key, count)
 
-    return lambda key: sticky.next() if key is None else of_key(key)
-
-
-class _StickyPartition:
-    """Another partition for each request, so that batches get full (KIP-480)."""
-
-    def __init__(self, sender: RecordSender, count: int) -> None:
-        self._sender = sender
-        self._count = count
-        self._partition = random.randrange(count)
-        self._requests = sender.requests
-
-    def next(self) -> int:
-        if self._requests != self._sender.requests:
-            self._requests = self._sender.requests
-            self._partition = (self._partition + 1) % self._count
-        return self._partition
+    return choose
 
 
 class _Producer:
@@ -227,7 +212,7 @@ class _Producer:
         sender: RecordSender,
         rules: MessageRules,
         headers: tuple[Header, ...],
-        choose: Callable[[bytes | None], int],
+        choose: _Chooser,
     ) -> None:
         self._sender = sender
         self._rules = rules

@@ -14,6 +14,9 @@ from typing import Final, NamedTuple
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
 from mpbroker.errors import MpbrokerError
 
+# For the other commands; MPBROKER_ otherwise begins the settings of a broker.
+BOOTSTRAP_VARIABLE: Final = "MPBROKER_BOOTSTRAP"
+
 SERVE_HELP: Final = f"""\
 Usage: mpbroker serve [OPTIONS] [KEY=VALUE]...
 
@@ -160,10 +163,17 @@ def run_serve(arguments: Sequence[str]) -> int:
         return ExitCode.ERROR
 
 
+def broker_environment() -> dict[str, str]:
+    """Return the environment without what is meant for the other commands."""
+    return {k: v for k, v in os.environ.items() if k != BOOTSTRAP_VARIABLE}
+
+
 def _serve(parsed: ServeArguments) -> int:
     from mpbroker.config import BrokerConfig
 
-    config = BrokerConfig.load(parsed.overrides, parsed.config_file, os.environ)
+    config = BrokerConfig.load(
+        parsed.overrides, parsed.config_file, broker_environment()
+    )
     from mpbroker.supervisor import serve
 
     return serve(

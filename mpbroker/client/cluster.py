@@ -99,7 +99,12 @@ class Cluster:
         self, request: Message, response_type: type[ResponseT], **options: int
     ) -> ResponseT:
         """Ask any broker; see `Transport.request`."""
-        return self.any_broker().request(request, response_type, **options)
+        transport = self.any_broker()
+        try:
+            return transport.request(request, response_type, **options)
+        except BrokerUnavailableError:
+            self.drop(transport)
+            raise
 
     def metadata(
         self, topics: Sequence[str] | None, *, auto_create: bool = False
@@ -115,7 +120,7 @@ class Cluster:
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=auto_create)
         if transport.version_for(MetadataRequest) < 4:
             request.allow_auto_topic_creation = True  # older versions always do
-        response = transport.request(request, MetadataResponse)
+        response = self.request(request, MetadataResponse)
         self._nodes = {
             node.node_id: Address(node.host, node.port) for node in response.brokers
         }

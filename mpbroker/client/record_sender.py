@@ -9,6 +9,7 @@ Source: KIP-98 for producer ids and sequences.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -76,7 +77,7 @@ class RecordSender:
 
     Attributes:
         written: records that the broker said are written (with acks=0: sent).
-        requests: how many times a set of batches was sent for the first time.
+        partition_count: of the topic, when this began.
     """
 
     def __init__(
@@ -104,7 +105,6 @@ class RecordSender:
             BrokerUnavailableError: no broker answers.
         """
         self.written = 0
-        self.requests = 0
         self._cluster = cluster
         self._topic = topic
         self._acks = acks
@@ -121,6 +121,7 @@ class RecordSender:
         self._leaders: dict[int, int] = {}
         self._learn_leaders(auto_create=True)
         self.partition_count = len(self._leaders)
+        self._any_partition = random.randrange(self.partition_count)
         self._producer_id, self._producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
         if acks == ACKS_ALL:
             self._init_producer_id()
@@ -146,7 +147,7 @@ class RecordSender:
 
     def append(
         self,
-        partition: int,
+        partition: int | None,
         timestamp: int,
         key: bytes | None,
         value: bytes | None,
@@ -154,21 +155,31 @@ class RecordSender:
     ) -> None:
         """Add a record; if its batch has no room for it, send all batches first.
 
+        Args:
+            partition: None for any: the same until it is sent, then another, so that
+                batches get full (KIP-480).
+            timestamp: in ms.
+            key: None is null.
+            value: None is null.
+            headers: names and values.
+
         Raises:
             As `flush`.
         """
-        builder = self._builders.get(partition)
+        index = self._any_partition if partition is None else partition
+        builder = self._builders.get(index)
         if builder is not None:
             size = builder.size_in_bytes + _size_bound(key, value, headers)
             if size > self._batch_bytes:
                 self.send()
                 builder = None
+                index = self._any_partition if partition is None else partition
         self._appended += 1
         if builder is None:
-            builder = self._builders[partition] = self._new_builder(partition)
-            self._numbers[partition] = self._appended, self._appended
+            builder = self._builders[index] = self._new_builder(index)
+            self._numbers[index] = self._appended, self._appended
         else:
-            self._numbers[partition] = self._numbers[partition][0], self._appended
+            self._numbers[index] = self._numbers[index][0], self._appended
         builder.append(timestamp, key, value, headers)
 
     def _new_builder(self, partition: int) -> RecordBatchBuilder:
@@ -199,9 +210,9 @@ class RecordSender:
             sequence = self._sequences.get(partition, 0)
             self._sequences[partition] = increment_sequence(sequence, count)
         self._builders.clear()
+        self._any_partition = (self._any_partition + 1) % self.partition_count
         self.wait()
         if batches:
-            self.requests += 1
             self._send(batches)
 
     def flush(self) -> None:
@@ -246,7 +257,9 @@ class RecordSender:
             self._cluster.drop(transport)
         if self._producer_id == NO_PRODUCER_ID or self._is_too_late():
             count = sum(batch.record_count for batch in batches.values())
-            which = f"{count} records sent last were" if count > 1 else "last record was"
+            which = (
+                f"{count} records sent last were" if count > 1 else "last record was"
+            )
             raise BrokerUnavailableError(
                 f"{error}; it is not known whether the {which} written"
             ) from error

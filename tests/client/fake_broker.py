@@ -21,8 +21,12 @@ from mpbroker.protocol.headers import encode_response_header, parse_request_head
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages import (
     api_versions,
+    create_partitions,
+    create_topics,
+    delete_topics,
     describe_configs,
     fetch,
+    incremental_alter_configs,
     init_producer_id,
     list_offsets,
     metadata,
@@ -40,6 +44,12 @@ SERVED: dict[ApiKey, type[Message]] = {
     ApiKey.LIST_OFFSETS: list_offsets.ListOffsetsRequest,
     ApiKey.INIT_PRODUCER_ID: init_producer_id.InitProducerIdRequest,
     ApiKey.DESCRIBE_CONFIGS: describe_configs.DescribeConfigsRequest,
+    ApiKey.CREATE_TOPICS: create_topics.CreateTopicsRequest,
+    ApiKey.DELETE_TOPICS: delete_topics.DeleteTopicsRequest,
+    ApiKey.CREATE_PARTITIONS: create_partitions.CreatePartitionsRequest,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (
+        incremental_alter_configs.IncrementalAlterConfigsRequest
+    ),
 }
 
 Script = Callable[[Message], object]
@@ -50,6 +60,7 @@ class FakeBroker:
 
     def __init__(self, topics: dict[str, int], max_api_versions: int = 4) -> None:
         self.topics = topics
+        self.configs: dict[str, dict[str, str]] = defaultdict(dict)
         self.max_api_versions = max_api_versions
         self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
@@ -215,9 +226,83 @@ class FakeBroker:
                 describe_configs.DescribeConfigsResult(
                     resource_type=resource.resource_type,
                     resource_name=resource.resource_name,
+                    configs=[
+                        describe_configs.DescribeConfigsResourceResult(
+                            name=name,
+                            value=value,
+                            config_source=1 if name != "max.message.bytes" else 5,
+                        )
+                        for name, value in (
+                            {"max.message.bytes": "1048588"}
+                            | self.configs[resource.resource_name]
+                        ).items()
+                        if resource.configuration_keys is None
+                        or name in resource.configuration_keys
+                    ],
                 )
                 for resource in request.resources
             ]
+        )
+
+    def _create_topics(self, request: create_topics.CreateTopicsRequest) -> Message:
+        (topic,) = request.topics
+        code = ErrorCode.NONE
+        if topic.name in self.topics:
+            code = ErrorCode.TOPIC_ALREADY_EXISTS
+        elif not request.validate_only:
+            self.topics[topic.name] = max(topic.num_partitions, 1)
+            self.configs[topic.name] = {
+                config.name: config.value or "" for config in topic.configs
+            }
+        result = create_topics.CreatableTopicResult(
+            name=topic.name,
+            error_code=code,
+            topic_id=bytes(range(16)),
+            num_partitions=max(topic.num_partitions, 1),
+            configs=None,
+            error_message="it is there" if code else None,
+        )
+        return create_topics.CreateTopicsResponse(topics=[result])
+
+    def _delete_topics(self, request: delete_topics.DeleteTopicsRequest) -> Message:
+        name = request.topics[0].name or ""
+        known = self.topics.pop(name, None)
+        result = delete_topics.DeletableTopicResult(
+            name=name,
+            error_code=0 if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
+        return delete_topics.DeleteTopicsResponse(responses=[result])
+
+    def _create_partitions(
+        self, request: create_partitions.CreatePartitionsRequest
+    ) -> Message:
+        (topic,) = request.topics
+        code = ErrorCode.NONE
+        if topic.count <= self.topics[topic.name]:
+            code = ErrorCode.INVALID_PARTITIONS
+        else:
+            self.topics[topic.name] = topic.count
+        result = create_partitions.CreatePartitionsTopicResult(
+            name=topic.name, error_code=code
+        )
+        return create_partitions.CreatePartitionsResponse(results=[result])
+
+    def _incremental_alter_configs(
+        self, request: incremental_alter_configs.IncrementalAlterConfigsRequest
+    ) -> Message:
+        (resource,) = request.resources
+        for change in resource.configs:
+            if change.config_operation:
+                self.configs[resource.resource_name].pop(change.name, None)
+            else:
+                self.configs[resource.resource_name][change.name] = change.value or ""
+        result = incremental_alter_configs.AlterConfigsResourceResponse(
+            error_message=None,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+        return incremental_alter_configs.IncrementalAlterConfigsResponse(
+            responses=[result]
         )
 
     def _list_offsets(self, request: list_offsets.ListOffsetsRequest) -> Message:

@@ -1,0 +1,124 @@
+"""Help, version, settings and completion."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mpbroker import __version__
+from mpbroker.cli import main
+from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.root import COMMANDS
+
+EXIT_CODES = ("0 ", "1 ", "2 ", "10 ", "69 ")
+
+
+def test_help_names_every_command_and_exit_code(mpbroker):
+    text = mpbroker("--help").out.decode()
+    assert all(name in text for name in COMMANDS)
+    assert all(f"\n    {code}" in text or f"  {code}" in text for code in EXIT_CODES)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(mpbroker, name):
+    result = mpbroker(name, "--help")
+    assert result.code == 0
+    assert f"Usage: mpbroker {name}" in result.out.decode()
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys; from mpbroker.cli import main; main(['--help']);"
+        "heavy = {'orjson', 'mpbroker.cli.topic', 'mpbroker.config'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == b"[]"
+
+
+def test_the_version_is_the_packages(mpbroker):
+    assert mpbroker("--version").out.decode() == f"mpbroker {__version__}\n"
+
+
+def test_an_unknown_command_is_a_usage_error(mpbroker):
+    result = mpbroker("frobnicate")
+    assert result.code == ExitCode.USAGE
+    assert "frobnicate" in result.err
+
+
+def test_explain_says_what_a_setting_is(mpbroker):
+    text = mpbroker("config", "explain", "num.io.threads").out.decode()
+    assert text.startswith("num.io.threads  (broker setting)\n")
+    result = mpbroker("config", "explain", "retention.ms", "--format", "json")
+    assert json.loads(result.out)["scope"] == "topic"
+
+
+def test_explain_shows_what_a_file_sets(mpbroker, tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text("num.io.threads=5\n")
+    result = mpbroker(
+        *["config", "explain", "num.io.threads", "-c", file, "--format", "json"]
+    )
+    assert json.loads(result.out)["value"] == "5"
+    changed = mpbroker("config", "list", "--changed", "-c", file, "--format", "json")
+    assert [entry["name"] for entry in json.loads(changed.out)] == ["num.io.threads"]
+
+
+def test_an_unknown_setting_is_not_found_and_the_nearest_is_offered(mpbroker):
+    result = mpbroker("config", "explain", "num.io.thread")
+    assert result.code == ExitCode.NOT_FOUND
+    assert "num.io.threads" in result.err
+
+
+def test_a_file_that_is_wrong_is_an_error(mpbroker, tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text("num.io.threads=0\n")
+    result = mpbroker("config", "list", "-c", file)
+    assert result.code == ExitCode.ERROR
+    assert "num.io.threads" in result.err
+
+
+def test_lists_have_all_settings(mpbroker):
+    broker = mpbroker("config", "list").out.decode()
+    assert "\nlog.dirs " in broker and "\ncleanup.policy " not in broker
+    assert "\ncleanup.policy " in mpbroker("config", "list", "--topic").out.decode()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_good_shell(mpbroker, shell):
+    script = mpbroker("completion", shell).out
+    assert b"_MPBROKER_COMPLETE" in script
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("mpbroker to", "topic"),
+        ("mpbroker topic al", "alter"),
+        ("mpbroker serve num.io.thr", "num.io.threads="),
+        ("mpbroker config explain retention.m", "retention.ms"),
+        ("mpbroker consume --isol", "--isolation"),
+        ("mpbroker consume -t on", "one"),
+    ],
+)
+def test_words_are_completed(fake_broker, monkeypatch, capfd, words, expected):
+    monkeypatch.setenv("_MPBROKER_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        main([])
+    assert f"plain,{expected}" in capfd.readouterr().out.splitlines()
+
+
+def test_completion_without_a_broker_offers_no_topics(monkeypatch, capfd):
+    monkeypatch.setenv("MPBROKER_BOOTSTRAP", "nowhere.invalid:1")
+    monkeypatch.setenv("_MPBROKER_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "mpbroker consume -t on")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capfd.readouterr().out.strip() == ""
