@@ -7,9 +7,10 @@ handler's message module is imported when its API is first asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.connection_rows import (
     connection_name,
@@ -18,15 +19,17 @@ from mpbroker.network.connection_rows import (
 )
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
+from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.request import Deferred, Request
 
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigValue
     from mpbroker.storage.log_manager import LogManager
-    from mpbroker.storage.topics import TopicRegistry
+    from mpbroker.storage.topics import Topic, TopicRegistry
 
 Advertised = tuple[str, int]  # host and port; "" or 0: what the client dialled
 
@@ -52,13 +55,13 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
 }
 
 
-def advertised_versions() -> dict[int, tuple[int, int]]:
+def advertised_versions(served: Iterable[ApiKey]) -> dict[int, tuple[int, int]]:
     """What ApiVersions says.
 
     Produce from 0, although 0 to 2 are refused: librdkafka takes a higher minimum for
     a broker that knows none of the old codecs (KAFKA-18659).
     """
-    versions = {int(key): versions for key, versions in SERVED.items()}
+    versions = {int(key): SERVED[key] for key in served}
     versions[ApiKey.PRODUCE] = (0, versions[ApiKey.PRODUCE][1])
     return versions
 
@@ -74,31 +77,53 @@ class ApiTable:
         node_id: int,
         rack: str | None,
         cluster_id: str,
+        num_partitions: int,
+        auto_create_topics: bool,
+        delete_topics: bool,
         advertised: Sequence[Advertised],
         log_dirs: Sequence[str],
         control: Segment,
         registry: TopicRegistry,
+        table: PartitionTable,
         logs: LogManager,
         produce: ProduceService,
         fetch: FetchService,
+        changed: Callable[[PartitionRow], None],
     ) -> None:
+        """Make the table.
+
+        Args:
+            advertised: of each listener, by index.
+            changed: told of the rows of deleted partitions, to wake waiting fetches.
+        """
         self._config_texts = config_texts
         self._broker_values = broker_values
         self._node_id = node_id
-        self._rack = rack
-        self._cluster_id = cluster_id
+        self._num_partitions = num_partitions
+        self._delete_topics_enabled = delete_topics
+        self._changed = changed
+        self._metadata_answers = MetadataAnswers(
+            registry,
+            node_id=node_id,
+            rack=rack,
+            cluster_id=cluster_id,
+            create=self._create_missing if auto_create_topics else None,
+        )
         self._advertised = advertised
         self._log_dirs = log_dirs
         self._words = control.words
         self._registry = registry
+        self._table = table
         self._logs = logs
-        self.advertised_versions = advertised_versions()
         self._api_versions_bodies: dict[int, bytes] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
             ApiKey.PRODUCE: produce.handle,
             ApiKey.FETCH: fetch.handle,
             ApiKey.LIST_OFFSETS: self._list_offsets,
+            ApiKey.METADATA: self._metadata,
             ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.CREATE_TOPICS: self._create_topics,
+            ApiKey.DELETE_TOPICS: self._delete_topics,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
         }
@@ -106,6 +131,7 @@ class ApiTable:
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()
         }
+        self.advertised_versions = advertised_versions(handlers)
 
     def _caught_up(
         self, handle: Callable[[Request], bytes | list[Any] | Deferred]
@@ -180,6 +206,48 @@ class ApiTable:
         return handle_offset_for_leader_epoch(
             message, self._registry, self._logs.log
         ).encode(request.api_version)
+
+    def _metadata(self, request: Request) -> bytes:
+        message = MetadataRequest.decode(request.api_version, request.body)
+        host, port = self._endpoint(request)
+        answers = self._metadata_answers
+        return answers.handle(message, request.api_version, host, port).encode(
+            request.api_version
+        )
+
+    def _create_missing(self, name: str) -> Topic:
+        return self._registry.create_topic(name, self._num_partitions)
+
+    def _create_topics(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.create_topics import CreateTopicsRequest
+        from mpbroker.server.handlers.create_topics import handle_create_topics
+
+        message = CreateTopicsRequest.decode(request.api_version, request.body)
+        return handle_create_topics(
+            message,
+            request.api_version,
+            self._registry,
+            node_id=self._node_id,
+            num_partitions=self._num_partitions,
+        ).encode(request.api_version)
+
+    def _delete_topics(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.delete_topics import DeleteTopicsRequest
+        from mpbroker.server.handlers.delete_topics import handle_delete_topics
+
+        message = DeleteTopicsRequest.decode(request.api_version, request.body)
+        return handle_delete_topics(
+            message,
+            request.api_version,
+            self._registry,
+            enabled=self._delete_topics_enabled,
+            delete_logs=self._delete_logs,
+        ).encode(request.api_version)
+
+    def _delete_logs(self, topic: Topic) -> None:
+        self._logs.delete_topic(topic)
+        for row in topic.partitions:
+            self._changed(self._table.row(row))
 
     # -- when a handler could not answer -----------------------------------------
 

@@ -30,7 +30,6 @@ from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
-
 from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
@@ -162,6 +161,9 @@ class Roles:
             node_id=config.node_id,
             rack=config.broker_rack,
             cluster_id=self._cluster_id,
+            num_partitions=config.num_partitions,
+            auto_create_topics=config.auto_create_topics_enable,
+            delete_topics=config.delete_topic_enable,
             advertised=[
                 config.advertised[listener.endpoint.listener_name]
                 for listener in self._listeners
@@ -169,9 +171,11 @@ class Roles:
             log_dirs=[directory.path for directory in self._directories],
             control=memory.control,
             registry=registry,
+            table=memory.table,
             logs=logs,
             produce=produce,
             fetch=fetch,
+            changed=purgatory.notify_waiters,
         )
         dispatcher = RequestDispatcher(
             apis.apis, apis.advertised_versions, apis.error_answer, apis.connection_name

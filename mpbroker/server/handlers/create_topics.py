@@ -1,0 +1,192 @@
+"""CreateTopics: new topics, all checked first, then written to disk at once.
+
+Source: Kafka protocol guide, "CreateTopics"; ReplicationControlManager.createTopics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.storage.topics import NewTopic, Topic
+
+_BROKER_DEFAULT: Final = -1
+_DEFAULTS_SINCE: Final = 4  # KIP-464: -1 takes the broker's default
+_CONFIGS_SINCE: Final = 5  # KIP-525
+_SOURCE_TOPIC: Final = 1
+_SOURCE_DEFAULT: Final = 5
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def create_topics(
+        self, wanted: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[Topic | ApiError]: ...
+
+
+def handle_create_topics(
+    request: CreateTopicsRequest,
+    version: int,
+    registry: Registry,
+    *,
+    node_id: int,
+    num_partitions: int,
+) -> CreateTopicsResponse:
+    """Create what can be created; answer every topic that was named once.
+
+    Args:
+        num_partitions: the broker's default, for topics that do not say.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was created.
+    """
+    named = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatableTopicResult] = {}
+    wanted: list[NewTopic] = []
+    for topic in request.topics:
+        try:
+            if named[topic.name] > 1:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"Create topics request from client contains duplicate topic"
+                    f" {topic.name}.",
+                )
+            new = _new_topic(topic, version, node_id, num_partitions)
+        except ApiError as error:
+            results[topic.name] = _refusal(topic.name, error)
+        else:
+            wanted.append(new)
+            results[topic.name] = CreatableTopicResult()
+    created = registry.create_topics(wanted, validate_only=request.validate_only)
+    for new, outcome in zip(wanted, created, strict=True):
+        if isinstance(outcome, ApiError):
+            results[new.name] = _refusal(new.name, outcome)
+        else:
+            results[new.name] = _success(outcome, version)
+    return CreateTopicsResponse(topics=list(results.values()))
+
+
+def _new_topic(
+    topic: CreatableTopic, version: int, node_id: int, default_partitions: int
+) -> NewTopic:
+    overrides: dict[str, str] = {}
+    for config in topic.configs:
+        if config.value is None:
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                f"Null value not supported for topic configs: {config.name}",
+            )
+        overrides[config.name] = config.value
+    if topic.assignments:
+        count = _assigned(topic, node_id)
+    else:
+        _check_replication(topic.replication_factor, version)
+        count = topic.num_partitions
+        if count == _BROKER_DEFAULT and version >= _DEFAULTS_SINCE:
+            count = default_partitions
+    return NewTopic(topic.name, count, overrides)
+
+
+def _check_replication(factor: int, version: int) -> None:
+    """One broker can keep one replica.
+
+    Raises:
+        ApiError: INVALID_REPLICATION_FACTOR, in Kafka's words.
+    """
+    if factor == 1 or (factor == _BROKER_DEFAULT and version >= _DEFAULTS_SINCE):
+        return
+    if factor < 1:
+        raise ApiError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    raise ApiError(
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        f"Unable to replicate the partition {factor} time(s): The target replication"
+        f" factor of {factor} cannot be reached because only 1 broker(s) are"
+        " registered.",
+    )
+
+
+def _assigned(topic: CreatableTopic, node_id: int) -> int:
+    """Return how many partitions a manual assignment makes."""
+    if (topic.num_partitions, topic.replication_factor) != (-1, -1):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            "Both numPartitions or replicationFactor and replicasAssignments were set."
+            " Both cannot be used at the same time.",
+        )
+    check_assignments(topic.assignments, node_id)
+    indexes = sorted(each.partition_index for each in topic.assignments)
+    if indexes != list(range(len(indexes))):
+        raise ApiError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "partitions should be a consecutive 0-based integer sequence",
+        )
+    return len(indexes)
+
+
+def check_assignments(
+    assignments: Sequence[CreatableReplicaAssignment], node_id: int
+) -> None:
+    """Refuse replicas anywhere but here.
+
+    Raises:
+        ApiError: INVALID_REPLICA_ASSIGNMENT.
+    """
+    for each in assignments:
+        if each.broker_ids != [node_id]:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment {each.broker_ids} is not possible:"
+                f" broker {node_id} is the only one, and holds each partition once.",
+            )
+
+
+def _refusal(name: str, error: ApiError) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=name, error_code=error.error_code, error_message=str(error), configs=None
+    )
+
+
+def _success(topic: Topic, version: int) -> CreatableTopicResult:
+    result = CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        num_partitions=len(topic.partitions),
+        replication_factor=1,
+    )
+    if version >= _CONFIGS_SINCE:
+        result.configs = _configs(topic.config)
+    return result
+
+
+def _configs(config: LogConfig) -> list[CreatableTopicConfigs]:
+    return [
+        CreatableTopicConfigs(
+            name=key.name,
+            value=key.format(config.value(key.name)),
+            read_only=False,
+            config_source=_SOURCE_TOPIC
+            if key.name in config.overrides
+            else _SOURCE_DEFAULT,
+            is_sensitive=False,
+        )
+        for key in LOG_CONFIG_DEF
+    ]
