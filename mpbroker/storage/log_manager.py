@@ -188,6 +188,13 @@ class LogManager:
                 except OSError as error:
                     logger.error("%s cannot be removed: %s", directory, error)
 
+    def forget(self, topic: TopicView) -> None:
+        """Close the files of a topic that has been deleted."""
+        for index in topic.partitions:
+            log = self._logs.pop(index, None)
+            if log is not None:
+                log.close()
+
     def close_files(self) -> None:
         """Close the files of all logs; they open again when needed."""
         for log in self._logs.values():

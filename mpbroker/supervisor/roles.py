@@ -127,7 +127,7 @@ class Roles:
     def run_handler(self, handler: int) -> None:
         config, memory = self._config, self._memory
         become_child(f"data-plane-kafka-request-handler-{handler}", memory)
-        registry = self.registry()
+        registry = self.registry(lambda topic: logs.forget(topic))
         logs = self._logs(registry)
         channel = HandlerEnd(
             handler,
