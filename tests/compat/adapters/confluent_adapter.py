@@ -25,7 +25,7 @@ class ConfluentAdapter(Adapter):
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
-        self._common = {"bootstrap.servers": bootstrap}
+        self._common = {"bootstrap.servers": bootstrap, "log_level": 2}
         self._admin = AdminClient(self._common)
 
     def topics(self) -> dict[str, int]:

@@ -1,0 +1,249 @@
+"""Apache Kafka's own Java client and tools, from the jars that Maven fetched."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.compat.adapters import ADAPTERS
+from tests.compat.adapters.adapter import CODECS, TIMEOUT_S
+from tests.compat.records import T0, some_records
+from tests.conftest import OtherBroker
+from tests.support.apache_kafka import java_command
+from tests.support.broker import Broker
+from tests.support.fetch_clients import have_java_tools
+
+MakeTopic = Callable[..., str]
+Tool = Callable[..., str]
+
+TOOLS = "org.apache.kafka.tools"
+
+pytestmark = pytest.mark.skipif(
+    not have_java_tools(),
+    reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
+)
+
+
+@pytest.fixture
+def tool(bootstrap: str) -> Tool:
+    """Run a tool against the broker: tool(main_class, *arguments) -> what it printed.
+
+    Fails the test if the tool did, or complained on its standard error.
+    """
+
+    def run(main_class: str, *arguments: str, stdin: str = "") -> str:
+        return run_java(
+            main_class, "--bootstrap-server", bootstrap, *arguments, stdin=stdin
+        )
+
+    return run
+
+
+def run_java(main_class: str, *arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(
+        java_command(main_class, *arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",  # the console prints bytes as they are
+        timeout=2 * TIMEOUT_S,
+        check=False,
+    )
+    said = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, said
+    # The console producer exits with 0 whatever happened to the records.
+    assert not re.search(r"(?m)ERROR|^Exception|^\[.*WARN.*Got error", done.stderr), (
+        said
+    )
+    return done.stdout
+
+
+def test_topics_are_created_listed_described_grown_and_deleted(
+    tool: Tool, topic_name: str
+) -> None:
+    topics = f"{TOOLS}.TopicCommand"
+    this = ("--topic", topic_name)
+    config = ("--config", "retention.ms=60000")
+    tool(topics, "--create", *this, "--partitions", "3", *config)
+    assert topic_name in tool(topics, "--list").split()
+    described = tool(topics, "--describe", *this)
+    assert "PartitionCount: 3" in described
+    assert "ReplicationFactor: 1" in described
+    assert "retention.ms=60000" in described
+    tool(topics, "--alter", *this, "--partitions", "5")
+    assert "PartitionCount: 5" in tool(topics, "--describe", *this)
+    tool(topics, "--delete", *this)
+    assert topic_name not in tool(topics, "--list").split()
+
+
+def test_the_console_reads_what_it_published(tool: Tool, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    lines = [f"h:{i}\tkey {i}\tvalue {i}" for i in range(10)]
+    parse = ("--property", "parse.key=true", "--property", "parse.headers=true")
+    tool(
+        f"{TOOLS}.ConsoleProducer",
+        *("--topic", topic, *parse),
+        stdin="\n".join(lines) + "\n",
+    )
+    shown = console_consumer(tool, topic, offset="4", count=6)
+    assert [line.split("\t")[1:] for line in shown] == [
+        [f"Offset:{i}", f"h:{i}", f"key {i}", f"value {i}"] for i in range(4, 10)
+    ]
+
+
+@pytest.mark.parametrize("producer", sorted(ADAPTERS))
+def test_the_java_consumer_reads_every_codec_of_every_client(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic, producer: str
+) -> None:
+    topic = make_topic()
+    with ADAPTERS[producer](bootstrap) as client:
+        for codec in CODECS:
+            client.produce(topic, some_records(20), codec=codec)
+    shown = console_consumer(tool, topic, offset="earliest", count=100)
+    assert [line.split("\t")[:2] for line in shown] == [
+        [f"CreateTime:{T0 + i % 20}", f"Offset:{i}"] for i in range(100)
+    ]
+
+
+def console_consumer(tool: Tool, topic: str, offset: str, count: int) -> list[str]:
+    shown = ("timestamp", "offset", "headers", "key")
+    printed = tool(
+        f"{TOOLS}.consumer.ConsoleConsumer",
+        *("--topic", topic, "--partition", "0", "--offset", offset),
+        *("--max-messages", str(count), "--timeout-ms", str(TIMEOUT_S * 1000)),
+        *(part for name in shown for part in ("--property", f"print.{name}=true")),
+    )
+    return printed.rstrip("\n").split("\n")  # headers may hold other line ends
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_java_producer_publishes_with_every_codec(
+    bootstrap: str, make_topic: MakeTopic, codec: str
+) -> None:
+    topic = make_topic(2)
+    # Idempotent and acks=all, as is the Java client's default.
+    printed = run_java(
+        f"{TOOLS}.ProducerPerformance",
+        *("--topic", topic, "--num-records", "5000", "--record-size", "200"),
+        *("--throughput", "-1", "--producer-props", f"bootstrap.servers={bootstrap}"),
+        f"compression.type={codec}",
+    )
+    assert printed.startswith("5000 records sent")
+    total = 0
+    for adapter in ADAPTERS.values():
+        with adapter(bootstrap) as client:
+            ends = [client.offsets(topic, partition)[1] for partition in (0, 1)]
+            assert sum(ends) == 5000
+            total = ends[0]
+            messages = client.consume(topic, 0, 0, total)
+            assert [m.offset for m in messages] == list(range(total))
+            assert all(len(m.value or b"") == 200 for m in messages)
+
+
+def test_the_verifiable_producer_is_answered_with_offsets(
+    tool: Tool, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    printed = tool(
+        f"{TOOLS}.VerifiableProducer", "--topic", topic, "--max-messages", "50"
+    )
+    events = [json.loads(line) for line in printed.splitlines()]
+    sent = [e for e in events if e["name"] == "producer_send_success"]
+    assert [(e["value"], e["offset"]) for e in sent] == [(str(i), i) for i in range(50)]
+    assert events[-1]["acked"] == 50
+
+
+def test_offsets_are_listed_by_every_kind_of_time(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    with ADAPTERS["confluent-kafka"](bootstrap) as client:
+        client.produce(topic, some_records(20))
+        client.produce(topic, some_records(1))  # an old time after the newest
+        client.delete_records(topic, 0, 3)
+    for time, offset in (
+        ("earliest", 3),
+        ("latest", 21),
+        ("max-timestamp", 19),
+        (str(T0 + 5), 5),
+    ):
+        printed = tool(f"{TOOLS}.GetOffsetShell", "--topic", topic, "--time", time)
+        assert printed.strip() == f"{topic}:0:{offset}", time
+
+
+def test_configurations_are_altered_and_described(
+    tool: Tool, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    this = ("--entity-type", "topics", "--entity-name", topic)
+    config = "kafka.admin.ConfigCommand"
+    tool(config, *this, "--alter", "--add-config", "retention.ms=5000,segment.ms=700")
+    described = tool(config, *this, "--describe")
+    assert "retention.ms=5000" in described
+    assert "DYNAMIC_TOPIC_CONFIG:segment.ms=700" in described
+    tool(config, *this, "--alter", "--delete-config", "retention.ms")
+    assert "retention.ms" not in tool(config, *this, "--describe")
+    everything = tool(config, *this, "--describe", "--all")
+    assert re.search(r"^\s*max.message.bytes=1048588", everything, re.MULTILINE)
+
+
+def test_records_are_deleted_by_the_tool(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    plan = tmp_path / "delete.json"
+    partition = {"topic": topic, "partition": 0, "offset": 7}
+    plan.write_text(json.dumps({"version": 1, "partitions": [partition]}))
+    with ADAPTERS["aiokafka"](bootstrap) as client:
+        client.produce(topic, some_records(10))
+        printed = tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(plan))
+        assert "low_watermark: 7" in printed
+        assert client.offsets(topic, 0) == (7, 10)
+
+
+def test_the_cluster_its_versions_and_its_log_directories_are_described(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    with ADAPTERS["kafka-python"](bootstrap) as client:
+        client.produce(topic, some_records(10))
+    cluster = f"{TOOLS}.ClusterTool"  # takes its address after the subcommand only
+    printed = run_java(cluster, "cluster-id", "--bootstrap-server", bootstrap)
+    assert re.search(r"Cluster ID: [A-Za-z0-9_-]{22}\b", printed)
+    versions = tool(f"{TOOLS}.BrokerApiVersionsCommand")
+    assert "ERROR" not in versions
+    assert re.search(r"Produce\(0\): 0 to \d+ \[usable: \d+\]", versions)
+    directories = tool(f"{TOOLS}.LogDirsCommand", "--describe", "--topic-list", topic)
+    report = json.loads(directories.splitlines()[-1])
+    [broker] = report["brokers"]
+    [partition] = [p for d in broker["logDirs"] for p in d["partitions"]]
+    assert partition["partition"] == f"{topic}-0"
+    assert partition["size"] > 0
+
+
+def test_apache_kafkas_own_check_of_a_clients_broker_passes(
+    tool: Tool, broker: Broker | OtherBroker, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    try:
+        tool(
+            f"{TOOLS}.ClientCompatibilityTest",
+            *("--topic", topic, "--num-cluster-nodes", "1"),
+            *("--offsets-for-times-supported", "true"),
+            *("--cluster-id-supported", "true"),
+            *("--create-topics-supported", "true"),
+            *("--describe-configs-supported", "true"),
+            *("--idempotent-producer-supported", "true"),
+            *("--expect-record-too-large-exception", "false"),
+            # Apache Kafka answers that it has no authorizer; we, that we do not know.
+            "--describe-acls-supported",
+            str(isinstance(broker, OtherBroker)).lower(),
+        )
+    finally:
+        with ADAPTERS["confluent-kafka"](broker.bootstrap) as admin:
+            admin.delete_topic("newtopic")  # the check's own, left behind
