@@ -127,6 +127,7 @@ class Compaction:
             following = self._log.segments.next_base(segment.base_offset)
             assert following is not None  # the active segment is never cleanable
             keys.latest_offset = min(following, end) - 1
+            segment.close()
 
     def _map_batch(self, segment: LogSegment, batch: StoredBatch, start: int) -> bool:
         body = _body(segment, batch)
@@ -153,6 +154,7 @@ class Compaction:
             size = segment.file_size()
             index = segment.offset_index.file_entries() * 8
             time_index = segment.time_index.file_entries() * 12
+            segment.close()
             following = self._log.segments.next_base(base) or first_uncleanable
             if group and (
                 total + size > config.segment_bytes
@@ -186,6 +188,7 @@ class Compaction:
             for segment, _ in group:
                 for batch in self._batches(segment, 0):
                     self._copy(segment, batch, writer, transactions, first_uncleanable)
+                segment.close()
         except BaseException:
             writer.abandon()
             raise

@@ -165,7 +165,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
     for segment in log.segments.from_offset(0):
         if segment.base_offset >= first_uncleanable:
             break
-        size = segment.file_size()
+        size = os.stat(segment.path).st_size
         # A segment is as dirty as its last record.
         if _next(log, segment) <= first_dirty:
             clean_bytes += size
@@ -174,6 +174,7 @@ def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToCle
         batch = segment.first_batch(size)
         if batch is not None and batch.max_timestamp > 0:
             earliest = min(earliest or batch.max_timestamp, batch.max_timestamp)
+        segment.close()
     overdue = (
         earliest is not None and earliest < now_ms - log.config.max_compaction_lag_ms
     )
@@ -195,8 +196,11 @@ def _first_uncleanable(
             break
         if _next(log, segment) > limit:
             return segment.base_offset
-        if lag_ms > 0 and segment.largest_timestamp().timestamp > now_ms - lag_ms:
-            return segment.base_offset
+        if lag_ms > 0:
+            newest = segment.largest_timestamp().timestamp
+            segment.close()
+            if newest > now_ms - lag_ms:
+                return segment.base_offset
     return limit
 
 

@@ -66,6 +66,7 @@ class LogLookup(LogReader):
                         here = self._largest_from(segment, start_offset, state)
                     if here.timestamp > largest.timestamp:
                         largest = here
+                    self._close_unless_active(segment)
             except (FileNotFoundError, CorruptLogError) as error:
                 self._structure_moved_or_fail(error)
                 continue
@@ -96,6 +97,7 @@ class LogLookup(LogReader):
         start_offset = self._words[self._start_word]
         for segment in self.segments.from_offset(start_offset):
             if self._largest(segment, state).timestamp < timestamp:
+                self._close_unless_active(segment)
                 continue
             if segment.base_offset == state[1]:
                 end, entries, time_entries = state[2], state[3], state[4]

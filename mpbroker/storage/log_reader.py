@@ -128,6 +128,8 @@ class LogReader(PartitionView):
             end = self._readable_end(segment, upper, state)
             if position < end or segment is self._active:
                 return segment, position, max(position, end)
+        if self.segments.trim():
+            self._positions.clear()
         located = self.segments.floor(offset)
         while located is not None:
             end = self._readable_end(located, upper, state)

@@ -50,6 +50,7 @@ class LogSync(LogProducers):
                 self._structure_moved_or_fail(error)
 
     def _files_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
+        self.segments.trim()  # not below: what is opened here stays open for the caller
         fds, new = [], False
         for segment in self.segments.from_offset(from_offset):
             if segment.base_offset >= to_offset:

@@ -221,6 +221,11 @@ class PartitionView:
         self._active = self.segments.get(active_base)
         self._positions.clear()
 
+    def _close_unless_active(self, segment: LogSegment) -> None:
+        """Give back the files of a segment that a walk over all of them has passed."""
+        if segment is not self._active:
+            segment.close()
+
     def _leave_active(self) -> None:
         """The active segment is another one now."""
 

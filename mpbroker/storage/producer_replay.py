@@ -73,6 +73,8 @@ def replay_log(
             start, _ = segment.find(producers.end_offset, end, entries)
         if start >= 0:
             replay_range(producers, segment.fd, start, end)
+        if segment.base_offset != state.active_base_offset:
+            segment.close()
     producers.end_offset = state.log_end_offset
 
 

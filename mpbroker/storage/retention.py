@@ -132,6 +132,7 @@ def _ages(log: PartitionLog, state: LogState) -> list[SegmentAge]:
             next_base = state.log_end_offset
         else:
             size, largest = segment.file_size(), segment.largest_timestamp().timestamp
+            segment.close()
         if largest < 0:
             largest = int(os.stat(segment.path).st_mtime * 1000)
         ages.append(SegmentAge(segment.base_offset, next_base, size, largest))

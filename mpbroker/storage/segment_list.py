@@ -3,9 +3,12 @@
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Final
 
 from mpbroker.storage.log_files import LOG_SUFFIX, base_offsets
 from mpbroker.storage.log_segment import LogSegment
+
+_OPEN_SEGMENTS: Final = 16  # of one partition; up to three descriptors each
 
 
 class SegmentList:
@@ -74,6 +77,18 @@ class SegmentList:
             segment.close()
         if base_offset in self.bases:
             self.bases.remove(base_offset)
+
+    def trim(self) -> bool:
+        """Close all but the last segment if too many are open; say whether.
+
+        A reader may walk through thousands of them.
+        """
+        if len(self._open) <= _OPEN_SEGMENTS:
+            return False
+        last = self.bases[-1] if self.bases else -1
+        for base in [base for base in self._open if base != last]:
+            self._open.pop(base).close()
+        return True
 
     def close(self) -> None:
         """Close every file; the list of bases stays."""

@@ -1,7 +1,7 @@
 """Partitions without a broker: rows in a table of their own, files in tmp_path."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ def new_row() -> Callable[[], int]:
 
 
 @pytest.fixture
-def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
+def open_log(table: PartitionTable, tmp_path: Path) -> Iterator[OpenLog]:
     """Return a function that opens tmp_path as a partition.
 
     Each call stands for a broker that starts: it has a row of its own, unless ``row``
@@ -45,9 +45,14 @@ def open_log(table: PartitionTable, tmp_path: Path) -> OpenLog:
         directory = tmp_path / name
         directory.mkdir(exist_ok=True)
         values = {name.replace("_", "."): value for name, value in config.items()}
-        return PartitionLog(str(directory), table.row(row), LogConfig(values), hints)
+        log = PartitionLog(str(directory), table.row(row), LogConfig(values), hints)
+        opened.append(log)
+        return log
 
-    return open_it
+    opened: list[PartitionLog] = []
+    yield open_it
+    for log in opened:
+        log.close()
 
 
 _row_numbers = itertools.count()

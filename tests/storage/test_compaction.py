@@ -29,7 +29,8 @@ from tests.storage.batches import (
 )
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory
-from tests.storage.forks import fork, kill_at_line
+from tests.storage.forks import kill_at_line
+from tests.support.children import fork
 
 _names = itertools.count()
 Rec = tuple[int, bytes | None, bytes | None]
@@ -164,6 +165,8 @@ def test_a_reader_of_a_compacted_log_ends_with_the_same_table(
     again = open_log(**config)
     assert again.latest() == offset
     assert records(again) == records(log)
+    log.close()
+    again.close()
 
 
 def test_a_tombstone_stays_until_its_time_has_come(open_log: OpenLog) -> None:

@@ -5,14 +5,27 @@ import random
 import signal
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
-from mpbroker.ipc.layout import RowStatus
+import pytest
+
+from mpbroker.ipc.layout import (
+    SLOT_INTENT,
+    SLOT_PROGRESS,
+    SLOT_PROGRESS_OFFSET,
+    RowStatus,
+    slot_row,
+)
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_log import PartitionLog
-from tests.storage.batches import batch, read_all
+from tests.storage.batches import Validated, batch, read_all
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory
-from tests.storage.forks import fork, kill_at_line
+from tests.storage.forks import kill_at_line
+from tests.support.children import fork
+from tests.support.memory import broker_memory
 
 _ACK = struct.Struct("qq")
 _CONFIG = {"segment_bytes": 1_200, "index_interval_bytes": 150}
@@ -200,3 +213,72 @@ def test_a_loader_killed_at_any_line_leaves_the_work_to_the_next(
         assert again.state().active_size == state.active_size
         assert len(read_all(again)) == 40
     assert died > 10
+
+
+def test_an_idempotent_producer_that_resends_after_every_death_is_stored_once(
+    open_log: OpenLog,
+) -> None:
+    log = open_log(**_CONFIG)
+    picker = random.Random(7)
+    died = 0
+    for sequence in range(60):
+        sent = batch(b"%d" % sequence, producer=(3, 0, sequence))
+
+        def send(sent: Validated = sent) -> None:
+            mine = open_log(row=log.row.index, **_CONFIG)
+            mine.latest()
+            mine.take_snapshot()
+            kill_at_line(picker.randrange(20, 200))
+            mine.append(sent, now_ms=1)
+
+        for _ in range(3):
+            died += fork(send) == -signal.SIGKILL
+            picker.random()
+        # All answers may have been lost: what is stored is found again.
+        assert log.append(sent, now_ms=1).base_offset == sequence
+    assert died > 20
+    assert read_all(log) == [(n, b"%d" % n) for n in range(60)]
+
+
+def test_an_append_is_noted_in_its_request_if_and_only_if_it_is_in_the_log(
+    tmp_path: Path,
+) -> None:
+    slot, ordinal = 5, 2
+    with broker_memory() as memory:
+        memory.table.initialise_row(0)
+        row, slots = memory.table.row(0), memory.control.words
+        where = memory.arena_layout.block(slot) + 13 * 1024
+        slots[slot_row(slot) + SLOT_PROGRESS_OFFSET] = where
+        config = LogConfig({"segment.bytes": 400})
+        log = PartitionLog(str(tmp_path), row, config)
+        log.append(batch(b"first"), now_ms=1)
+        picker = random.Random(8)
+        outcomes = set()
+        for _ in range(80):
+            before = log.latest()
+            slots[slot_row(slot) + SLOT_PROGRESS] = 0
+            slots[slot_row(slot) + SLOT_INTENT] = 0
+
+            def append() -> None:
+                mine = PartitionLog(str(tmp_path), row, config)
+                kill_at_line(picker.randrange(40, 220))
+                mine.append(batch(b"a" * 60), slot=slot, ordinal=ordinal, now_ms=1)
+
+            fork(append)
+            picker.random()
+            row.settle()
+            appended = log.latest() == before + 1
+            assert slots[slot_row(slot) + SLOT_PROGRESS] == (
+                ordinal + 1 if appended else 0
+            )
+            if appended:
+                assert memory.arena.words[where // 8 + ordinal] == before
+            outcomes.add(appended)
+        assert outcomes == {True, False}
+        # One that fails and lives leaves nothing behind either.
+        slots[slot_row(slot) + SLOT_PROGRESS] = 0
+        log.config = LogConfig({"segment.bytes": 100})
+        with pytest.raises(ApiError):
+            log.append(batch(b"a" * 60), slot=slot, ordinal=ordinal, now_ms=1)
+        assert slots[slot_row(slot) + SLOT_PROGRESS] == 0
+        log.close()

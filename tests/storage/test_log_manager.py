@@ -26,7 +26,7 @@ from mpbroker.storage.partition_directory import (
     read_topic_id,
 )
 from tests.storage.batches import batch, read_all
-from tests.storage.forks import fork
+from tests.support.children import fork
 
 
 class Topic(NamedTuple):

@@ -97,6 +97,7 @@ def test_every_record_is_found_from_every_offset_however_segments_are_cut(
         assert header.base_offset == start + number
     assert len(read_all(log, start)) == len(sizes)
     check_directory(log.directory)
+    log.close()
 
 
 def test_a_full_segment_is_rolled_and_named_by_its_first_offset(
@@ -229,6 +230,19 @@ def test_running_out_of_descriptors_closes_files_and_tries_again(
     assert released
 
 
+def test_reading_through_many_segments_keeps_few_files_open(open_log: OpenLog) -> None:
+    log = open_log(segment_bytes=200)
+    for number in range(100):
+        log.append(batch(b"%d" % number * 40), now_ms=1)
+    log.close()
+    before = len(os.listdir("/proc/self/fd"))
+    for offset in range(100):
+        log.read(offset, 1_000, min_one_batch=True)
+    log.offset_for_timestamp(10**12)
+    log.max_timestamp()
+    assert len(os.listdir("/proc/self/fd")) - before < 60
+
+
 def test_deleted_records_are_out_of_range_and_the_rest_stays(open_log: OpenLog) -> None:
     log = open_log()
     for number in range(5):
@@ -273,6 +287,7 @@ def test_an_offset_by_timestamp_is_that_of_the_first_record_not_older(
     check_directory(log.directory)
     newest = max(stamp for _, stamp in records)
     assert log.max_timestamp() == next(r for r in records if r[1] == newest)
+    log.close()
 
 
 def test_an_empty_log_has_no_timestamps(open_log: OpenLog) -> None:

@@ -17,7 +17,8 @@ from mpbroker.storage.retention import SegmentAge, apply_retention, expired_segm
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory
-from tests.storage.forks import fork, kill_at_line
+from tests.storage.forks import kill_at_line
+from tests.support.children import fork
 
 _SEGMENT = 500
 _NEVER = {"retention_ms": -1, "retention_bytes": -1}
