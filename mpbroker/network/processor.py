@@ -103,6 +103,7 @@ class Processor:
     ) -> None:
         self._words = control.words
         self._row = processor_row(processor)
+        self._words[self._row + PROCESSOR_COUNTERS] = 0  # a predecessor's connections
         self._arena = arena
         self._selector = ChannelSelector()
         self._requests = ProcessorEnd(
@@ -395,7 +396,7 @@ class Processor:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
-        quiet = self._now - _QUIET_NS
+        quiet = max(expired, self._now - _QUIET_NS)
         for channel in list(self._channels.values()):
             # Kafka closes a connection with a request in progress too; we do not.
             if channel.active_ns < quiet and channel.state == _READING:

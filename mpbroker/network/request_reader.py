@@ -39,6 +39,8 @@ from mpbroker.ipc.layout import (
     SLOT_REQUEST_LENGTH,
     SLOT_REQUEST_OFFSET,
     SLOT_STATE,
+    SLOT_WORDS,
+    SLOTS,
     SLOTS_PER_PROCESSOR,
     STATE_HANDLER_MASK,
     STATE_MASK,
@@ -273,6 +275,9 @@ class RequestReader:
     def finish_request(self, channel: Channel) -> None:
         """Step over the frame that was answered; keep what was pipelined behind it."""
         words, row = self._words, channel.row
+        # The handler may have its extent back, however long we keep the slot.
+        state = SLOTS + channel.slot * SLOT_WORDS + SLOT_STATE
+        words[state] = words[state] & _KEEP_GENERATION | _HELD
         if channel.extent:
             self._extents.free(channel.extent, extent_bytes(channel.extent_length))
             channel.extent = words[row + CONNECTION_EXTENT] = 0

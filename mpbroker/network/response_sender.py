@@ -4,7 +4,6 @@ A partly sent answer stays with its connection until the socket takes more; the 
 counts the bytes, so that a successor knows where to go on.
 """
 
-import contextlib
 import os
 from collections import OrderedDict
 from enum import IntEnum
@@ -45,7 +44,8 @@ class SegmentFiles:
         file.delete.delay.ms.
 
         Raises:
-            SegmentGoneError: no file of that name is that file any more.
+            SegmentGoneError: no file of that name is that file any more, or it cannot
+                be opened: one connection's misfortune, not its processor's.
         """
         key = (path, inode)
         fd = self._fds.get(key)
@@ -53,12 +53,16 @@ class SegmentFiles:
             self._fds.move_to_end(key)
             return fd
         for name in (path, path + ".deleted"):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-                if os.fstat(fd).st_ino == inode:
-                    self._keep(key, fd)
-                    return fd
-                os.close(fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SegmentGoneError(f"{name}: {error.strerror}") from None
+            if os.fstat(fd).st_ino == inode:
+                self._keep(key, fd)
+                return fd
+            os.close(fd)
         raise SegmentGoneError(f"{path} (inode {inode}) is no longer there")
 
     def _keep(self, key: tuple[str, int], fd: int) -> None:

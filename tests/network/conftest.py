@@ -1,0 +1,35 @@
+"""A processor for each test, which must have given everything back at its end."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.network.rig import Rig
+from tests.support.memory import broker_memory
+
+
+@pytest.fixture
+def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+    """Make a rig: make_rig(queued_max_requests=3, answer=...)."""
+    monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)
+    monkeypatch.setattr("mpbroker.network.processor._BLOCKED_POLL_S", 0)
+    made: list[Rig] = []
+    memories = []
+
+    def make(*, queued_max_requests: int = 500, **options: object) -> Rig:
+        memory = broker_memory(queued_max_requests=queued_max_requests)
+        rig = Rig(memory.__enter__(), **options)
+        memories.append(memory)
+        made.append(rig)
+        return rig
+
+    yield make
+    for rig in made:
+        rig.end()
+    for memory in memories:
+        memory.__exit__(None, None, None)
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()

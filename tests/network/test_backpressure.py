@@ -1,0 +1,197 @@
+"""When slots, memory or the ring run short, connections wait; none is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.ipc.layout import ProcessorCounter
+from tests.network.rig import frame
+
+BIG = 4 * 1024 * 1024
+WAITS_FOR_SLOT = ProcessorCounter.WAITS_FOR_SLOT
+WAITS_FOR_EXTENT = ProcessorCounter.WAITS_FOR_EXTENT
+
+
+# -- slots --------------------------------------------------------------------------
+
+
+def test_parts_of_frames_do_not_keep_others_from_being_served(rig):
+    rig.leave_slots(3)
+    slow = [rig.connect() for _ in range(10)]
+    for number, client in enumerate(slow):
+        client.send(frame(b"slow %d" % number)[:-1])
+    rig.pump(lambda: rig.connections == 10)
+    rig.turns()
+    quick = rig.connect()
+    quick.send(frame(b"quick"))
+    rig.pump(lambda: quick.frames() == [b"quick"])
+    assert rig.counter(WAITS_FOR_SLOT)
+    for number, client in enumerate(slow):
+        client.send(b"%d" % number)
+    rig.pump(lambda: all(client.frames() for client in slow))
+    assert [client.frames() for client in slow] == [
+        [b"slow %d" % number] for number in range(10)
+    ]
+
+
+def test_a_connection_without_a_slot_is_read_when_an_answer_frees_one(make_rig):
+    rig = make_rig()
+    rig.answer = rig.hold
+    rig.leave_slots(2)
+    clients = [rig.connect() for _ in range(5)]
+    for number, client in enumerate(clients):
+        client.send(frame(b"%d" % number))
+    rig.pump(lambda: len(rig.held) == 2)
+    rig.turns()
+    assert len(rig.held) == 2
+    done = 0
+    while done < 5:
+        rig.pump(lambda: rig.held)
+        rig.release(1)
+        done += 1
+        # A quick client's slot is taken away for those that have none.
+        rig.pump(lambda done=done: sum(len(c.frames()) for c in clients) == done)
+        for client in clients:
+            if client.frames():
+                client.close()
+    assert rig.counter(WAITS_FOR_SLOT)
+
+
+def test_a_connection_that_waits_for_a_slot_may_go_away(make_rig):
+    rig = make_rig()
+    rig.answer = rig.hold
+    rig.leave_slots(1)
+    first, second, third = (rig.connect() for _ in range(3))
+    first.send(frame(b"1"))
+    rig.pump(lambda: rig.held)
+    second.send(frame(b"2"))
+    rig.pump(lambda: rig.counter(WAITS_FOR_SLOT))
+    third.send(frame(b"3"))
+    rig.turns()
+    second.close()
+    rig.turns()
+    rig.release()
+    first.close()
+    rig.pump(lambda: [body for _, body in rig.held] == [b"3"])
+
+
+def test_a_frame_that_was_put_aside_keeps_its_bytes_whatever_comes_next(rig):
+    rig.leave_slots(1)
+    whole = frame(bytes(range(256)) * 30)
+    clients = [rig.connect() for _ in range(4)]
+    for at in range(0, len(whole), 700):
+        for client in clients:
+            client.send(whole[at : at + 700])
+            rig.turns(3)
+    rig.pump(lambda: all(client.frames() for client in clients))
+    assert all(client.frames() == [whole[4:]] for client in clients)
+
+
+# -- extents ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(rig):
+    """A rig whose memory for large frames is all taken by those who send slowly."""
+    while not rig.counter(WAITS_FOR_EXTENT):
+        client = rig.connect()
+        client.send(frame(bytes(BIG))[:20_000])
+        rig.turns(5)
+        assert len(rig.clients) < 100
+    return rig
+
+
+def test_a_large_frame_waits_until_another_has_been_answered(crowded):
+    *slow, waiting = crowded.clients
+    crowded.turns()
+    slow[0].send(frame(bytes(BIG))[20_000:])
+    crowded.pump(slow[0].frames)
+    waiting.send(frame(bytes(BIG))[20_000:])
+    crowded.pump(waiting.frames)
+    assert waiting.frames() == [bytes(BIG)]
+
+
+def test_small_requests_are_served_while_large_ones_wait(crowded):
+    quick = crowded.connect()
+    quick.send(frame(b"quick"))
+    crowded.pump(lambda: quick.frames() == [b"quick"])
+
+
+def test_a_large_frame_goes_on_when_one_before_it_is_given_up(crowded):
+    waiting = crowded.clients[-1]
+    crowded.clients[0].close()
+    waiting.send(frame(bytes(BIG))[20_000:])
+    crowded.pump(waiting.frames)
+
+
+def test_who_stalls_with_others_waiting_for_its_memory_is_closed(
+    crowded, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    *slow, waiting = crowded.clients
+    monkeypatch.setattr("mpbroker.network.processor._STALLED_NS", 1_000_000)
+    waiting.send(frame(bytes(BIG))[20_000:])
+    crowded.pump(waiting.frames)
+    assert slow[0].is_closed  # the one that was silent longest
+    assert "stalled with 20000 of 4194308 bytes" in caplog.text
+
+
+def test_all_memory_comes_back_after_the_crowd(crowded):
+    for client in crowded.clients:
+        client.send(frame(bytes(BIG))[20_000:])
+    crowded.pump(lambda: all(client.frames() for client in crowded.clients))
+    crowded.end()
+
+
+# -- the ring -----------------------------------------------------------------------
+
+
+def test_a_full_ring_stops_reading_and_loses_nothing(make_rig):
+    rig = make_rig(queued_max_requests=3)
+    rig.handles = False
+    clients = [rig.connect() for _ in range(12)]
+    for number, client in enumerate(clients):
+        client.send(frame(b"%d" % number))
+    rig.turns()
+    assert len(rig.memory.ring) == 3
+    rig.handles = True
+    rig.pump(lambda: all(client.frames() for client in clients))
+    assert [client.frames() for client in clients] == [
+        [b"%d" % number] for number in range(12)
+    ]
+
+
+def test_a_full_ring_never_stops_writing(make_rig):
+    rig = make_rig(queued_max_requests=2)
+    rig.answer = rig.hold
+    first = rig.connect()
+    first.send(frame(b"first"))
+    rig.pump(lambda: rig.held)
+    rig.handles = False
+    others = [rig.connect() for _ in range(6)]
+    for client in others:
+        client.send(frame(b"other"))
+    rig.turns()
+    assert not rig.memory.ring.has_room()
+    rig.release()
+    rig.pump(lambda: first.frames() == [b"first"])
+    rig.handles = True
+    rig.pump(lambda: len(rig.held) == 2)
+    rig.release()
+    rig.answer = lambda end, slot, body: end.send_bytes(slot, frame(body))
+    rig.pump(lambda: rig.release() or all(client.frames() for client in others))
+
+
+def test_a_client_that_leaves_before_its_request_fits_the_ring_harms_nobody(make_rig):
+    rig = make_rig(queued_max_requests=1)
+    rig.handles = False
+    clients = [rig.connect() for _ in range(6)]
+    for number, client in enumerate(clients):
+        client.send(frame(b"%d" % number))
+    rig.turns()
+    for client in clients[1:5]:
+        client.close()
+    rig.turns()
+    rig.handles = True
+    rig.pump(lambda: clients[0].frames() and clients[5].frames())
+    rig.pump(lambda: rig.connections == 2)

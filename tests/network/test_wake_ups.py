@@ -1,0 +1,133 @@
+"""A processor that sleeps is woken by whatever it should do next.
+
+It runs in a process of its own and sleeps without end: who is not woken never answers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import mpbroker.network.processor as processor_module
+from mpbroker.ipc.layout import PROCESSOR_READY, Phase, ProcessorCounter, processor_row
+from mpbroker.network.processor import Processor
+from tests.network.rig import Client, Rig, frame
+from tests.support.children import running, wait_until
+from tests.support.memory import MAX_REQUEST_BYTES, broker_memory
+
+
+class Outside(Rig):
+    """A rig whose processor runs in a child."""
+
+    def start_processor(self) -> None:
+        """Not here."""
+
+    def run(self) -> None:
+        processor_module._IDLE_POLL_S = 1000.0
+        memory = self.memory
+        Processor(
+            0,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.processor_bells[0],
+            memory.handovers[0][1],
+            MAX_REQUEST_BYTES,
+            0,
+        ).run()
+
+    def until(self, condition):
+        def look():
+            for client in self.clients:
+                client.turn()
+            if self.handles:
+                self.handle()
+            return condition()
+
+        return wait_until(look)
+
+
+@pytest.fixture
+def outside(request):
+    limit = getattr(request, "param", 500)
+    with broker_memory(queued_max_requests=limit) as memory:
+        rig = Outside(memory)
+        ready = processor_row(0) + PROCESSOR_READY
+        memory.control.words[ready] = -1
+        with running(rig.run) as (child,):
+            wait_until(lambda: memory.control.words[ready] == 0)
+            rig.child = child
+            yield rig
+            for client in rig.clients:
+                client.close()
+
+
+def fall_asleep(outside: Outside) -> None:
+    """Let a request and its answer pass, so that the processor has nothing to do."""
+    client = outside.connect()
+    client.send(frame(b"?"))
+    outside.until(client.frames)
+
+
+def test_a_sleeping_processor_is_woken_by_bytes_connections_and_answers(outside):
+    fall_asleep(outside)
+    first = outside.connect()
+    outside.answer = outside.hold
+    first.send(frame(b"1"))
+    outside.until(lambda: outside.held)
+    second = outside.connect()
+    second.send(frame(b"2"))
+    outside.until(lambda: len(outside.held) == 2)
+    for client in (first, second):
+        outside.release(1)
+        outside.until(client.frames)
+    assert first.frames() + second.frames() == [b"1", b"2"]
+
+
+def test_pipelined_requests_never_wait_for_something_else_to_happen(outside):
+    client = outside.connect()
+    client.send(frame(b"x") * 500)
+    outside.until(lambda: len(client.frames()) == 500)
+
+
+@pytest.mark.parametrize("outside", [1, 2], indirect=True)
+def test_what_a_full_ring_held_back_is_published_when_there_is_room(outside):
+    """Although no answer comes: those taken wait, as fetches do."""
+    outside.answer = outside.hold
+    outside.handles = False
+    clients = [outside.connect() for _ in range(9)]
+    for number, client in enumerate(clients):
+        client.send(frame(b"%d" % number))
+        client.turn()
+    outside.until(lambda: not outside.memory.ring.has_room())
+    late = [outside.connect() for _ in range(3)]
+    for client in late:
+        client.send(frame(b"late"))
+    # Until it has seen that these too have something to say, and cannot read it.
+    outside.until(lambda: outside.counter(ProcessorCounter.CONNECTIONS) == 12)
+    turns = iter(range(200))
+    outside.until(lambda: next(turns, None) is None)
+    outside.handles = True
+    outside.until(lambda: len(outside.held) == 12)
+
+
+def test_large_answers_go_on_as_soon_as_they_are_read(outside):
+    outside.answer = lambda end, slot, _: end.send_bytes(slot, frame(b"x" * 9_000_000))
+    client = outside.connect()
+    client.send(frame(b"?") * 5)
+    outside.until(lambda: len(client.frames()) == 5)
+
+
+def test_a_processor_ends_when_the_broker_drains_and_answers_what_it_has(outside):
+    outside.answer = outside.hold
+    idle: Client = outside.connect()
+    busy = outside.connect()
+    busy.send(frame(b"x"))
+    outside.until(lambda: outside.held)
+    outside.memory.phase = Phase.DRAINING
+    outside.memory.wake_everybody()
+    outside.until(lambda: idle.is_closed)
+    outside.release()
+    outside.until(lambda: busy.is_closed)
+    assert busy.frames() == [b"x"]
+    assert outside.child.wait() == 0
