@@ -58,14 +58,22 @@ def extent_bytes(frame_bytes: int) -> int:
 
 
 class ArenaLayout:
-    """Byte offsets of every region, for one setting of socket.request.max.bytes."""
+    """Byte offsets of every region.
 
-    def __init__(self, max_request_bytes: int) -> None:
+    Args:
+        max_request_bytes: socket.request.max.bytes.
+        queued_bytes: a processor's share of queued.max.request.bytes, which bounds
+            the frames that do not fit a block; 0 or less: two of the largest at a
+            time, and 64 MiB beside them.
+    """
+
+    def __init__(self, max_request_bytes: int, queued_bytes: int = 0) -> None:
+        largest = extent_bytes(max_request_bytes)
+        wanted = 2 * largest + (64 << 20)
+        if queued_bytes > 0:
+            wanted = max(queued_bytes, largest)
         page = REQUEST_PAGE_BYTES
-        # Two of the largest frames at a time, and room beside them: a third waits.
-        self.extents_bytes = -(-2 * extent_bytes(max_request_bytes) // page) * page + (
-            64 << 20
-        )
+        self.extents_bytes = -(-wanted // page) * page
         self.processor_region_bytes = BLOCKS_BYTES + self.extents_bytes
         self._handlers = MAX_PROCESSORS * self.processor_region_bytes
         self.size_bytes = self._handlers + MAX_HANDLERS * HANDLER_REGION_BYTES

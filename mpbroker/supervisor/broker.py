@@ -68,8 +68,11 @@ class Broker:
             config.socket_listen_backlog_size,
             config.socket_receive_buffer_bytes,
         )
+        processors = len(listeners) * config.num_network_threads
         memory = BrokerMemory(
-            config.socket_request_max_bytes, config.queued_max_requests
+            config.socket_request_max_bytes,
+            config.queued_max_requests,
+            config.queued_max_request_bytes // processors,
         )
         clean = all(directory.clean for directory in directories)
         memory.control.words[HEADER + HEADER_CLEAN_START] = clean

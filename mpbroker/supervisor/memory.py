@@ -41,9 +41,14 @@ class BrokerMemory:
     needs nothing that the processes already running do not have.
     """
 
-    def __init__(self, max_request_bytes: int, queued_max_requests: int) -> None:
+    def __init__(
+        self,
+        max_request_bytes: int,
+        queued_max_requests: int,
+        queued_bytes_each: int = 0,
+    ) -> None:
         self.control = Segment.create("mpbroker-control", CONTROL_WORDS * 8)
-        self.arena_layout = ArenaLayout(max_request_bytes)
+        self.arena_layout = ArenaLayout(max_request_bytes, queued_bytes_each)
         self.arena = self.arena_layout.create()
         self.table = PartitionTable.create(self.control, self.arena)
         self.sessions = FetchSessions.create_segment()
