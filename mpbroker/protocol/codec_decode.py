@@ -99,11 +99,12 @@ class _DecodeWriter:
             with source.indented():
                 self._struct(self._message, "o", "")
                 self._flush()
-                self._line("if p != end:")
-                self._line(
-                    ' raise ProtocolError(f"{end - p} bytes too many")',
-                    Handled("(end)"),
-                )
+                if not self._message.ignores_rest:
+                    self._line("if p != end:")
+                    self._line(
+                        ' raise ProtocolError(f"{end - p} bytes too many")',
+                        Handled("(end)"),
+                    )
                 self._line("return o")
             self._line("except FAULTS as error:")
             self._line(" raise explain(error, p, end) from None")

@@ -335,6 +335,8 @@ class Message(Struct):
     """The versions that can be decoded and encoded."""
     flexible_from: ClassVar[int]
     """The first version with compact lengths and tagged fields."""
+    ignores_rest: ClassVar[bool]
+    """Whether bytes after the message are passed over, as Kafka does for every one."""
     decoders: ClassVar[_Compiled[Decoder[Any]]]
     encoders: ClassVar[_Compiled[Encoder[Any]]]
 
@@ -344,10 +346,12 @@ class Message(Struct):
         api_key: ApiKey,
         versions: tuple[int, int],
         flexible_from: int | None,
+        ignores_rest: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init_subclass__(**kwargs)
         cls.api_key = api_key
+        cls.ignores_rest = ignores_rest
         cls.valid_versions = range(versions[0], versions[1] + 1)
         cls.flexible_from = FOREVER if flexible_from is None else flexible_from
         cls.decoders = _Compiled(cls, "compile_decoder")
@@ -362,7 +366,7 @@ class Message(Struct):
 
         Raises:
             ProtocolError: the bytes are not that message, the version has no codec, or
-                bytes are left over.
+                bytes are left over (unless the message `ignores_rest`).
         """
         return cls.decoders[version](buffer, offset)  # type: ignore[no-any-return]
 

@@ -85,8 +85,18 @@ def test_every_prefix_is_refused_and_so_is_a_byte_more(message: type[Message]) -
         for size in range(len(valid)):
             with pytest.raises(ProtocolError):
                 message.decode(version, valid[:size])
+        if message.ignores_rest:
+            assert message.decode(version, valid + b"\0").encode(version) == valid
+            continue
         with pytest.raises(ProtocolError, match="1 bytes too many"):
             message.decode(version, valid + b"\0")
+
+
+def test_librdkafkas_request_for_all_topics_is_understood() -> None:
+    # As sent by librdkafka 2.16.0: the null array takes four bytes, not one.
+    assert MetadataRequest.decode(13, bytes.fromhex("00000000010000")) == (
+        MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    )
 
 
 @pytest.mark.parametrize(
