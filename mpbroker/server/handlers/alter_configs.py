@@ -1,0 +1,79 @@
+"""AlterConfigs: replace all overrides of a resource; what is not named is reset.
+
+Source: Kafka protocol guide, "AlterConfigs"; KIP-133.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpbroker.config_def import ConfigDef
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
+from mpbroker.server.handlers.config_resources import (
+    Registry,
+    alter_resource,
+    check_named_once,
+)
+
+
+def handle_alter_configs(
+    request: AlterConfigsRequest,
+    registry: Registry,
+    *,
+    node_id: int,
+    definition: ConfigDef,
+) -> AlterConfigsResponse:
+    """Change what can be changed; answer each resource for itself.
+
+    Args:
+        definition: the broker's keys.
+    """
+    named = [(each.resource_type, each.resource_name) for each in request.resources]
+    responses = []
+    for resource in request.resources:
+        response = AlterConfigsResourceResponse(
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            error_message=None,
+        )
+        responses.append(response)
+        try:
+            check_named_once(resource.resource_type, resource.resource_name, named)
+            wanted = _wanted(resource)
+            alter_resource(
+                resource.resource_type,
+                resource.resource_name,
+                lambda _, wanted=wanted: wanted,  # type: ignore[misc]
+                registry,
+                node_id=node_id,
+                definition=definition,
+                validate_only=request.validate_only,
+            )
+        except ApiError as error:
+            response.error_code = error.error_code
+            response.error_message = str(error)
+    return AlterConfigsResponse(responses=responses)
+
+
+def _wanted(resource: AlterConfigsResource) -> Mapping[str, str]:
+    wanted: dict[str, str] = {}
+    for config in resource.configs:
+        if config.name in wanted:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Error due to duplicate config keys: {config.name}",
+            )
+        if config.value is None:
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                f"Null value not supported for topic configs: {config.name}",
+            )
+        wanted[config.name] = config.value
+    return wanted

@@ -1,0 +1,138 @@
+"""Resources of config requests: which there are, and changes to one of them.
+
+What AlterConfigs and IncrementalAlterConfigs have in common: a resource is named, a
+function makes its new overrides of the old, and the result is checked and kept.
+
+Source: KIP-133 and KIP-339; ConfigAdminManager and ConfigurationControlManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from mpbroker.config_def import ConfigDef, ConfigError, UpdateMode
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.server.handlers.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE
+from mpbroker.storage.topics import Topic
+
+_NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
+
+ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
+
+    def alter_topic_config(
+        self, name: str, change: ConfigChange, *, validate_only: bool = False
+    ) -> None: ...
+
+    def alter_broker_config(
+        self, resource_name: str, change: ConfigChange, *, validate_only: bool = False
+    ) -> None: ...
+
+
+def unsupported_resource(resource_type: int) -> ApiError:
+    """Return the error for a resource that is neither a topic nor a broker."""
+    name = _NAMES.get(resource_type)
+    text = f"{name} configs are not served" if name else "there is no such resource"
+    return ApiError(
+        ErrorCode.INVALID_REQUEST,
+        f"Unsupported resource type {resource_type}: {text}; TOPIC (2) and BROKER (4)"
+        " are.",
+    )
+
+
+def check_broker_name(name: str, node_id: int) -> None:
+    """Raise ApiError INVALID_REQUEST unless it is this broker's id."""
+    if name != str(node_id):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {node_id} or empty string, but received"
+            f" {name}",
+        )
+
+
+def check_named_once(
+    resource_type: int, name: str, resources: Iterable[tuple[int, str]]
+) -> None:
+    """Raise ApiError INVALID_REQUEST if a request names a resource twice."""
+    if list(resources).count((resource_type, name)) > 1:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
+        )
+
+
+def alter_resource(
+    resource_type: int,
+    name: str,
+    change: ConfigChange,
+    registry: Registry,
+    *,
+    node_id: int,
+    definition: ConfigDef,
+    validate_only: bool,
+) -> None:
+    """Change the configs of one resource.
+
+    Args:
+        change: from the resource's overrides to the wanted ones; may raise ApiError.
+        definition: the broker's keys.
+
+    Raises:
+        ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
+            KAFKA_STORAGE_ERROR, or what ``change`` raises; nothing was changed.
+    """
+    if resource_type == TOPIC_RESOURCE:
+        if not name:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
+            )
+        registry.alter_topic_config(name, change, validate_only=validate_only)
+        return
+    if resource_type != BROKER_RESOURCE:
+        raise unsupported_resource(resource_type)
+    if name:
+        check_broker_name(name, node_id)
+
+    def checked(before: dict[str, str]) -> Mapping[str, str]:
+        after = change(dict(before))
+        changed = {key: text for key, text in after.items() if before.get(key) != text}
+        _check_broker_configs(changed, definition, per_broker=bool(name))
+        return after
+
+    registry.alter_broker_config(name, checked, validate_only=validate_only)
+
+
+def _check_broker_configs(
+    changed: Mapping[str, str], definition: ConfigDef, *, per_broker: bool
+) -> None:
+    for name, text in changed.items():
+        try:
+            key = definition.key(name)
+            key.parse(text)
+        except ConfigError as error:
+            code = (
+                ErrorCode.INVALID_REQUEST
+                if name in definition
+                else ErrorCode.INVALID_CONFIG
+            )
+            raise ApiError(code, str(error)) from None
+        if key.update_mode is UpdateMode.READ_ONLY or key.name != name:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Cannot update these configs dynamically: {name}; set it where the"
+                " broker is started, and restart it.",
+            )
+        if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Cannot update these configs at default cluster level: {name}; name"
+                " the broker.",
+            )

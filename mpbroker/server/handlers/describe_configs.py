@@ -1,0 +1,190 @@
+"""DescribeConfigs: configs of topics and of this broker, and where they were set.
+
+Source: Kafka protocol guide, "DescribeConfigs"; KIP-226 for synonyms, KIP-569 for
+types and documentation; ConfigHelper.describeConfigs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from mpbroker.config_def import ConfigDef, ConfigKey, UpdateMode
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from mpbroker.server.handlers.config_entries import (
+    BROKER_RESOURCE,
+    TOPIC_RESOURCE,
+    BrokerConfigs,
+    ConfigSource,
+    Synonym,
+    canonical,
+)
+from mpbroker.server.handlers.config_resources import (
+    check_broker_name,
+    unsupported_resource,
+)
+from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.storage.topic_names import check_topic_name
+from mpbroker.storage.topics import Topic
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is read here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
+
+
+def handle_describe_configs(
+    request: DescribeConfigsRequest,
+    registry: Registry,
+    *,
+    node_id: int,
+    definition: ConfigDef,
+    static: Mapping[str, str],
+) -> DescribeConfigsResponse:
+    """Answer each resource with its configs, or with its error.
+
+    Args:
+        definition: the broker's keys.
+        static: texts set on the command line, in the environment or a file, by key.
+    """
+    describer = _Describer(request, registry, node_id, definition, static)
+    return DescribeConfigsResponse(
+        results=[describer.describe(resource) for resource in request.resources]
+    )
+
+
+class _Describer:
+    """Describes the resources of one request."""
+
+    def __init__(
+        self,
+        request: DescribeConfigsRequest,
+        registry: Registry,
+        node_id: int,
+        definition: ConfigDef,
+        static: Mapping[str, str],
+    ) -> None:
+        self._request = request
+        self._registry = registry
+        self._node_id = node_id
+        self._broker = BrokerConfigs(
+            definition,
+            registry.broker_overrides(str(node_id)),
+            registry.broker_overrides(""),
+            static,
+        )
+
+    def describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
+        result = DescribeConfigsResult(
+            resource_type=resource.resource_type, resource_name=resource.resource_name
+        )
+        try:
+            result.configs = list(self._entries(resource))
+        except ApiError as error:
+            result.error_code = error.error_code
+            result.error_message = str(error)
+        else:
+            result.error_message = None
+        return result
+
+    def _entries(
+        self, resource: DescribeConfigsResource
+    ) -> Iterable[DescribeConfigsResourceResult]:
+        name, wanted = resource.resource_name, resource.configuration_keys
+        if resource.resource_type == TOPIC_RESOURCE:
+            return self._topic_entries(name, wanted)
+        if resource.resource_type != BROKER_RESOURCE:
+            raise unsupported_resource(resource.resource_type)
+        if not name:
+            return self._broker_default_entries(wanted)
+        check_broker_name(name, self._node_id)
+        return self._broker_entries(wanted)
+
+    def _topic_entries(
+        self, name: str, wanted: Sequence[str] | None
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        check_topic_name(name)
+        topic = self._registry.topic(name)
+        if topic is None:
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"The topic '{name}' does not exist.",
+            )
+        config = topic.config
+        for key in _chosen(LOG_CONFIG_DEF, wanted):
+            text = key.format(config.value(key.name))
+            synonyms = self._broker.synonyms_of_topic_key(key.name)
+            if key.name in config.overrides and text is not None:
+                own = Synonym(key.name, text, ConfigSource.TOPIC_CONFIG)
+                synonyms.insert(0, own)
+            yield self._entry(key, text, synonyms, read_only=False)
+
+    def _broker_entries(
+        self, wanted: Sequence[str] | None
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        for key in _chosen(self._broker.definition, wanted):
+            synonyms = self._broker.synonyms(key.name)
+            own = [each.text for each in synonyms if each.name == key.name]
+            text = canonical(key, own[0]) if own else None
+            read_only = key.update_mode is UpdateMode.READ_ONLY
+            yield self._entry(key, text, synonyms, read_only=read_only)
+
+    def _broker_default_entries(
+        self, wanted: Sequence[str] | None
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        """The cluster-wide dynamic configs: only those that are set."""
+        for name, text in self._broker.dynamic_default.items():
+            key = self._broker.definition.get(name)
+            if key is None or (wanted and name not in wanted):
+                continue
+            source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+            synonyms = [Synonym(name, text, source)]
+            yield self._entry(key, canonical(key, text), synonyms, read_only=False)
+
+    def _entry(
+        self,
+        key: ConfigKey,
+        text: str | None,
+        synonyms: list[Synonym],
+        *,
+        read_only: bool,
+    ) -> DescribeConfigsResourceResult:
+        hidden = key.is_sensitive
+        request = self._request
+        source = synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG
+        return DescribeConfigsResourceResult(
+            name=key.name,
+            value=None if hidden else text,
+            read_only=read_only,
+            config_source=source,
+            is_sensitive=hidden,
+            synonyms=[
+                DescribeConfigsSynonym(
+                    name=synonym.name,
+                    value=None if hidden else synonym.text,
+                    source=synonym.source,
+                )
+                for synonym in (synonyms if request.include_synonyms else ())
+            ],
+            config_type=key.type.value,
+            documentation=key.documentation if request.include_documentation else None,
+        )
+
+
+def _chosen(definition: ConfigDef, wanted: Sequence[str] | None) -> Iterable[ConfigKey]:
+    """The keys that were asked for; null and, as in Kafka, no keys at all mean all."""
+    if not wanted:
+        return definition
+    return [key for key in definition if key.name in wanted]

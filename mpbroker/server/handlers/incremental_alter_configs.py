@@ -1,0 +1,174 @@
+"""IncrementalAlterConfigs: set, delete, append to or subtract from single configs.
+
+Source: Kafka protocol guide, "IncrementalAlterConfigs"; KIP-339.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from mpbroker.config_def import ConfigDef, ConfigType
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from mpbroker.server.handlers.config_entries import TOPIC_RESOURCE, BrokerConfigs
+from mpbroker.server.handlers.config_resources import (
+    Registry,
+    alter_resource,
+    check_named_once,
+)
+from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+
+
+class OpType(IntEnum):
+    """What to do with a config."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def handle_incremental_alter_configs(
+    request: IncrementalAlterConfigsRequest,
+    registry: Registry,
+    *,
+    node_id: int,
+    definition: ConfigDef,
+    static: Mapping[str, str],
+) -> IncrementalAlterConfigsResponse:
+    """Change what can be changed; answer each resource for itself.
+
+    Args:
+        definition: the broker's keys.
+        static: texts set on the command line, in the environment or a file, by key.
+    """
+    named = [(each.resource_type, each.resource_name) for each in request.resources]
+    responses = []
+    for resource in request.resources:
+        response = AlterConfigsResourceResponse(
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+            error_message=None,
+        )
+        responses.append(response)
+        try:
+            check_named_once(resource.resource_type, resource.resource_name, named)
+            _check_operations(resource)
+            edit = _Edit(resource, registry, node_id, definition, static)
+            alter_resource(
+                resource.resource_type,
+                resource.resource_name,
+                edit.apply,
+                registry,
+                node_id=node_id,
+                definition=definition,
+                validate_only=request.validate_only,
+            )
+        except ApiError as error:
+            response.error_code = error.error_code
+            response.error_message = str(error)
+    return IncrementalAlterConfigsResponse(responses=responses)
+
+
+def _check_operations(resource: AlterConfigsResource) -> None:
+    seen = set()
+    for config in resource.configs:
+        if config.name in seen:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Error due to duplicate config keys: {config.name}",
+            )
+        seen.add(config.name)
+        if not 0 <= config.config_operation <= OpType.SUBTRACT:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Unknown operation {config.config_operation} for {config.name}; it is"
+                " 0 (set), 1 (delete), 2 (append) or 3 (subtract).",
+            )
+        if config.value is None and config.config_operation != OpType.DELETE:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Null value not supported for: {config.name}",
+            )
+
+
+class _Edit:
+    """The operations on one resource."""
+
+    def __init__(
+        self,
+        resource: AlterConfigsResource,
+        registry: Registry,
+        node_id: int,
+        definition: ConfigDef,
+        static: Mapping[str, str],
+    ) -> None:
+        self._resource = resource
+        self._registry = registry
+        self._node_id = node_id
+        self._is_topic = resource.resource_type == TOPIC_RESOURCE
+        self._broker_definition = definition
+        self._static = static
+
+    def apply(self, overrides: dict[str, str]) -> Mapping[str, str]:
+        """Return the overrides after all operations. Under the registry's lock."""
+        for config in self._resource.configs:
+            value = config.value or ""
+            if config.config_operation == OpType.DELETE:
+                overrides.pop(config.name, None)
+            elif config.config_operation == OpType.SET:
+                overrides[config.name] = value
+            else:
+                overrides[config.name] = self._edit_list(config, overrides)
+        return overrides
+
+    def _edit_list(self, config: AlterableConfig, overrides: dict[str, str]) -> str:
+        """Return a list with members added or taken away, each once.
+
+        The list that is edited is the one in effect: an override, else what the
+        resource inherits.
+        """
+        operation, name = OpType(config.config_operation), config.name
+        definition = LOG_CONFIG_DEF if self._is_topic else self._broker_definition
+        key = definition.get(name)
+        if key is not None and key.type is not ConfigType.LIST:
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                f"Can't {operation.name} to key {name} because its type is not LIST.",
+            )
+        text = overrides.get(name)
+        members = _members(self._inherited(name) if text is None else text)
+        given = _members(config.value or "")
+        if operation is OpType.APPEND:
+            members += [member for member in given if member not in members]
+        else:
+            members = [member for member in members if member not in given]
+        return ",".join(members)
+
+    def _inherited(self, name: str) -> str:
+        broker = BrokerConfigs(
+            self._broker_definition,
+            self._registry.broker_overrides(str(self._node_id)),
+            self._registry.broker_overrides(""),
+            self._static,
+        )
+        if self._is_topic:
+            synonyms = broker.synonyms_of_topic_key(name)
+            key = LOG_CONFIG_DEF.get(name)
+            default = None if key is None else key.format(key.default)
+            return synonyms[0].text if synonyms else default or ""
+        synonyms = broker.synonyms(name)
+        return synonyms[0].text if synonyms else ""
+
+
+def _members(text: str) -> list[str]:
+    members = (member.strip() for member in text.split(","))
+    return list(dict.fromkeys(member for member in members if member))
