@@ -99,10 +99,13 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _NO_FILES:
-                    self._refuse_one(error)
+                    if not self._refuse_one(error):
+                        return
                 elif error.errno not in _ONE_CONNECTION:
                     raise
                 continue
+            # Not before: whoever looks and finds nobody waiting skips no processor.
+            self._next = processor + 1
             with sock:
                 self._hand_over(sock, processor)
 
@@ -113,7 +116,6 @@ class Acceptor:
             for step in range(MAX_PROCESSORS):
                 processor = (self._next + step) % MAX_PROCESSORS
                 if self._has_credit(processor):
-                    self._next = processor + 1
                     if blocked_since:
                         self.blocked_ns += time.monotonic_ns() - blocked_since
                     return processor
@@ -124,11 +126,14 @@ class Acceptor:
 
     def _has_credit(self, processor: int) -> bool:
         words, row = self._words, processor_row(processor)
-        return (
-            words[row + PROCESSOR_LISTENER] == self._listener + 1
-            and words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
-            < NEW_CONNECTIONS
-        )
+        if words[row + PROCESSOR_LISTENER] != self._listener + 1:
+            return False
+        on_their_way = words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
+        if on_their_way < 0:
+            # A death between hand-over and count, of ours or of the processor's.
+            words[row + PROCESSOR_HANDED] -= on_their_way
+            on_their_way = 0
+        return on_their_way < NEW_CONNECTIONS
 
     def _hand_over(self, sock: socket.socket, processor: int) -> None:
         try:
@@ -143,26 +148,32 @@ class Acceptor:
             return  # it has gone already
         self._sequence += 1
         message = HAND_OVER.pack(self._listener, self._sequence, time.monotonic_ns())
-        self._words[processor_row(processor) + PROCESSOR_HANDED] += 1
         try:
             send_fds(self._handovers[processor], message, [sock.fileno()])
         except OSError as error:
             # The queue holds more than the credit: this is no backpressure.
-            self._words[processor_row(processor) + PROCESSOR_HANDED] -= 1
             _LOG.warning("a connection was lost on its way to a processor: %s", error)
+            return
+        # Last: dying in between must give credit away, and not take it for good.
+        self._words[processor_row(processor) + PROCESSOR_HANDED] += 1
 
-    def _refuse_one(self, error: OSError) -> None:
-        """No descriptor is left: close one waiting connection, or we would spin."""
-        _LOG.error(
-            "a connection was refused: %s; raise the limit of open files"
-            " (ulimit -n, LimitNOFILE)",
-            os.strerror(error.errno or 0),
-        )
+    def _refuse_one(self, error: OSError) -> bool:
+        """No descriptor is left: close one waiting connection, or we would spin.
+
+        Returns:
+            False if none waited: the kernel says that it has no descriptor first.
+        """
         os.close(self._spare_fd)
         try:
             sock, _ = self._sock.accept()
             sock.close()
         except OSError:
-            pass
+            return False
         finally:
             self._spare_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        _LOG.error(
+            "a connection was refused: %s; raise the limit of open files"
+            " (ulimit -n, LimitNOFILE)",
+            os.strerror(error.errno or 0),
+        )
+        return True

@@ -1,0 +1,218 @@
+"""Connections go round the processors that have credit, and survive want of files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+
+import pytest
+
+from mpbroker.ipc.fdpass import recv_fds
+from mpbroker.ipc.layout import (
+    PROCESSOR_HANDED,
+    PROCESSOR_LISTENER,
+    PROCESSOR_REGISTERED,
+    Phase,
+    processor_row,
+)
+from mpbroker.network.acceptor import Acceptor
+from mpbroker.network.processor import HAND_OVER, NEW_CONNECTIONS
+from tests.support.children import fork, running, wait_until
+from tests.support.memory import broker_memory
+
+
+class Hall:
+    """A listener, its acceptor, and the far ends of the hand-over sockets."""
+
+    def __init__(self, memory) -> None:
+        self.memory = memory
+        self.words = memory.control.words
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        self.listener.setblocking(False)
+        self.address = self.listener.getsockname()
+        self.acceptor = Acceptor(
+            0,
+            self.listener,
+            memory.control,
+            {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.acceptor_bell,
+            -1,
+        )
+        self.clients: list[socket.socket] = []
+
+    def serve(self, *processors: int, listener: int = 0) -> None:
+        for processor in processors:
+            self.words[processor_row(processor) + PROCESSOR_LISTENER] = listener + 1
+
+    def dial(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.clients.append(socket.create_connection(self.address))
+
+    def handed(self, processor: int) -> int:
+        return self.words[processor_row(processor) + PROCESSOR_HANDED]
+
+    def receive(self, processor: int) -> list[tuple[int, ...]]:
+        """Take what is on its way to a processor, and register it."""
+        messages = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                end = self.memory.handovers[processor][1]
+                message, fds = recv_fds(end, HAND_OVER.size, 1)
+                messages.append(HAND_OVER.unpack(message))
+                for fd in fds:
+                    os.close(fd)
+                self.words[processor_row(processor) + PROCESSOR_REGISTERED] += 1
+        return messages
+
+
+@pytest.fixture
+def hall():
+    with broker_memory() as memory:
+        made = Hall(memory)
+        yield made
+        for client in made.clients:
+            client.close()
+        made.listener.close()
+        os.close(made.acceptor._spare_fd)
+
+
+def test_connections_that_come_together_go_round_the_processors(hall):
+    hall.serve(0, 1, 2)
+    hall.dial(9)
+    hall.acceptor.accept_all()
+    assert [hall.handed(processor) for processor in range(4)] == [3, 3, 3, 0]
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 4])
+def test_connections_that_come_one_by_one_go_round_the_processors(hall, processors):
+    hall.serve(*range(processors))
+    for _ in range(4 * processors):
+        hall.dial()
+        hall.acceptor.accept_all()
+    assert {hall.handed(processor) for processor in range(processors)} == {4}
+
+
+def test_only_the_listeners_own_processors_are_given_connections(hall):
+    hall.serve(1, 3)
+    hall.serve(0, 2, listener=1)
+    hall.dial(6)
+    hall.acceptor.accept_all()
+    assert [hall.handed(processor) for processor in range(4)] == [0, 3, 0, 3]
+
+
+def test_a_connection_arrives_with_its_listener_and_a_running_number(hall):
+    hall.serve(0)
+    hall.dial(3)
+    hall.acceptor.accept_all()
+    messages = hall.receive(0)
+    assert [message[:2] for message in messages] == [(0, 1), (0, 2), (0, 3)]
+    assert all(message[2] > 0 for message in messages)
+
+
+def test_a_client_never_waits_for_small_answers(hall):
+    """TCP_NODELAY: an answer is written whole."""
+    hall.serve(0)
+    hall.dial()
+    hall.acceptor.accept_all()
+    _, (fd,) = recv_fds(hall.memory.handovers[0][1], HAND_OVER.size, 1)
+    with socket.socket(fileno=fd) as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_a_processor_without_credit_is_passed_over(hall):
+    hall.serve(0, 1)
+    hall.words[processor_row(0) + PROCESSOR_HANDED] = NEW_CONNECTIONS
+    hall.dial(5)
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == NEW_CONNECTIONS
+    assert hall.handed(1) == 5
+
+
+def test_without_any_credit_the_acceptor_waits_and_goes_on(hall):
+    hall.serve(0)
+    count = NEW_CONNECTIONS + 10
+    hall.dial(count)
+
+    with running(hall.acceptor.run) as (child,):
+        wait_until(lambda: hall.handed(0) == NEW_CONNECTIONS)
+        assert child.is_alive
+        wait_until(lambda: hall.receive(0) and hall.handed(0) == count)
+        hall.memory.phase = Phase.DRAINING
+        hall.memory.wake_everybody()
+        assert child.wait() == 0
+
+
+def test_an_acceptor_without_credit_ends_when_the_broker_drains(hall):
+    hall.serve(0)
+    hall.words[processor_row(0) + PROCESSOR_HANDED] = NEW_CONNECTIONS
+    hall.dial()
+    with running(hall.acceptor.run) as (child,):
+        hall.memory.phase = Phase.DRAINING
+        assert child.wait() == 0
+
+
+def test_credit_that_a_death_took_along_comes_back(hall):
+    """A successor takes all as registered, and then what was on its way arrives."""
+    hall.serve(0)
+    hall.words[processor_row(0) + PROCESSOR_REGISTERED] = 7
+    hall.dial(NEW_CONNECTIONS)
+    hall.acceptor.accept_all()
+    row = processor_row(0)
+    outstanding = hall.words[row + PROCESSOR_HANDED] - 7
+    assert outstanding == NEW_CONNECTIONS
+
+
+def test_clients_that_have_gone_again_are_no_error(hall):
+    hall.serve(0)
+    hall.dial(3)
+    for client in hall.clients:
+        client.close()
+    hall.acceptor.accept_all()
+    hall.dial()
+    hall.acceptor.accept_all()
+    assert len(hall.receive(0)) == 4
+
+
+def fill_descriptors() -> None:
+    """Lower this process's limit to what it uses, and use every number below."""
+    with contextlib.suppress(OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+        while True:
+            os.dup(0)
+
+
+def test_without_descriptors_a_connection_is_refused_and_none_is_a_spin(hall, capfd):
+    hall.serve(0)
+    hall.dial(3)
+
+    def accept():
+        fill_descriptors()
+        hall.acceptor.accept_all()  # returns: a spin would not
+        hall.acceptor.accept_all()
+
+    assert fork(accept) == 0
+    for client in hall.clients:
+        client.settimeout(30)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""  # closed, not left hanging
+    assert hall.handed(0) == 0
+
+
+def test_when_descriptors_are_free_again_connections_are_accepted_again(hall):
+    hall.serve(0)
+    hall.dial(1)
+
+    def accept():
+        fill_descriptors()
+        hall.acceptor.accept_all()
+        for fd in range(500, 510):
+            os.close(fd)
+        hall.dial(2)
+        hall.acceptor.accept_all()
+
+    assert fork(accept) == 0
+    assert hall.handed(0) == 2
+    assert len(hall.receive(0)) == 2
