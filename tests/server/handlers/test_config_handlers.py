@@ -1,0 +1,367 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, as clients see them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.config import BROKER_CONFIG_DEF
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages import alter_configs as alter
+from mpbroker.protocol.messages import describe_configs as describe
+from mpbroker.protocol.messages import incremental_alter_configs as incremental
+from mpbroker.server.handlers.alter_configs import handle_alter_configs
+from mpbroker.server.handlers.describe_configs import handle_describe_configs
+from mpbroker.server.handlers.incremental_alter_configs import (
+    handle_incremental_alter_configs,
+)
+from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from tests.support.metadata import start
+
+TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
+SET, DELETE, APPEND, SUBTRACT = range(4)
+STATIC = {
+    "log.retention.hours": "1",
+    "ssl.key.password": "hunter2",
+    "num.io.threads": "4",
+}
+VALUES = {"log.retention.hours": 1}
+
+
+@pytest.fixture
+def registry(tmp_path):
+    registry = start(tmp_path, broker_values=VALUES)
+    registry.create_topic("t", 1, {"segment.bytes": "1000"})
+    return registry
+
+
+def describe_one(
+    registry, kind, name, *, keys=None, synonyms=True, documentation=False
+):
+    request = describe.DescribeConfigsRequest(
+        resources=[
+            describe.DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=keys
+            )
+        ],
+        include_synonyms=synonyms,
+        include_documentation=documentation,
+    )
+    response = handle_describe_configs(
+        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
+    )
+    # As the client gets it, in every version that can say it.
+    for version in range(1, 5):
+        response.encode(version)
+    (result,) = describe.DescribeConfigsResponse.decode(4, response.encode(4)).results
+    return result
+
+
+def entries(registry, kind, name, **options):
+    result = describe_one(registry, kind, name, **options)
+    assert result.error_code == ErrorCode.NONE
+    assert result.error_message is None
+    return {entry.name: entry for entry in result.configs}
+
+
+def sources(entry):
+    return [(synonym.name, synonym.value, synonym.source) for synonym in entry.synonyms]
+
+
+def replace(registry, kind, name, configs, **options):
+    request = alter.AlterConfigsRequest(
+        resources=[
+            alter.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[
+                    alter.AlterableConfig(name=key, value=value)
+                    for key, value in configs
+                ],
+            )
+        ],
+        **options,
+    )
+    response = handle_alter_configs(
+        request, registry, node_id=1, definition=BROKER_CONFIG_DEF
+    )
+    (result,) = alter.AlterConfigsResponse.decode(2, response.encode(2)).responses
+    assert (result.resource_type, result.resource_name) == (kind, name)
+    return ErrorCode(result.error_code), result.error_message
+
+
+def edit(registry, kind, name, *operations, **options):
+    request = incremental.IncrementalAlterConfigsRequest(
+        resources=[
+            incremental.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[
+                    incremental.AlterableConfig(
+                        name=key, config_operation=operation, value=value
+                    )
+                    for operation, key, value in operations
+                ],
+            )
+        ],
+        **options,
+    )
+    response = handle_incremental_alter_configs(
+        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
+    )
+    body = response.encode(1)
+    (result,) = incremental.IncrementalAlterConfigsResponse.decode(1, body).responses
+    return ErrorCode(result.error_code), result.error_message
+
+
+def overrides(registry, name="t"):
+    return registry.topic(name).config.overrides
+
+
+# -- describing topics ----------------------------------------------------------------
+
+
+def test_a_topics_own_value_comes_first_and_then_what_it_would_inherit(registry):
+    entry = entries(registry, TOPIC, "t")["segment.bytes"]
+    assert (entry.value, entry.config_source, entry.read_only) == ("1000", 1, False)
+    assert sources(entry) == [
+        ("segment.bytes", "1000", 1),
+        ("log.segment.bytes", "1073741824", 5),
+    ]
+    assert entry.config_type == 3
+
+
+def test_an_inherited_value_names_the_layer_that_it_is_from(registry):
+    entry = entries(registry, TOPIC, "t")["retention.ms"]
+    assert (entry.value, entry.config_source) == ("3600000", 4)
+    assert sources(entry) == [
+        ("log.retention.hours", "1", 4),
+        ("log.retention.hours", "168", 5),
+    ]
+    edit(registry, BROKER, "", (SET, "log.retention.ms", "7"))
+    edit(registry, BROKER, "1", (SET, "log.retention.ms", "8"))
+    entry = entries(registry, TOPIC, "t")["retention.ms"]
+    assert (entry.value, entry.config_source) == ("8", 2)
+    assert sources(entry)[:3] == [
+        ("log.retention.ms", "8", 2),
+        ("log.retention.ms", "7", 3),
+        ("log.retention.hours", "1", 4),
+    ]
+
+
+def test_all_keys_are_described_unless_some_are_asked_for(registry):
+    assert set(entries(registry, TOPIC, "t")) == {key.name for key in LOG_CONFIG_DEF}
+    assert set(entries(registry, TOPIC, "t", keys=[])) == {
+        key.name for key in LOG_CONFIG_DEF
+    }
+    asked = entries(registry, TOPIC, "t", keys=["segment.ms", "no.such"])
+    assert list(asked) == ["segment.ms"]
+
+
+def test_synonyms_and_documentation_come_only_when_asked_for(registry):
+    entry = entries(registry, TOPIC, "t", synonyms=False)["segment.bytes"]
+    assert (entry.synonyms, entry.documentation) == ([], None)
+    entry = entries(registry, TOPIC, "t", documentation=True)["segment.bytes"]
+    assert "segment" in entry.documentation
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        (TOPIC, "none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "sp ace", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (TOPIC, "", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "2", ErrorCode.INVALID_REQUEST),
+        (BROKER, "one", ErrorCode.INVALID_REQUEST),
+        (BROKER_LOGGER, "1", ErrorCode.INVALID_REQUEST),
+        (99, "", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_what_cannot_be_described_says_why(registry, kind, name, code):
+    result = describe_one(registry, kind, name)
+    assert (result.error_code, result.configs) == (code, [])
+    assert result.error_message
+
+
+# -- describing the broker ------------------------------------------------------------
+
+
+def test_a_brokers_values_say_which_may_change_while_it_runs(registry):
+    found = entries(registry, BROKER, "1")
+    assert set(found) == {key.name for key in BROKER_CONFIG_DEF}
+    threads, requests = found["num.io.threads"], found["queued.max.requests"]
+    assert (threads.value, threads.config_source, threads.read_only) == ("4", 4, False)
+    assert sources(threads) == [("num.io.threads", "4", 4), ("num.io.threads", "8", 5)]
+    assert (requests.value, requests.config_source, requests.read_only) == (
+        "500",
+        5,
+        True,
+    )
+
+
+def test_a_password_is_never_shown(registry):
+    entry = entries(registry, BROKER, "1")["ssl.key.password"]
+    assert (entry.value, entry.is_sensitive, entry.config_source) == (None, True, 4)
+    assert sources(entry) == [("ssl.key.password", None, 4)]
+
+
+def test_the_cluster_default_shows_only_what_was_set_there(registry):
+    assert entries(registry, BROKER, "") == {}
+    edit(registry, BROKER, "", (SET, "log.preallocate", "TRUE"))
+    (entry,) = entries(registry, BROKER, "").values()
+    assert (entry.name, entry.value, entry.config_source) == (
+        "log.preallocate",
+        "true",
+        3,
+    )
+    assert entries(registry, BROKER, "", keys=["segment.ms"]) == {}
+
+
+# -- replacing ------------------------------------------------------------------------
+
+
+def test_replacing_resets_what_is_not_named(registry):
+    assert replace(registry, TOPIC, "t", [("retention.ms", "5")])[0] is ErrorCode.NONE
+    assert overrides(registry) == {"retention.ms": "5"}
+    assert replace(registry, TOPIC, "t", [])[0] is ErrorCode.NONE
+    assert overrides(registry) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "configs", "code"),
+    [
+        (TOPIC, "t", [("retention.ms", None)], ErrorCode.INVALID_CONFIG),
+        (TOPIC, "t", [("retention.ms", "soon")], ErrorCode.INVALID_CONFIG),
+        (TOPIC, "t", [("retention.m", "1")], ErrorCode.INVALID_CONFIG),
+        (TOPIC, "t", [("segment.ms", "1")] * 2, ErrorCode.INVALID_REQUEST),
+        (TOPIC, "none", [], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "", [], ErrorCode.INVALID_REQUEST),
+        (BROKER, "2", [], ErrorCode.INVALID_REQUEST),
+        (BROKER, "", [("log.dirs", "/x")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "", [("broker.id", "2")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "", [("num.io.threads", "0")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "", [("num.io.thread", "1")], ErrorCode.INVALID_CONFIG),
+        (BROKER, "", [("ssl.client.auth", "none")], ErrorCode.INVALID_REQUEST),
+        (BROKER_LOGGER, "1", [], ErrorCode.INVALID_REQUEST),
+        (77, "1", [], ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_what_cannot_be_replaced_says_why_and_changes_nothing(
+    registry, kind, name, configs, code
+):
+    version = registry.version
+    assert replace(registry, kind, name, configs)[0] is code
+    assert registry.version == version
+
+
+def test_keys_of_one_broker_may_be_set_on_it(registry):
+    assert replace(registry, BROKER, "1", [("ssl.client.auth", "none")])[0] is (
+        ErrorCode.NONE
+    )
+    assert registry.broker_overrides("1") == {"ssl.client.auth": "none"}
+
+
+def test_validation_alone_changes_nothing(registry):
+    version = registry.version
+    options = {"validate_only": True}
+    assert replace(registry, TOPIC, "t", [], **options)[0] is ErrorCode.NONE
+    code, _ = edit(registry, TOPIC, "t", (SET, "segment.ms", "x"), **options)
+    assert code is ErrorCode.INVALID_CONFIG
+    assert registry.version == version
+
+
+def test_a_resource_named_twice_is_refused_both_times(registry):
+    resource = alter.AlterConfigsResource(resource_type=TOPIC, resource_name="t")
+    response = handle_alter_configs(
+        alter.AlterConfigsRequest(resources=[resource, resource]),
+        registry,
+        node_id=1,
+        definition=BROKER_CONFIG_DEF,
+    )
+    assert [each.error_code for each in response.responses] == [
+        ErrorCode.INVALID_REQUEST
+    ] * 2
+    assert overrides(registry) == {"segment.bytes": "1000"}
+
+
+# -- editing --------------------------------------------------------------------------
+
+
+def test_editing_touches_only_what_is_named(registry):
+    edit(registry, TOPIC, "t", (SET, "retention.ms", "5"), (SET, "segment.ms", "6"))
+    edit(registry, TOPIC, "t", (DELETE, "segment.ms", None), (DELETE, "flush.ms", None))
+    assert overrides(registry) == {"segment.bytes": "1000", "retention.ms": "5"}
+
+
+def test_appending_starts_from_the_list_in_effect(registry):
+    edit(registry, TOPIC, "t", (APPEND, "cleanup.policy", "compact"))
+    assert overrides(registry)["cleanup.policy"] == "delete,compact"
+    edit(registry, TOPIC, "t", (APPEND, "cleanup.policy", "compact"))
+    assert overrides(registry)["cleanup.policy"] == "delete,compact"
+    edit(registry, TOPIC, "t", (SUBTRACT, "cleanup.policy", "delete"))
+    assert overrides(registry)["cleanup.policy"] == "compact"
+
+
+def test_appending_to_what_a_topic_inherits_keeps_that(registry):
+    edit(registry, BROKER, "", (SET, "log.cleanup.policy", "compact"))
+    edit(registry, TOPIC, "t", (APPEND, "cleanup.policy", "delete"))
+    assert overrides(registry)["cleanup.policy"] == "compact,delete"
+    key = "follower.replication.throttled.replicas"
+    edit(registry, TOPIC, "t", (APPEND, key, "0:1, 1:1"))
+    assert overrides(registry)[key] == "0:1,1:1"
+
+
+def test_a_brokers_list_can_be_edited(registry):
+    edit(registry, BROKER, "1", (APPEND, "max.connections.per.ip.overrides", "h:1"))
+    edit(registry, BROKER, "1", (APPEND, "max.connections.per.ip.overrides", "i:2"))
+    assert registry.broker_overrides("1") == {
+        "max.connections.per.ip.overrides": "h:1,i:2"
+    }
+
+
+@pytest.mark.parametrize(
+    ("operation", "code"),
+    [
+        ((APPEND, "segment.bytes", "1"), ErrorCode.INVALID_CONFIG),
+        ((APPEND, "no.such.key", "1"), ErrorCode.INVALID_CONFIG),
+        ((APPEND, "cleanup.policy", "burn"), ErrorCode.INVALID_CONFIG),
+        ((SET, "segment.bytes", None), ErrorCode.INVALID_REQUEST),
+        ((7, "segment.bytes", "1"), ErrorCode.INVALID_REQUEST),
+        ((-1, "segment.bytes", "1"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_an_operation_that_makes_no_sense_says_why(registry, operation, code):
+    answered, message = edit(registry, TOPIC, "t", operation)
+    assert (answered, overrides(registry)) == (code, {"segment.bytes": "1000"})
+    assert operation[1] in message
+
+
+def test_two_operations_on_one_key_are_refused(registry):
+    code, message = edit(
+        registry, TOPIC, "t", (SET, "segment.ms", "1"), (DELETE, "segment.ms", None)
+    )
+    assert code is ErrorCode.INVALID_REQUEST
+    assert "duplicate config keys: segment.ms" in message
+
+
+@given(
+    operations=st.lists(
+        st.tuples(
+            st.integers(-1, 4),
+            st.sampled_from(["cleanup.policy", "segment.bytes", "x", ""]),
+            st.none() | st.sampled_from(["", "compact", "delete,compact", "5", ","]),
+        ),
+        max_size=4,
+    ),
+    kind=st.sampled_from([TOPIC, BROKER, BROKER_LOGGER]),
+    name=st.sampled_from(["t", "1", "", "u"]),
+)
+def test_any_edit_is_made_or_refused_with_a_reason(
+    tmp_path_factory, operations, kind, name
+):
+    registry = start(tmp_path_factory.mktemp("log"))
+    registry.create_topic("t", 1)
+    before = registry.version
+    code, message = edit(registry, kind, name, *operations)
+    if code is not ErrorCode.NONE:
+        assert message
+        assert registry.version == before
