@@ -87,8 +87,9 @@ class LogReader(PartitionView):
                     self._remember(end_offset, segment, end)
                 path, fd, inode = segment.path, segment.fd, segment.inode
             except (FileNotFoundError, CorruptLogError) as error:
-                self._structure_moved_or_fail(error)
-                continue
+                if fetch_offset >= words[self._start_word]:
+                    self._structure_moved_or_fail(error)
+                continue  # or records were deleted while we looked for them
             except OSError as error:
                 if self._descriptors_released(error):
                     continue

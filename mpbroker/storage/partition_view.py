@@ -40,7 +40,15 @@ logger = logging.getLogger(__name__)
 STATE: Final = Struct(f"{len(LogState._fields)}q")
 # Errors that a later attempt may not meet: the partition stays online.
 _PASSING: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOENT,
+    }
 )
 
 
@@ -145,7 +153,10 @@ class PartitionView:
                 index_interval_bytes=self.config.index_interval_bytes,
                 now_ms=time.time_ns() // 1_000_000,
             )
-        except (OSError, CorruptLogError) as error:
+        except CorruptLogError as error:
+            row.status = RowStatus.OFFLINE
+            self.fail(error, "cannot be loaded")
+        except OSError as error:
             self.fail(error, "cannot be loaded")
         if loaded.truncated_bytes:
             logger.warning(
@@ -164,15 +175,17 @@ class PartitionView:
     def fail(self, error: Exception, what: str) -> NoReturn:
         """Answer a storage failure; a disk that fails takes the partition offline.
 
+        A file that is gone or odd does not: it may be this process that looks at the
+        wrong one, and nothing gets worse by serving the rest.
+
         Raises:
             ApiError: KAFKA_STORAGE_ERROR, always.
         """
-        code = error.errno if isinstance(error, OSError) else None
-        if code not in _PASSING:
+        if isinstance(error, OSError) and error.errno not in _PASSING:
             self.row.status = RowStatus.OFFLINE
             logger.error("%s %s and is now offline: %s", self.directory, what, error)
         else:
-            logger.warning("%s %s for now: %s", self.directory, what, error)
+            logger.error("%s %s: %s", self.directory, what, error)
         raise ApiError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} {what}: {error}"
         ) from error

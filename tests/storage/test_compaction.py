@@ -1,6 +1,7 @@
 """Compaction keeps the newest value of each key, at its offset, and nothing breaks."""
 
 import itertools
+import os
 import random
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from mpbroker.protocol.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.record_batch import BatchHeader, Codec, iter_records
 from mpbroker.storage.compaction import Compaction
@@ -20,6 +22,7 @@ from mpbroker.storage.key_map import KeyMap
 from mpbroker.storage.log_cleaner import assess
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.retention import apply_retention
 from tests.storage.batches import (
     batch,
     batches_in,
@@ -30,7 +33,7 @@ from tests.storage.batches import (
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory
 from tests.storage.forks import kill_at_line
-from tests.support.children import fork
+from tests.support.children import fork, running
 
 _names = itertools.count()
 Rec = tuple[int, bytes | None, bytes | None]
@@ -340,3 +343,36 @@ def test_a_full_key_map_refuses_new_keys_only() -> None:
     assert not keys.put(b"c", 3)
     assert keys.put(b"a", 4)
     assert (keys.get(b"a"), keys.get(b"b"), keys.get(b"c")) == (4, 2, -1)
+
+
+def test_readers_of_other_processes_never_see_half_a_change(open_log: OpenLog) -> None:
+    config = {**_COMPACT, "retention_ms": -1, "retention_bytes": 3_000}
+    config["cleanup_policy"] = ("compact", "delete")
+    log = open_log(**config)
+    put(log, "k", "0|")
+
+    def read() -> None:
+        mine = open_log(row=log.row.index, **config)
+        picker = random.Random(os.getpid())
+        while mine.latest() < 751:
+            offset = picker.randrange(mine.earliest(), mine.latest() + 1)
+            try:
+                found = mine.read(offset, 1_000, min_one_batch=True)
+            except ApiError as error:
+                # Somebody was faster; anything else is half a change.
+                assert error.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+                continue
+            content = os.pread(found.fd, found.length, found.position)
+            for number, (header, body) in enumerate(batches_in(content)):
+                assert number or header.last_offset >= offset
+                for record in iter_records(body):
+                    assert record.value == b"%d|" % record.offset
+
+    with running(read, read) as readers:
+        for turn in range(150):
+            for _ in range(5):
+                put(log, f"k{turn % 9}", f"{log.latest()}|")
+            compact(log, now_ms=turn)
+            apply_retention(log, 0)
+        assert log.latest() == 751
+        assert [reader.wait() for reader in readers] == [0, 0]

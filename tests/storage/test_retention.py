@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log_config import LogConfig
@@ -176,3 +177,22 @@ def test_retention_killed_at_any_line_leaves_a_log_without_a_hole(
     check_directory(log.directory)
     apply_retention(log, 0)
     assert log.size_in_bytes() < 1_200 + 2 * _SEGMENT
+
+
+def test_a_reader_overtaken_by_retention_is_told_that_its_offset_is_gone(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(segment_bytes=_SEGMENT, retention_ms=5_000)
+    fill(log, 12)
+    other = open_log(row=log.row.index, segment_bytes=_SEGMENT)
+    real = other.refresh
+
+    def retention_first(active_base: int) -> None:
+        apply_retention(log, 12_000)
+        real(active_base)
+
+    monkeypatch.setattr(other, "refresh", retention_first)
+    with pytest.raises(ApiError) as refused:
+        other.read(0, 100, min_one_batch=True)
+    assert refused.value.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert log.row.status == RowStatus.ONLINE
