@@ -20,6 +20,7 @@ from mpbroker.network.connection_rows import (
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.metadata import MetadataRequest
+from mpbroker.server.admin_apis import AdminApis
 from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
@@ -27,7 +28,7 @@ from mpbroker.server.producing import ProduceService
 from mpbroker.server.request import Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.config_def import ConfigValue
+    from mpbroker.config_def import ConfigDef
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -49,7 +50,9 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.ALTER_CONFIGS: (0, 2),
     ApiKey.DESCRIBE_LOG_DIRS: (1, 4),
     ApiKey.CREATE_PARTITIONS: (0, 3),
+    ApiKey.ELECT_LEADERS: (0, 2),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (0, 1),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: (0, 0),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
 }
@@ -72,8 +75,8 @@ class ApiTable:
     def __init__(
         self,
         *,
+        definition: ConfigDef,
         config_texts: Mapping[str, str],
-        broker_values: Mapping[str, ConfigValue],
         node_id: int,
         rack: str | None,
         cluster_id: str,
@@ -93,11 +96,11 @@ class ApiTable:
         """Make the table.
 
         Args:
+            definition: the broker's keys, with the defaults of this machine.
+            config_texts: what was set when the broker was started, by key.
             advertised: of each listener, by index.
             changed: told of the rows of deleted partitions, to wake waiting fetches.
         """
-        self._config_texts = config_texts
-        self._broker_values = broker_values
         self._node_id = node_id
         self._num_partitions = num_partitions
         self._delete_topics_enabled = delete_topics
@@ -110,7 +113,6 @@ class ApiTable:
             create=self._create_missing if auto_create_topics else None,
         )
         self._advertised = advertised
-        self._log_dirs = log_dirs
         self._words = control.words
         self._registry = registry
         self._table = table
@@ -127,6 +129,17 @@ class ApiTable:
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
         }
+        handlers |= AdminApis(
+            definition=definition,
+            config_texts=config_texts,
+            node_id=node_id,
+            rack=rack,
+            cluster_id=cluster_id,
+            log_dirs=log_dirs,
+            registry=registry,
+            logs=logs,
+            endpoint=self._endpoint,
+        ).handlers()
         self.apis = {
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()

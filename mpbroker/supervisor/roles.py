@@ -156,8 +156,8 @@ class Roles:
             config.fetch_max_bytes,
         )
         apis = ApiTable(
+            definition=config.definition,
             config_texts=config.static_texts(),
-            broker_values=config.broker_values(),
             node_id=config.node_id,
             rack=config.broker_rack,
             cluster_id=self._cluster_id,

@@ -1,0 +1,81 @@
+"""CreatePartitions: more partitions for topics that exist.
+
+Source: Kafka protocol guide, "CreatePartitions";
+ReplicationControlManager.createPartitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from mpbroker.storage.topics import Topic
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def create_partitions(
+        self, name: str, count: int, *, validate_only: bool = False
+    ) -> None: ...
+
+
+def handle_create_partitions(
+    request: CreatePartitionsRequest, registry: Registry, *, node_id: int
+) -> CreatePartitionsResponse:
+    """Grow what can be grown; answer every topic that was named."""
+    named = Counter(wanted.name for wanted in request.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    for wanted in request.topics:
+        result = CreatePartitionsTopicResult(
+            name=wanted.name, error_code=ErrorCode.NONE
+        )
+        results[wanted.name] = result
+        try:
+            if named[wanted.name] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            _check_assignments(wanted, registry.topic(wanted.name), node_id)
+            registry.create_partitions(
+                wanted.name, wanted.count, validate_only=request.validate_only
+            )
+        except ApiError as error:
+            result.error_code = error.error_code
+            result.error_message = str(error)
+    return CreatePartitionsResponse(results=list(results.values()))
+
+
+def _check_assignments(
+    wanted: CreatePartitionsTopic, topic: Topic | None, node_id: int
+) -> None:
+    """Refuse replicas anywhere but here, and more or fewer of them than partitions.
+
+    Raises:
+        ApiError: INVALID_REPLICA_ASSIGNMENT.
+    """
+    added = wanted.count - (len(topic.partitions) if topic is not None else 0)
+    if wanted.assignments is None or topic is None or added <= 0:
+        return  # the registry knows what to say to the last two
+    if len(wanted.assignments) != added:
+        raise ApiError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Attempted to add {added} additional partition(s), but only"
+            f" {len(wanted.assignments)} assignment(s) were specified.",
+        )
+    for assignment in wanted.assignments:
+        if assignment.broker_ids != [node_id]:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment {assignment.broker_ids} is not"
+                f" possible: broker {node_id} is the only one, and holds each partition"
+                " once.",
+            )

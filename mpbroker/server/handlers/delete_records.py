@@ -1,0 +1,76 @@
+"""DeleteRecords: make the oldest records of partitions unreadable.
+
+Source: Kafka protocol guide, "DeleteRecords"; ReplicaManager.deleteRecords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic
+
+_NO_WATERMARK: Final = -1
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+
+def handle_delete_records(
+    request: DeleteRecordsRequest,
+    registry: Registry,
+    log: Callable[[Topic, int], PartitionLog],
+) -> DeleteRecordsResponse:
+    """Answer each partition with its first readable offset, or with its error."""
+    response = DeleteRecordsResponse()
+    for wanted in request.topics:
+        topic = registry.topic(wanted.name)
+        results = []
+        for partition in wanted.partitions:
+            result = DeleteRecordsPartitionResult(
+                partition_index=partition.partition_index, error_code=ErrorCode.NONE
+            )
+            results.append(result)
+            try:
+                result.low_watermark = _delete(topic, wanted.name, partition, log)
+            except ApiError as error:
+                result.error_code = error.error_code
+                result.low_watermark = _NO_WATERMARK
+        response.topics.append(
+            DeleteRecordsTopicResult(name=wanted.name, partitions=results)
+        )
+    return response
+
+
+def _delete(
+    topic: Topic | None,
+    name: str,
+    wanted: DeleteRecordsPartition,
+    log: Callable[[Topic, int], PartitionLog],
+) -> int:
+    index = wanted.partition_index
+    if topic is None or not 0 <= index < len(topic.partitions):
+        raise ApiError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name}-{index} does not exist"
+        )
+    if topic.is_internal:
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Cannot delete records of internal topic {name}",
+        )
+    return log(topic, index).delete_records(wanted.offset)

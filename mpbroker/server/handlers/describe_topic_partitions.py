@@ -1,0 +1,120 @@
+"""DescribeTopicPartitions: topics and their partitions, a page at a time.
+
+Pages follow the order of topic names. A page that is full names, in its cursor, the
+partition that the next one starts with.
+
+Source: Kafka protocol guide, "DescribeTopicPartitions"; KIP-966;
+DescribeTopicPartitionsRequestHandler.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
+from mpbroker.storage.topic_names import is_legal_topic_name
+from mpbroker.storage.topics import Topic
+
+# Kafka's default of max.request.partition.size.limit.
+MAX_PARTITIONS_PER_PAGE: Final = 2000
+_LEADER_EPOCH: Final = 0
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is read here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def topics(self) -> list[Topic]: ...
+
+
+def handle_describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, registry: Registry, *, node_id: int
+) -> DescribeTopicPartitionsResponse:
+    """Answer from the cursor on, as many partitions as were asked for."""
+    cursor = request.cursor
+    first_name = cursor.topic_name if cursor is not None else ""
+    wanted = {topic.name for topic in request.topics}
+    if cursor is not None and (
+        cursor.partition_index < 0 or (wanted and first_name not in wanted)
+    ):
+        return _refusal(request)
+    names = wanted or {topic.name for topic in registry.topics()}
+    left = max(1, min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE))
+    response = DescribeTopicPartitionsResponse()
+    for name in sorted(name for name in names if name >= first_name):
+        if not left:
+            response.next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        topic = registry.topic(name)
+        if topic is None:
+            response.topics.append(_unknown(name))
+            continue
+        is_first = cursor is not None and name == first_name
+        start = cursor.partition_index if cursor is not None and is_first else 0
+        end = min(len(topic.partitions), start + left)
+        response.topics.append(_describe(topic, range(start, end), node_id))
+        if end < len(topic.partitions):
+            response.next_cursor = Cursor(topic_name=name, partition_index=end)
+            break
+        left -= max(0, end - start)
+    return response
+
+
+def _describe(
+    topic: Topic, indexes: range, node_id: int
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=ErrorCode.NONE,
+                partition_index=index,
+                leader_id=node_id,
+                leader_epoch=_LEADER_EPOCH,
+                replica_nodes=[node_id],
+                isr_nodes=[node_id],
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+            for index in indexes
+        ],
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
+    error = (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if is_legal_topic_name(name)
+        else ErrorCode.INVALID_TOPIC_EXCEPTION
+    )
+    return DescribeTopicPartitionsResponseTopic(error_code=error, name=name)
+
+
+def _refusal(
+    request: DescribeTopicPartitionsRequest,
+) -> DescribeTopicPartitionsResponse:
+    """A cursor that lies outside of what is asked for; the API has no error of its own.
+
+    A request for all topics names none that could be answered: its answer is empty.
+    """
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(
+                error_code=ErrorCode.INVALID_REQUEST, name=topic.name
+            )
+            for topic in request.topics
+        ]
+    )

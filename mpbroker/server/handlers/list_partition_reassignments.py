@@ -1,0 +1,18 @@
+"""ListPartitionReassignments: with one broker no partition ever moves to another.
+
+Source: Kafka protocol guide, "ListPartitionReassignments"; KIP-455.
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsResponse,
+)
+
+
+def handle_list_partition_reassignments() -> ListPartitionReassignmentsResponse:
+    """Answer that nothing is being moved, whatever was asked for."""
+    return ListPartitionReassignmentsResponse(
+        error_code=ErrorCode.NONE, error_message=None
+    )
