@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from tests.compat.adapters import Message, Outgoing
 
-# Whole milliseconds of some years ago: no clock of ours can produce them by accident.
-T0: Final = 1_500_000_000_000
+# Milliseconds that no broker's clock produces by accident, and yet young enough for
+# every retention time that is not a test's subject.
+T0: Final = (int(time.time()) // 3600 - 1) * 3_600_000
 
 
 def some_records(count: int, partition: int = 0) -> list[Outgoing]:
@@ -18,7 +20,7 @@ def some_records(count: int, partition: int = 0) -> list[Outgoing]:
     """
     return [
         Outgoing(
-            value=None if i % 7 == 3 else f"value {i} ".encode() * (i % 5),
+            value=None if i % 7 == 3 else f"value {i} ".encode() * 9 * (i % 5),
             key=None if i % 4 == 1 and i % 7 != 3 else f"key {i}".encode() * (i % 3),
             headers=(
                 *((("trace", bytes([i % 256, 0, 255])),) if i % 2 else ()),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ from tests.support.footprint import Footprint, session_processes
 READY_TIMEOUT_S: Final = 30
 STOP_TIMEOUT_S: Final = 30
 _LOG_TAIL_BYTES: Final = 6000
+
+# A test run that is killed takes its brokers with it (where util-linux has setpriv).
+_DIE_WITH_US: Final = (
+    ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+)
 
 
 class BrokerFailedError(Exception):
@@ -68,7 +74,10 @@ class Broker:
         self.bootstrap = ""
         self.listeners: dict[str, str] = {}
         self._environ = dict(environ or {})
-        self._command = command or [sys.executable, "-m", "mpbroker"]
+        self._command = [
+            *_DIE_WITH_US,
+            *(command or [sys.executable, "-m", "mpbroker"]),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
         self._footprint = Footprint()
 
