@@ -1,0 +1,84 @@
+"""The commands against our own broker, as somebody new to it would use them."""
+
+import json
+
+import pytest
+
+from mpbroker.cli.exit_codes import ExitCode
+from tests.support.broker import Broker
+
+
+@pytest.fixture(autouse=True)
+def use_our_broker(own_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPBROKER_BOOTSTRAP", own_broker.bootstrap)
+
+
+@pytest.fixture
+def topic(mpbroker, topic_name):
+    assert mpbroker("topic", "create", topic_name, "-p", 3).code == 0
+    yield topic_name
+    assert mpbroker("topic", "delete", topic_name).code == 0
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_what_was_produced_is_consumed(mpbroker, topic, codec):
+    lines = [b"k%d:v%d" % (n % 7, n) for n in range(5000)]
+    stdin = b"\n".join(lines) + b"\n"
+    produced = mpbroker("produce", "-t", topic, "-K", ":", "-z", codec, stdin=stdin)
+    assert (produced.code, produced.err) == (0, "")
+    consumed = mpbroker("consume", "-t", topic, "-K", ":", "-e")
+    assert sorted(consumed.out.splitlines()) == sorted(lines)
+    # Of one key, in the order given.
+    of_k3 = [line for line in consumed.out.splitlines() if line.startswith(b"k3:")]
+    assert of_k3 == [line for line in lines if line.startswith(b"k3:")]
+
+
+def test_what_the_broker_wrote_is_dumped(mpbroker, topic, own_broker):
+    mpbroker("produce", "-t", topic, "-p", 1, "-z", "lz4", stdin=b"a\nb\n")
+    directory = own_broker.data_dir / f"{topic}-1"
+    result = mpbroker("dump", "--format", "json", "--print-data-log", directory)
+    assert result.code == 0
+    (batch,) = map(json.loads, result.out.splitlines())
+    assert (batch["count"], batch["compresscodec"]) == (2, "lz4")
+    assert [record["payload"] for record in batch["records"]] == ["a", "b"]
+
+
+def test_batches_fit_the_topics_own_limit(mpbroker, topic):
+    mpbroker("topic", "alter", topic, "--config", "max.message.bytes=2000")
+    result = mpbroker("produce", "-t", topic, stdin=b"0123456789\n" * 2000)
+    assert (result.code, result.err) == (0, "")
+    result = mpbroker("produce", "-t", topic, stdin=b"x" * 5000)
+    assert result.code == ExitCode.ERROR
+    assert (
+        "1 record (number 1 of the input) not written: MESSAGE_TOO_LARGE" in result.err
+    )
+    (described,) = json.loads(
+        mpbroker("topic", "describe", topic, "--format", "json").out
+    )
+    assert described["configs"]["max.message.bytes"]["value"] == "2000"
+    ends = [partition["end_offset"] for partition in described["partitions"]]
+    assert sum(ends) == 2000 and min(ends) > 0
+
+
+def test_unknown_topics_are_exit_code_10(mpbroker):
+    for arguments in (
+        ["topic", "describe", "nope"],
+        ["topic", "delete", "nope"],
+        ["topic", "alter", "nope", "--config", "retention.ms=1"],
+        ["consume", "-t", "nope", "-e"],
+    ):
+        assert mpbroker(*arguments).code == ExitCode.NOT_FOUND, arguments
+    assert mpbroker("topic", "list", "nope").code == ExitCode.NOT_FOUND
+
+
+def test_settings_the_broker_refuses_are_errors_in_its_words(mpbroker, topic):
+    for arguments in (
+        ["topic", "create", "x", "--config", "retention.ms=soon"],
+        ["topic", "create", "x", "--replication-factor", "3"],
+        ["topic", "create", "a b"],
+        ["topic", "alter", topic, "--config", "no.such.setting=1"],
+        ["topic", "alter", topic, "--partitions", "2"],
+    ):
+        result = mpbroker(*arguments)
+        assert result.code == ExitCode.ERROR, arguments
+        assert result.err.count("\n") == 1, arguments
