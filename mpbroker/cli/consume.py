@@ -107,12 +107,17 @@ def _format(text: str) -> str:
     "-D",
     "--delimiter",
     type=parse_delimiter,
+    metavar="DELIM",
     default="\\n",
     show_default=True,
     help="After each record.",
 )
 @click.option(
-    "-K", "--key-delimiter", type=parse_delimiter, help="Write keys, followed by this."
+    "-K",
+    "--key-delimiter",
+    type=parse_delimiter,
+    metavar="DELIM",
+    help="Write keys, followed by this.",
 )
 @click.option("-O", "--print-offset", is_flag=True, help="With -K: offsets too.")
 @click.option("-Z", "--null", is_flag=True, help="Write NULL for null, not nothing.")

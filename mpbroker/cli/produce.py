@@ -79,6 +79,7 @@ def _parse_header(text: str) -> Header:
     "-D",
     "--delimiter",
     type=parse_delimiter,
+    metavar="DELIM",
     default="\\n",
     show_default=True,
     help="Between messages; \\n \\t \\r \\0 \\xNN are understood.",
@@ -87,6 +88,7 @@ def _parse_header(text: str) -> Header:
     "-K",
     "--key-delimiter",
     type=parse_delimiter,
+    metavar="DELIM",
     help="Ends the key of a message; one without it has no key of its own.",
 )
 @click.option("-k", "--key", help="Key of all messages that have none of their own.")

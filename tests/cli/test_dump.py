@@ -119,21 +119,21 @@ def test_json_has_a_line_for_each_batch_and_entry(mpbroker, segment):
 
 
 @pytest.mark.skipif(not JARS.is_dir(), reason="Kafka's jars were not fetched")
-@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
 @pytest.mark.parametrize("damage", [False, True])
-@pytest.mark.usefixtures("segment")
-def test_the_output_is_that_of_kafka_dump_log(mpbroker, segment, suffix, damage):
+def test_the_output_is_that_of_kafka_dump_log(mpbroker, segment, damage):
     if damage:
         with segment.open("ab") as file:
             file.write(plain(60, 1)[:-1])
-    path = segment.with_suffix(suffix)
+    files = ",".join(
+        str(segment.with_suffix(suffix)) for suffix in (".log", ".index", ".timeindex")
+    )
+    arguments = ["--print-data-log", "--files", files]
     theirs = subprocess.run(
-        ["java", "-cp", f"{JARS}/*", "kafka.tools.DumpLogSegments"]
-        + ["--print-data-log", "--files", str(path)],
+        ["java", "-cp", f"{JARS}/*", "kafka.tools.DumpLogSegments", *arguments],
         capture_output=True,
         check=True,
     )
-    assert mpbroker("dump", "--print-data-log", path).out == theirs.stdout
+    assert mpbroker("dump", *arguments).out == theirs.stdout
 
 
 # -- damage ----------------------------------------------------------------------------
