@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpbroker.config import BrokerConfig
-from mpbroker.ipc.layout import HEADER, HEADER_SUPERVISOR_PID, MAX_PARTITIONS
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_SUPERVISOR_PID,
+    MAX_PARTITIONS,
+    Phase,
+)
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
@@ -26,6 +31,7 @@ from mpbroker.server.housekeeper import Housekeeper
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
+from mpbroker.storage.compaction import CleaningAbortedError
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_directory import LogDirectory
@@ -194,13 +200,14 @@ class Roles:
     def run_housekeeper(self) -> None:
         memory, config = self._memory, self._config
         become_child("kafka-scheduler-log-housekeeper", memory)
-        registry = self.registry()
-        if LogUpkeep is None:
-            while memory.phase < 3:
-                time.sleep(0.05)
-            return
+        registry = self.registry(lambda topic: upkeep.forget_topic(topic))
+
+        def stop_cleaning() -> None:
+            if memory.phase >= Phase.DRAINING:
+                raise CleaningAbortedError("the broker stops")
+
         cleaner = (
-            LogCleaner(config.log_cleaner_dedupe_buffer_size)
+            LogCleaner(config.log_cleaner_dedupe_buffer_size, stop_cleaning)
             if config.log_cleaner_enable
             else None
         )
