@@ -95,9 +95,12 @@ class Broker:
         # What exists now is never collected: the children share its pages.
         gc.collect()
         gc.freeze()
+        if ready_fd is not None:
+            supervisor.only_ours.add(ready_fd)
         try:
             if supervisor.start():
                 _announce(listeners, paths, ready_fd, pid_file)
+                supervisor.only_ours.clear()  # closed, and its number may be reused
                 supervisor.run()
         finally:
             notify("STOPPING=1")

@@ -77,6 +77,8 @@ class Supervisor:
         self._by_pidfd: dict[int, Child] = {}
         self._stopping = False
         self.failed = False
+        # Descriptors that no child may hold: whoever reads the other end waits for us.
+        self.only_ours: set[int] = set()
         self.children: list[Child] = []
         self._telemetry = Telemetry()
         self._add_children(num_processors, num_handlers)
@@ -134,6 +136,8 @@ class Supervisor:
             self._words[word + incarnation] = child.incarnation
         pid = os.fork()
         if pid == 0:
+            for fd in self.only_ours:
+                os.close(fd)
             _live(child.run)
         child.started(pid)
         self._by_pidfd[child.pidfd] = child
