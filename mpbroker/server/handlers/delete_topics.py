@@ -63,7 +63,10 @@ def handle_delete_topics(
             topic = _find(name, topic_id, times, registry)
             if not enabled:
                 raise ApiError(
-                    ErrorCode.TOPIC_DELETION_DISABLED,
+                    # Clients before version 3 do not know the code of its own.
+                    ErrorCode.TOPIC_DELETION_DISABLED
+                    if version >= 3
+                    else ErrorCode.INVALID_REQUEST,
                     "Topic deletion is disabled: set delete.topic.enable=true",
                 )
         except ApiError as error:

@@ -1,0 +1,364 @@
+"""Metadata and the other descriptions of the cluster, as clients see them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages import describe_cluster as cluster
+from mpbroker.protocol.messages import describe_log_dirs as dirs
+from mpbroker.protocol.messages import describe_topic_partitions as pages
+from mpbroker.protocol.messages import find_coordinator as coordinator
+from mpbroker.protocol.messages import metadata
+from mpbroker.server.handlers.describe_cluster import handle_describe_cluster
+from mpbroker.server.handlers.describe_log_dirs import (
+    LogDir,
+    PartitionSize,
+    handle_describe_log_dirs,
+)
+from mpbroker.server.handlers.describe_topic_partitions import (
+    handle_describe_topic_partitions,
+)
+from mpbroker.server.handlers.find_coordinator import handle_find_coordinator
+from mpbroker.server.handlers.metadata import MetadataAnswers
+from tests.support.metadata import start
+
+NO_ID = bytes(16)
+NOT_ASKED = -2147483648
+
+
+@pytest.fixture
+def registry(tmp_path):
+    registry = start(tmp_path)
+    registry.create_topic("a", 2)
+    registry.create_topic("b", 1)
+    return registry
+
+
+def ask(registry, version, topics, *, create=None, **options):
+    answers = MetadataAnswers(
+        registry, node_id=1, rack="r", cluster_id="cluster", create=create
+    )
+    request = metadata.MetadataRequest(
+        topics=None
+        if topics is None
+        else [
+            metadata.MetadataRequestTopic(name=name, topic_id=topic_id)
+            for name, topic_id in topics
+        ],
+        **options,
+    )
+    response = answers.handle(request, version, "host", 9092)
+    return metadata.MetadataResponse.decode(version, response.encode(version))
+
+
+def named(*names):
+    return [(name, NO_ID) for name in names]
+
+
+# -- Metadata -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", metadata.MetadataRequest.valid_versions)
+def test_every_version_tells_broker_topics_and_leaders(registry, version):
+    response = ask(registry, version, named("a"))
+    (broker,) = response.brokers
+    assert (broker.node_id, broker.host, broker.port) == (1, "host", 9092)
+    (topic,) = response.topics
+    assert (topic.name, topic.error_code, topic.is_internal) == ("a", 0, False)
+    assert [
+        (each.partition_index, each.leader_id, each.replica_nodes, each.isr_nodes)
+        for each in topic.partitions
+    ] == [(0, 1, [1], [1]), (1, 1, [1], [1])]
+    assert all(each.offline_replicas == [] for each in topic.partitions)
+    if version >= 1:
+        assert (broker.rack, response.controller_id) == ("r", 1)
+    if version >= 2:
+        assert response.cluster_id == "cluster"
+    if version >= 7:
+        assert topic.partitions[0].leader_epoch == 0
+    if version >= 10:
+        assert topic.topic_id == registry.topic("a").topic_id
+
+
+@pytest.mark.parametrize(
+    ("version", "topics", "expected"),
+    [(0, [], ["a", "b"]), (1, [], []), (1, None, ["a", "b"]), (13, None, ["a", "b"])],
+)
+def test_all_topics_are_null_and_in_version_0_none(registry, version, topics, expected):
+    response = ask(registry, version, topics)
+    assert [topic.name for topic in response.topics] == expected
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_topics_are_found_by_id(registry, version):
+    topic_id = registry.topic("a").topic_id
+    found, unknown = ask(
+        registry, version, [(None, topic_id), (None, b"x" * 16)]
+    ).topics
+    assert (found.name, found.error_code, len(found.partitions)) == ("a", 0, 2)
+    assert (unknown.name, unknown.error_code) == (None, ErrorCode.UNKNOWN_TOPIC_ID)
+    assert unknown.topic_id == b"x" * 16
+
+
+def test_unknown_and_illegal_names_are_told_apart(registry):
+    unknown, illegal = ask(registry, 12, named("none", "sp ace")).topics
+    assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert illegal.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert (unknown.name, unknown.partitions) == ("none", [])
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed", "created"),
+    [(3, False, True), (4, True, True), (4, False, False)],
+)
+def test_an_unknown_topic_is_created_if_broker_and_client_allow_it(
+    registry, version, allowed, created
+):
+    options = {"allow_auto_topic_creation": allowed} if version >= 4 else {}
+    response = ask(
+        registry,
+        version,
+        named("new"),
+        create=lambda name: registry.create_topic(name, 3),
+        **options,
+    )
+    (topic,) = response.topics
+    expected = (0, 3) if created else (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    assert (topic.error_code, len(topic.partitions)) == expected
+
+
+def test_a_name_that_cannot_be_created_says_why(registry):
+    (topic,) = ask(
+        registry,
+        12,
+        named("sp ace"),
+        create=lambda name: registry.create_topic(name, 3),
+    ).topics
+    assert topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_topic_that_somebody_else_created_meanwhile_is_answered(registry):
+    def create(name):
+        registry.create_topic(name, 1)
+        return registry.create_topic(name, 1)
+
+    (topic,) = ask(registry, 12, named("new"), create=create).topics
+    assert (topic.error_code, len(topic.partitions)) == (0, 1)
+
+
+def test_authorized_operations_come_only_when_asked_for(registry):
+    response = ask(registry, 8, named("a"))
+    assert response.cluster_authorized_operations == NOT_ASKED
+    assert response.topics[0].topic_authorized_operations == NOT_ASKED
+    response = ask(
+        registry,
+        8,
+        named("a"),
+        include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+    )
+    # READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS
+    assert response.topics[0].topic_authorized_operations == 0b1101_1111_1000
+    # CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, ..._CONFIGS, IDEMPOTENT_WRITE
+    assert response.cluster_authorized_operations == 0b1_1111_1010_0000
+
+
+def test_metadata_follows_partitions_that_are_added(registry):
+    assert len(ask(registry, 12, named("a")).topics[0].partitions) == 2
+    registry.create_partitions("a", 4)
+    assert len(ask(registry, 12, named("a")).topics[0].partitions) == 4
+
+
+# -- DescribeCluster ------------------------------------------------------------------
+
+
+def describe_cluster(**options):
+    response = handle_describe_cluster(
+        cluster.DescribeClusterRequest(**options),
+        node_id=1,
+        rack=None,
+        cluster_id="cluster",
+        host="host",
+        port=9092,
+    )
+    return cluster.DescribeClusterResponse.decode(2, response.encode(2))
+
+
+def test_the_cluster_is_this_broker():
+    response = describe_cluster()
+    (broker,) = response.brokers
+    assert (broker.broker_id, broker.host, broker.port) == (1, "host", 9092)
+    assert (response.cluster_id, response.controller_id) == ("cluster", 1)
+    assert response.cluster_authorized_operations == NOT_ASKED
+    asked = describe_cluster(include_cluster_authorized_operations=True)
+    assert asked.cluster_authorized_operations > 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint_type", "code"),
+    [
+        (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
+        (3, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
+    ],
+)
+def test_a_controller_is_not_to_be_found_here(endpoint_type, code):
+    response = describe_cluster(endpoint_type=endpoint_type)
+    assert (response.error_code, response.brokers) == (code, [])
+    assert response.error_message
+
+
+# -- DescribeTopicPartitions ----------------------------------------------------------
+
+
+def page(registry, names=(), limit=2000, cursor=None):
+    response = handle_describe_topic_partitions(
+        pages.DescribeTopicPartitionsRequest(
+            topics=[pages.TopicRequest(name=name) for name in names],
+            response_partition_limit=limit,
+            cursor=cursor,
+        ),
+        registry,
+        node_id=1,
+    )
+    return pages.DescribeTopicPartitionsResponse.decode(0, response.encode(0))
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    limit=st.integers(-1, 7),
+)
+def test_pages_of_any_size_tell_every_partition_once(tmp_path_factory, counts, limit):
+    registry = start(tmp_path_factory.mktemp("log"))
+    for number, count in enumerate(counts):
+        registry.create_topic(f"t{number}", count)
+    seen, cursor = [], None
+    while True:
+        response = page(registry, limit=limit, cursor=cursor)
+        told = [
+            (topic.name, partition.partition_index)
+            for topic in response.topics
+            for partition in topic.partitions
+        ]
+        assert 1 <= len(told) <= max(1, limit)
+        seen += told
+        cursor = response.next_cursor
+        if cursor is None:
+            break
+    assert seen == [
+        (f"t{number}", index)
+        for number, count in enumerate(counts)
+        for index in range(count)
+    ]
+
+
+def test_topics_come_in_order_with_the_unknown_among_them(registry):
+    response = page(registry, ["b", "sp ace", "none", "a"])
+    assert [(topic.name, topic.error_code) for topic in response.topics] == [
+        ("a", 0),
+        ("b", 0),
+        ("none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("sp ace", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ]
+    assert response.topics[0].topic_id == registry.topic("a").topic_id
+
+
+def test_a_cursor_into_nowhere_is_refused_or_goes_on_behind_it(registry):
+    negative = pages.Cursor(topic_name="a", partition_index=-1)
+    (refused,) = page(registry, ["a"], cursor=negative).topics
+    assert refused.error_code == ErrorCode.INVALID_REQUEST
+    beyond = pages.Cursor(topic_name="a", partition_index=9)
+    told = page(registry, cursor=beyond).topics
+    assert [(topic.name, len(topic.partitions)) for topic in told] == [
+        ("a", 0),
+        ("b", 1),
+    ]
+
+
+# -- DescribeLogDirs ------------------------------------------------------------------
+
+
+def describe_dirs(registry, topics=None, volumes=None):
+    def size_of(topic, index):
+        if topic.name == "b":
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "offline")
+        return PartitionSize(f"/d{index}", 100 + index)
+
+    request = dirs.DescribeLogDirsRequest(
+        topics=None
+        if topics is None
+        else [
+            dirs.DescribableLogDirTopic(topic=name, partitions=partitions)
+            for name, partitions in topics
+        ]
+    )
+    volumes = volumes or [LogDir("/d0", 1000, 400), LogDir("/d1", 10, 4)]
+    response = handle_describe_log_dirs(request, registry, volumes, size_of)
+    decoded = dirs.DescribeLogDirsResponse.decode(4, response.encode(4))
+    return {
+        result.log_dir: (
+            result.error_code,
+            [
+                (topic.name, each.partition_index, each.partition_size)
+                for topic in result.topics
+                for each in topic.partitions
+            ],
+            result.total_bytes,
+            result.usable_bytes,
+        )
+        for result in decoded.results
+    }
+
+
+def test_every_directory_tells_its_partitions_and_its_volume(registry):
+    assert describe_dirs(registry) == {
+        "/d0": (0, [("a", 0, 100)], 1000, 400),
+        "/d1": (0, [("a", 1, 101)], 10, 4),
+    }
+
+
+def test_only_partitions_that_exist_and_were_asked_for_are_told(registry):
+    asked = [("a", [1, 7, -1]), ("none", [0]), ("a", [1])]
+    assert describe_dirs(registry, asked) == {
+        "/d0": (0, [], 1000, 400),
+        "/d1": (0, [("a", 1, 101)], 10, 4),
+    }
+
+
+def test_a_directory_that_cannot_be_asked_says_so(registry):
+    volumes = [LogDir("/d0", None, None), LogDir("/d1", 10, 4)]
+    assert describe_dirs(registry, volumes=volumes)["/d0"] == (
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        [],
+        -1,
+        -1,
+    )
+
+
+# -- FindCoordinator ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "key_type"),
+    [(0, 0), *((version, kind) for version in range(1, 7) for kind in range(3))],
+)
+def test_clients_are_told_to_look_for_a_coordinator_again(version, key_type):
+    keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
+    request = coordinator.FindCoordinatorRequest(key_type=key_type, **keys)
+    response = handle_find_coordinator(request, version)
+    decoded = coordinator.FindCoordinatorResponse.decode(
+        version, response.encode(version)
+    )
+    answers = decoded.coordinators if version >= 4 else [decoded]
+    expected = (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if key_type < 2
+        else ErrorCode.INVALID_REQUEST
+    )
+    assert [(each.error_code, each.node_id, each.port) for each in answers] == [
+        (expected, -1, -1)
+    ] * len(answers)
+    if version >= 4:
+        assert [each.key for each in answers] == ["g", "h"]
+    assert ErrorCode.COORDINATOR_NOT_AVAILABLE.retriable
