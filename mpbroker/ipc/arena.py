@@ -51,10 +51,14 @@ def progress_offset(extent: int, frame_bytes: int) -> int:
     return (extent + frame_bytes + 7) & ~7
 
 
+def progress_words(frame_bytes: int) -> int:
+    """How many progress words there are for a frame in an extent."""
+    return min(frame_bytes // _MIN_PARTITION_BYTES + 1, MAX_PARTITIONS)
+
+
 def extent_bytes(frame_bytes: int) -> int:
     """How long an extent is for a frame and its progress words."""
-    words = min(frame_bytes // _MIN_PARTITION_BYTES + 1, MAX_PARTITIONS)
-    return frame_bytes + 8 + words * 8
+    return frame_bytes + 8 + progress_words(frame_bytes) * 8
 
 
 class ArenaLayout:

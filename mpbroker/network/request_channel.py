@@ -12,11 +12,15 @@ from typing import Final, NamedTuple
 from mpbroker.ipc.arena import (
     ANSWER_AT,
     ANSWER_BYTES,
+    BLOCK_BYTES,
+    PROGRESS_WORDS,
     ArenaLayout,
     ExtentAllocator,
+    progress_words,
 )
 from mpbroker.ipc.layout import (
     MAX_PROCESSORS,
+    SLOT_BLOCK,
     SLOT_CONNECTION,
     SLOT_DEADLINE,
     SLOT_EXTENT,
@@ -344,6 +348,17 @@ class HandlerEnd:
             return []
         where = words[row + SLOT_PROGRESS_OFFSET] >> 3
         return self._arena.words[where : where + done].tolist()
+
+    def progress_capacity(self, slot: int) -> int:
+        """How many partitions of this request can be noted as done.
+
+        Enough for all that have records; a request that names more has lied.
+        """
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        in_block = words[row + SLOT_PROGRESS_OFFSET] - words[row + SLOT_BLOCK]
+        if 0 <= in_block < BLOCK_BYTES:
+            return PROGRESS_WORDS
+        return progress_words(words[row + SLOT_REQUEST_LENGTH] + 4)
 
     def note_progress(self, slot: int, ordinal: int, word: int) -> None:
         """Note a partition that was done without an append of its own."""

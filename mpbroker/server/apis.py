@@ -19,6 +19,7 @@ from mpbroker.network.connection_rows import (
 )
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.server.admin_apis import AdminApis
 from mpbroker.server.dispatcher import Api
@@ -276,5 +277,8 @@ class ApiTable:
         if not hasattr(message, "error_code"):
             return None
         message.error_code = code
-        body: bytes = message.encode(request.api_version)
+        try:
+            body: bytes = message.encode(request.api_version)
+        except ProtocolError:
+            return None  # this version has no place for it
         return body

@@ -129,14 +129,18 @@ class RequestDispatcher:
             code = error.error_code
             return self._error_answer(request, code) or CLOSE
         except Exception:  # noqa: BLE001 - whatever it is, serving goes on
-            self.errors += 1
-            _LOG.exception(
-                "%s v%d of %s failed; this is a bug",
-                ApiKey(request.api_key).name,
-                request.api_version,
-                self._name_connection(request.connection),
-            )
-            return self._error_answer(request, ErrorCode.UNKNOWN_SERVER_ERROR) or CLOSE
+            return self.met_bug(request)
+
+    def met_bug(self, request: Request) -> Answer:
+        """Within ``except``: log a bug of ours with its traceback, and answer."""
+        self.errors += 1
+        _LOG.exception(
+            "%s v%d of %s failed; this is a bug",
+            ApiKey(request.api_key).name,
+            request.api_version,
+            self._name_connection(request.connection),
+        )
+        return self._error_answer(request, ErrorCode.UNKNOWN_SERVER_ERROR) or CLOSE
 
     def _unreadable_api_versions(self, frame: memoryview) -> bytes | None:
         """KIP-511: only the first eight bytes of a future ApiVersions are known."""

@@ -113,6 +113,8 @@ class FetchSessions:
         return oldest
 
     def _find(self, session_id: int) -> int | None:
+        if session_id == NO_SESSION:
+            return None  # it is what free rows say, and what is left of their epochs
         words = self._words
         for base in range(0, self._limit * SESSION_WORDS, SESSION_WORDS):
             if words[base + SESSION_ID] == session_id:

@@ -103,12 +103,20 @@ class FetchService:
         self._purgatory.watch(operation)
         # What was appended before our bit was in the row sends no notice.
         if any(operation.has_more(target) for target in answer.targets):
-            reading = self._read(message, answer)
-            if self._is_enough(message, answer, reading):
-                self._purgatory.unwatch(operation)
-                self._channel.unpark(request.slot)
+            try:
+                reading = self._read(message, answer)
+                enough = self._is_enough(message, answer, reading)
+            except BaseException:
+                self._unpark(operation)  # or it would be answered twice
+                raise
+            if enough:
+                self._unpark(operation)
                 return self._respond(request, answer, reading)
         return PARKED
+
+    def _unpark(self, operation: DelayedFetch) -> None:
+        self._purgatory.unwatch(operation)
+        self._channel.unpark(operation.request.slot)
 
     def _read(self, message: FetchRequest, answer: Answer) -> Reading:
         limit = min(message.max_bytes, self._fetch_max_bytes)

@@ -40,6 +40,9 @@ class SlotProgress:
     def earlier(self) -> Sequence[int]:
         return self._channel.progress(self.slot)
 
+    def capacity(self) -> int:
+        return self._channel.progress_capacity(self.slot)
+
     def note(self, ordinal: int, word: int) -> None:
         self._channel.note_progress(self.slot, ordinal, word)
 

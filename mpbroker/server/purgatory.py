@@ -12,7 +12,7 @@ Source: Kafka DelayedOperationPurgatory.
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from mpbroker.ipc.layout import ROW_WAITERS
@@ -66,6 +66,8 @@ class Purgatory:
         self._numbers = itertools.count()
         self._keys: dict[int, int] = {}
         self.size = 0
+        # Called within ``except``, for an operation that met a bug of ours.
+        self.on_bug: Callable[[DelayedOperation], None] | None = None
 
     def watch(self, operation: DelayedOperation) -> None:
         """Park an operation until it completes or expires.
@@ -129,8 +131,26 @@ class Purgatory:
 
     def _try_watchers(self, key: int, row: int) -> None:
         for operation in list(self._watchers[key].values()):
-            if not operation.done and operation.try_complete(row):
+            if not operation.done and self._try_complete(operation, row):
                 self.unwatch(operation)
+
+    def _try_complete(self, operation: DelayedOperation, row: int) -> bool:
+        try:
+            return operation.try_complete(row)
+        except Exception:
+            if self.on_bug is None:
+                raise
+            self.on_bug(operation)
+            return True
+
+    def _expire(self, operation: DelayedOperation) -> None:
+        self.unwatch(operation)
+        try:
+            operation.expire()
+        except Exception:
+            if self.on_bug is None:
+                raise
+            self.on_bug(operation)
 
     def expire(self, now_ns: int) -> None:
         """Answer the operations whose deadline has passed."""
@@ -138,15 +158,13 @@ class Purgatory:
         while timers and timers[0][0] <= now_ns:
             operation = heapq.heappop(timers)[2]
             if not operation.done:
-                self.unwatch(operation)
-                operation.expire()
+                self._expire(operation)
 
     def end_early(self) -> None:
         """The broker stops: answer what waits for nothing but data."""
         for operation in self.operations():
             if operation.may_end_early:
-                self.unwatch(operation)
-                operation.expire()
+                self._expire(operation)
 
     @property
     def next_deadline_ns(self) -> int:

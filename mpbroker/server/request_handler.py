@@ -30,10 +30,10 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.request_channel import HandlerEnd
-from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.server.dispatcher import Answer, RequestDispatcher
 from mpbroker.server.fetching import send_parts
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.purgatory import DelayedOperation, Purgatory
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 
@@ -65,6 +65,7 @@ class RequestHandler:
         self._channel = channel
         self._dispatcher = dispatcher
         self._purgatory = purgatory
+        purgatory.on_bug = self._answer_bug
         self._group_commit = group_commit
         self._disk = disk
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
@@ -120,11 +121,8 @@ class RequestHandler:
 
     def _see_to_parked(self) -> None:
         """Start syncs; complete and expire what waits; push the answers."""
-        purgatory, commit = self._purgatory, self._group_commit
-        if not commit.is_idle:
-            commit.start()
-            if not self._disk.is_idle:
-                commit.process_finished()
+        purgatory = self._purgatory
+        self._see_to_syncs()
         if purgatory.size:
             purgatory.process_notices()
             purgatory.expire(time.monotonic_ns())
@@ -133,7 +131,17 @@ class RequestHandler:
             self._words[self._row + HANDLER_COUNTERS + HandlerCounter.PARKED] = (
                 purgatory.size
             )
+            # What came too late for the sync that has just ended wants the next; no
+            # event would bring us here again before it has begun.
+            self._see_to_syncs()
         self._channel.flush()
+
+    def _see_to_syncs(self) -> None:
+        commit = self._group_commit
+        if not commit.is_idle:
+            commit.start()
+            if not self._disk.is_idle:
+                commit.process_finished()
 
     def _execute(self, slots: list[int]) -> None:
         words, row = self._words, self._row
@@ -154,7 +162,15 @@ class RequestHandler:
         received = channel.request(slot)
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
-            answer = self._dispatcher.dispatch(request)
+            self._send(request, self._dispatcher.dispatch(request))
+        elif request is None:
+            channel.close_connection(slot)
+        else:
+            channel.send_bytes(slot, request)
+
+    def _send(self, request: Request, answer: Answer) -> None:
+        channel, slot = self._channel, request.slot
+        try:
             if isinstance(answer, bytes):
                 channel.send_bytes(slot, request.frame(answer))
             elif isinstance(answer, list):
@@ -164,10 +180,16 @@ class RequestHandler:
             elif answer is CLOSE:
                 channel.close_connection(slot)
             # else it is parked, and somebody sees to it later
-        elif request is None:
+        except OverflowError:
+            # Larger than all the memory for answers: no other handler can do better.
+            self._dispatcher.met_bug(request)
             channel.close_connection(slot)
-        else:
-            channel.send_bytes(slot, request)
+
+    def _answer_bug(self, operation: DelayedOperation) -> None:
+        """A parked request met a bug of ours when it was to be answered."""
+        request = operation.request
+        self._channel.unpark(request.slot)
+        self._send(request, self._dispatcher.met_bug(request))
 
     def _retire(self) -> None:
         """Hand what is parked to the other handlers, if there are any."""

@@ -48,6 +48,9 @@ class Progress(Protocol):
     def earlier(self) -> Sequence[int]:
         """A word a partition done: its base offset, or -1 - error code."""
 
+    def capacity(self) -> int:
+        """How many partitions can be noted."""
+
     def note(self, ordinal: int, word: int) -> None:
         """Note a partition that needed no append."""
 
@@ -151,6 +154,7 @@ class ProduceHandler:
         """Append every partition's batch; each has its own outcome."""
         outcome = ProduceOutcome()
         earlier = progress.earlier()
+        capacity = progress.capacity()
         ordinal = 0
         for data in request.topic_data:
             topic = (
@@ -161,6 +165,12 @@ class ProduceHandler:
             answers = []
             for partition in data.partition_data:
                 try:
+                    if ordinal >= capacity:
+                        raise ApiError(
+                            ErrorCode.INVALID_REQUEST,
+                            f"more than {capacity} partitions in a request of this"
+                            " size: most of them have no records",
+                        )
                     if request.acks not in _VALID_ACKS:
                         raise ApiError(
                             ErrorCode.INVALID_REQUIRED_ACKS,
@@ -191,7 +201,8 @@ class ProduceHandler:
                         )
                     )
                 except ApiError as error:
-                    progress.note(ordinal, -1 - error.error_code)
+                    if ordinal < capacity:
+                        progress.note(ordinal, -1 - error.error_code)
                     outcome.failed = True
                     answers.append(_refusal(partition.index, error))
                 ordinal += 1

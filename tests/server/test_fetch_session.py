@@ -1,0 +1,182 @@
+"""Fetch sessions by the rules of KIP-227, shared by all handlers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mpbroker.ipc.layout import SESSION_MAX_ENTRIES
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.server.fetch_session import (
+    NO_SESSION,
+    FetchSessions,
+    SessionEntry,
+)
+from tests.support.children import fork
+
+MINUTE = 60 * 1_000_000_000
+NOT_FOUND = (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, -1)
+WRONG_EPOCH = (ErrorCode.INVALID_FETCH_SESSION_EPOCH, -1)
+ENTRIES = [SessionEntry(5, 100, 1000, 0), SessionEntry(6, 200, 1000, -1)]
+
+
+@pytest.fixture
+def sessions(memory):
+    return FetchSessions(memory.sessions, memory.session_cell, 3)
+
+
+def claim(sessions, session, epoch, claimed=0, *, now=0, uses_ids=False):
+    return sessions.claim(session, epoch, now, claimed, uses_ids=uses_ids)
+
+
+def create(sessions, now=0, entries=ENTRIES, *, uses_ids=False):
+    return sessions.create(entries, now, uses_ids=uses_ids)
+
+
+def test_a_session_has_an_id_of_its_own_and_starts_at_epoch_one(sessions):
+    first, second = create(sessions), create(sessions)
+    assert first > 0 and second > 0 and first != second
+    error, base = claim(sessions, first, 1)
+    assert error == ErrorCode.NONE
+    assert sessions.entries(base) == ENTRIES
+
+
+def test_each_request_carries_the_next_epoch(sessions):
+    session = create(sessions)
+    for epoch in (1, 2, 3):
+        assert claim(sessions, session, epoch)[0] == ErrorCode.NONE
+    for epoch in (1, 3, 5, -2):
+        assert claim(sessions, session, epoch) == WRONG_EPOCH
+    assert claim(sessions, session, 4)[0] == ErrorCode.NONE
+
+
+def test_after_the_last_epoch_comes_one(sessions):
+    from mpbroker.ipc.layout import SESSION_EPOCH
+
+    session = create(sessions)
+    _, base = claim(sessions, session, 1)
+    sessions._words[base + SESSION_EPOCH] = 0x7FFF_FFFF
+    assert claim(sessions, session, 0x7FFF_FFFF)[0] == ErrorCode.NONE
+    assert claim(sessions, session, 1)[0] == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("session", [NO_SESSION, 12345, -1])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_a_session_that_does_not_exist_is_not_found(sessions, session, epoch):
+    create(sessions)
+    assert claim(sessions, session, epoch) == NOT_FOUND
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_what_is_left_of_a_closed_session_is_nobodys(sessions, epoch):
+    """Its row says id 0, as a request without a session does."""
+    session = create(sessions)
+    claim(sessions, session, 1)
+    sessions.close(session)
+    assert claim(sessions, NO_SESSION, epoch) == NOT_FOUND
+    assert claim(sessions, session, 2) == NOT_FOUND
+    sessions.close(session)
+
+
+def test_a_session_made_with_names_does_not_go_on_with_ids(sessions):
+    named, by_id = create(sessions), create(sessions, uses_ids=True)
+    mixed = (ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, -1)
+    assert claim(sessions, named, 1, uses_ids=True) == mixed
+    assert claim(sessions, by_id, 1) == mixed
+    assert claim(sessions, by_id, 1, uses_ids=True)[0] == ErrorCode.NONE
+
+
+def test_a_request_that_is_executed_again_keeps_the_epoch_it_has_claimed(sessions):
+    session = create(sessions)
+    error, base = claim(sessions, session, 1)
+    assert claim(sessions, session, 1) == WRONG_EPOCH  # another request
+    assert claim(sessions, session, 1, claimed=2) == (error, base)
+    assert claim(sessions, session, 2)[0] == ErrorCode.NONE
+    # By now its client has had an answer, or has gone.
+    assert claim(sessions, session, 1, claimed=2) == WRONG_EPOCH
+
+
+def test_a_full_table_gives_no_session_while_all_are_in_use(sessions):
+    for _ in range(3):
+        assert create(sessions) != NO_SESSION
+    assert create(sessions, now=MINUTE) == NO_SESSION
+
+
+def test_the_session_that_was_unused_for_longest_makes_room(sessions):
+    ids = [create(sessions, now=number) for number in range(3)]
+    claim(sessions, ids[0], 1, now=MINUTE)
+    new = create(sessions, now=3 * MINUTE)
+    assert new != NO_SESSION
+    assert claim(sessions, ids[1], 1) == NOT_FOUND
+    for session, epoch in ((ids[0], 2), (ids[2], 1), (new, 1)):
+        assert claim(sessions, session, epoch)[0] == ErrorCode.NONE
+
+
+def test_a_closed_session_makes_room_at_once(sessions):
+    ids = [create(sessions) for _ in range(3)]
+    sessions.close(ids[1])
+    assert create(sessions) != NO_SESSION
+
+
+def test_no_more_sessions_than_the_setting_says(memory):
+    none = FetchSessions(memory.sessions, memory.session_cell, 0)
+    assert create(none) == NO_SESSION
+    many = FetchSessions(memory.sessions, memory.session_cell, 10**6)
+    assert sum(create(many) != NO_SESSION for _ in range(1100)) == 1000
+
+
+def test_an_empty_or_huge_request_gets_no_session(sessions):
+    assert create(sessions, entries=[]) == NO_SESSION
+    most = [SessionEntry(row, 0, 1, 0) for row in range(SESSION_MAX_ENTRIES)]
+    assert create(sessions, entries=[*most, most[0]]) == NO_SESSION
+    session = create(sessions, entries=most)
+    _, base = claim(sessions, session, 1)
+    assert sessions.entries(base) == most
+    assert not sessions.store(base, [*most, most[0]])
+    assert sessions.entries(base) == most
+
+
+def test_the_largest_session_leaves_its_neighbours_alone(sessions):
+    first, second = create(sessions), create(sessions)
+    _, base = claim(sessions, first, 1)
+    assert sessions.store(
+        base, [SessionEntry(*[-1] * 7) for _ in range(SESSION_MAX_ENTRIES)]
+    )
+    _, base = claim(sessions, second, 1)
+    assert sessions.entries(base) == ENTRIES
+
+
+def test_what_a_client_was_told_is_remembered_by_partition(sessions):
+    session = create(sessions)
+    _, base = claim(sessions, session, 1)
+    assert sessions.sent(base, 1) == (-1, -1, 0)
+    sessions.note_sent(base, 1, 50, 3, 0)
+    assert sessions.sent(base, 1) == (50, 3, 0)
+    assert sessions.sent(base, 0) == (-1, -1, 0)
+    assert sessions.entries(base)[1].sent_high_watermark == 50
+
+
+def test_any_handler_may_serve_the_next_fetch(memory, sessions):
+    session = create(sessions)
+
+    def another():
+        theirs = FetchSessions(memory.sessions, memory.session_cell, 3)
+        error, base = claim(theirs, session, 1)
+        assert error == ErrorCode.NONE
+        theirs.store(base, ENTRIES[:1])
+
+    assert fork(another) == 0
+    _, base = claim(sessions, session, 2)
+    assert sessions.entries(base) == ENTRIES[:1]
+
+
+def test_a_handler_that_dies_with_the_table_locked_stops_nobody(memory, sessions):
+    session = create(sessions)
+
+    def take_and_die():
+        memory.session_cell.lock()
+        os._exit(1)
+
+    fork(take_and_die)
+    assert claim(sessions, session, 1)[0] == ErrorCode.NONE

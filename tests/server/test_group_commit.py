@@ -1,0 +1,207 @@
+"""One sync for many: who asks in time is covered, who comes late gets the next."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
+from mpbroker.ipc.partition_table import LogState
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.storage.disk_sync import SyncDone
+from mpbroker.supervisor.recovery import Repair
+
+
+class Disk:
+    """Syncs end when the test says so."""
+
+    def __init__(self):
+        self.started = []
+        self._done = []
+
+    @property
+    def is_idle(self):
+        return not self.started and not self._done
+
+    def start(self, token, fd):
+        self.started.append((token, fd))
+
+    def end(self, error=0, count=None):
+        ending = self.started[:count]
+        del self.started[:count]
+        self._done += [SyncDone(token, error) for token, _ in ending]
+
+    def finished(self):
+        done, self._done = self._done, []
+        return done
+
+
+class Log:
+    """A log of some files, as group commit sees it."""
+
+    def __init__(self, memory, index, files=1, error=None):
+        self.row = memory.table.row(index)
+        self.row.status = RowStatus.ONLINE
+        self.files = files
+        self.error = error
+        self.asked = []
+
+    def grow(self, end):
+        self.row.publish(LogState(log_end_offset=end))
+
+    def segments_to_sync(self, from_offset, to_offset):
+        if self.error:
+            raise self.error
+        self.asked.append((from_offset, to_offset))
+        return list(range(100, 100 + self.files))
+
+
+class Commit:
+    """A handler's group commit, and what it told whom."""
+
+    def __init__(self, handler=0):
+        self.disk = Disk()
+        self.told = []
+        self.commit = GroupCommit(
+            handler, self.disk, lambda row, mask: self.told.append((row, mask))
+        )
+
+    def want(self, log):
+        self.commit.want(log)
+        self.commit.start()
+
+    def end(self, error=0, count=None):
+        self.disk.end(error, count)
+        self.commit.process_finished()
+
+
+def owner(log):
+    return log.row.words[log.row.base + ROW_SYNC_OWNER]
+
+
+def test_a_sync_makes_durable_what_was_there_when_it_started(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    own.want(log)
+    log.grow(15)
+    assert log.row.durable_end_offset == 0
+    own.end()
+    assert log.row.durable_end_offset == 10
+    assert own.told == [(1, 1)]
+    assert own.commit.is_idle and owner(log) == 0
+
+
+def test_many_requests_of_a_batch_share_one_sync(memory):
+    log, own = Log(memory, 1), Commit()
+    for end in range(1, 40):
+        log.grow(end)
+        own.commit.want(log)
+    own.commit.start()
+    assert len(own.disk.started) == 1
+    own.end()
+    assert log.row.durable_end_offset == 39
+    assert own.commit.syncs == 1
+
+
+def test_who_comes_late_starts_the_next_when_the_first_has_ended(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    own.want(log)
+    log.grow(20)
+    own.want(log)
+    assert len(own.disk.started) == 1  # one at a time
+    own.end()
+    own.commit.start()
+    assert len(own.disk.started) == 1
+    own.end()
+    assert log.row.durable_end_offset == 20
+    assert log.asked == [(0, 10), (10, 20)]
+
+
+def test_another_handler_asks_to_be_told_instead_of_syncing_too(memory):
+    log, own, other = Log(memory, 1), Commit(0), Commit(5)
+    log.grow(10)
+    own.want(log)
+    other.want(log)
+    assert other.disk.started == [] and other.commit.is_idle
+    own.end()
+    assert own.told == [(1, 1 | 1 << 5)]
+    assert log.row.words[log.row.base + ROW_SYNC_WAITERS] == 0
+
+
+def test_different_logs_are_synced_side_by_side(memory):
+    logs, own = [Log(memory, index) for index in range(3)], Commit()
+    for log in logs:
+        log.grow(5)
+        own.commit.want(log)
+    own.commit.start()
+    assert len(own.disk.started) == 3
+    own.end(count=1)
+    assert [log.row.durable_end_offset for log in logs] == [5, 0, 0]
+    own.end()
+    assert [log.row.durable_end_offset for log in logs] == [5, 5, 5]
+
+
+def test_nothing_is_durable_before_the_last_of_its_files_is(memory):
+    log, own = Log(memory, 1, files=3), Commit()
+    log.grow(10)
+    own.want(log)
+    own.end(count=2)
+    assert log.row.durable_end_offset == 0 and own.told == []
+    own.end()
+    assert log.row.durable_end_offset == 10
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failed_sync_of_any_file_takes_the_partition_offline(memory, failing, caplog):
+    log, own = Log(memory, 1, files=3), Commit()
+    log.grow(10)
+    own.want(log)
+    for number in range(3):
+        own.end(error=5 if number == failing else 0, count=1)
+    assert log.row.status == RowStatus.OFFLINE
+    assert log.row.durable_end_offset == 0
+    assert own.told == [(1, 1)]
+    assert os.strerror(5) in caplog.text
+    assert own.commit.is_idle
+
+
+def test_files_that_cannot_be_opened_take_the_partition_offline(memory):
+    log, own = Log(memory, 1, error=OSError(5, "gone")), Commit()
+    log.grow(10)
+    own.want(log)
+    assert log.row.status == RowStatus.OFFLINE
+    assert own.told == [(1, 1)]
+    assert own.commit.is_idle and owner(log) == 0
+
+
+def test_nothing_left_to_sync_ends_at_once(memory):
+    log, own = Log(memory, 1, files=0), Commit()
+    log.grow(10)
+    own.want(log)
+    assert own.told == [(1, 1)]
+    assert log.row.durable_end_offset == 10
+
+
+def test_a_sync_whose_owner_died_is_made_again_by_who_needs_it(memory):
+    log, dead, alive = Log(memory, 1), Commit(0), Commit(1)
+    log.grow(10)
+    dead.want(log)
+    alive.want(log)
+    assert alive.disk.started == []
+    Repair(memory).after_handler(0, 8)
+    assert memory.notices[1].take() == ([], True)  # so it looks, and wants again
+    alive.want(log)
+    assert len(alive.disk.started) == 1
+    alive.end()
+    assert log.row.durable_end_offset == 10
+
+
+def test_an_older_sync_never_takes_durability_back(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    own.want(log)
+    log.row.durable_end_offset = 50  # a flush by the housekeeper went further
+    own.end()
+    assert log.row.durable_end_offset == 50

@@ -1,0 +1,248 @@
+"""A produce that is executed again is answered and not appended again."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from mpbroker.ipc.arena import BLOCK_BYTES, PROGRESS_WORDS
+from mpbroker.ipc.layout import (
+    SLOT_BLOCK,
+    SLOT_PROGRESS,
+    SLOT_PROGRESS_OFFSET,
+    slot_row,
+)
+from mpbroker.ipc.partition_table import LogState
+from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.server.handlers.produce import ProduceHandler
+from mpbroker.server.producing import SlotProgress
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.partition_log import AppendResult
+
+SLOT = 3
+NOW = 1_700_000_000_000
+
+
+def batch(value=b"x"):
+    builder = RecordBatchBuilder()
+    builder.append(NOW, None, value)
+    return bytes(builder.build())
+
+
+class Log:
+    """Appends to a row, as PartitionLog does, and keeps what it was given."""
+
+    def __init__(self, memory, index):
+        self.row = memory.table.row(index)
+        self.appended = []
+        self.refuses = None
+
+    def append(self, batch, *, slot=-1, ordinal=0, now_ms):
+        if self.refuses:
+            raise self.refuses
+        with self.row.locked():
+            base = self.row.log_end_offset
+            self.row.set_intent(slot, ordinal, base)
+            self.row.publish(LogState(log_end_offset=base + 1))
+            self.row.clear_intent()
+        self.appended.append(bytes(batch.data))
+        return AppendResult(base, -1, 0, False, base)
+
+
+class Stage:
+    """One request in a slot, executed as often as the test likes."""
+
+    def __init__(self, memory, partitions=4):
+        self.memory = memory
+        self.logs = [Log(memory, index) for index in range(partitions)]
+        self.topic = SimpleNamespace(
+            name="t", partitions=list(range(partitions)), config=LogConfig({})
+        )
+        topics = SimpleNamespace(
+            topic=lambda name: self.topic if name == "t" else None,
+            topic_by_id=lambda topic_id: None,
+        )
+        self.told = []
+        self.handler = ProduceHandler(
+            topics, lambda topic, index: self.logs[index], self.told.append
+        )
+        self.channel = HandlerEnd(
+            0,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.responses,
+        )
+        self.progress = SlotProgress(self.channel, SLOT)
+
+    def receive(self, length=1000, extent=0):
+        """A request of a length, in its slot's block or in an extent."""
+        words, block = self.memory.control.words, self.memory.arena_layout.block(SLOT)
+        words[slot_row(SLOT) + SLOT_BLOCK] = block
+        end = ProcessorEnd(
+            self.memory.control, self.memory.ring, self.memory.responses[0]
+        )
+        at = extent or block
+        progress = (extent + length + 7) & ~7 if extent else block + 13 * 1024
+        end.send_request(SLOT, at + 4, length - 4, progress, 1)
+
+    def execute(self, partitions, acks=1):
+        request = ProduceRequest(
+            acks=acks,
+            topic_data=[TopicProduceData(name="t", partition_data=partitions)],
+        )
+        outcome = self.handler.handle(request, 9, self.progress, NOW)
+        return [
+            (answer.index, answer.error_code, answer.base_offset)
+            for answer in outcome.response.responses[0].partition_responses
+        ]
+
+
+@pytest.fixture
+def stage(memory):
+    made = Stage(memory)
+    made.receive()
+    return made
+
+
+def data(index, records=None):
+    return PartitionProduceData(index=index, records=records)
+
+
+def test_a_second_execution_gives_the_same_answer_and_appends_nothing(stage):
+    request = [data(index, batch()) for index in range(4)]
+    first = stage.execute(request)
+    assert first == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    assert stage.execute(request) == first
+    assert [len(log.appended) for log in stage.logs] == [1, 1, 1, 1]
+
+
+def test_one_partition_named_twice_is_appended_twice_and_not_four_times(stage):
+    request = [data(1, batch(b"a")), data(1, batch(b"b"))]
+    assert stage.execute(request) == stage.execute(request) == [(1, 0, 0), (1, 0, 1)]
+    assert len(stage.logs[1].appended) == 2
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 3, 4])
+def test_an_execution_goes_on_where_the_dead_one_stopped(stage, done):
+    request = [data(index, batch()) for index in range(4)]
+
+    class DiedError(BaseException):
+        pass
+
+    if done < 4:
+        stage.logs[done].refuses = DiedError()
+        with pytest.raises(DiedError):
+            stage.execute(request)
+        stage.logs[done].refuses = None
+    else:
+        stage.execute(request)
+    assert stage.execute(request) == [(index, 0, 0) for index in range(4)]
+    assert [len(log.appended) for log in stage.logs] == [1, 1, 1, 1]
+
+
+def test_what_was_refused_before_is_refused_again_although_it_could_succeed_now(stage):
+    """What follows it was appended: the answer must not depend on who died when."""
+    request = [data(0, batch()), data(1, batch())]
+    stage.logs[0].refuses = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "disk")
+    first = stage.execute(request)
+    assert first == [(0, 56, -1), (1, 0, 0)]
+    stage.logs[0].refuses = None
+    assert stage.execute(request) == first
+    assert stage.logs[0].appended == []
+
+
+def test_waiting_fetches_are_told_again_of_what_a_dead_handler_appended(stage):
+    request = [data(2, batch())]
+    stage.execute(request)
+    stage.told.clear()
+    stage.execute(request)
+    assert stage.told == [stage.logs[2]]
+
+
+def test_the_next_request_in_the_same_slot_starts_afresh(stage):
+    request = [data(0, batch())]
+    assert stage.execute(request) == [(0, 0, 0)]
+    stage.receive()
+    assert stage.execute(request) == [(0, 0, 1)]
+
+
+def test_with_acks_all_a_second_execution_waits_for_the_disk_too(stage):
+    request = ProduceRequest(
+        acks=-1,
+        topic_data=[TopicProduceData(name="t", partition_data=[data(0, batch())])],
+    )
+    for _ in range(2):
+        outcome = stage.handler.handle(request, 9, stage.progress, NOW)
+        assert outcome.needed == {0: (stage.logs[0], 1)}
+
+
+# -- more partitions than can be noted ----------------------------------------------
+
+
+def neighbours(stage):
+    """All of the slot's block behind its progress words, and the next slot's."""
+    block = stage.memory.arena_layout.block(SLOT)
+    at = block + 13 * 1024 + 8 * PROGRESS_WORDS
+    return stage.memory.arena.view[at : block + 2 * BLOCK_BYTES]
+
+
+def test_a_request_that_names_thousands_of_partitions_writes_on_no_other(stage):
+    """Without records a partition takes six bytes: two thousand fit a block."""
+    area = neighbours(stage)
+    area[:] = b"n" * len(area)
+    request = [data(0) for _ in range(2100)] + [data(1, batch())]
+    answers = stage.execute(request)
+    assert bytes(area) == b"n" * len(area)
+    assert {code for _, code, _ in answers[:PROGRESS_WORDS]} == {
+        ErrorCode.INVALID_RECORD
+    }
+    assert {code for _, code, _ in answers[PROGRESS_WORDS:]} == {
+        ErrorCode.INVALID_REQUEST
+    }
+    assert stage.logs[1].appended == []  # it could not be noted as done
+    assert stage.execute(request) == answers
+
+
+def test_all_partitions_that_have_records_can_be_noted(stage):
+    smallest = batch(b"")
+    fit = 13 * 1024 // (len(smallest) + 6)
+    answers = stage.execute([data(n % 4, smallest) for n in range(fit)])
+    assert {code for _, code, _ in answers} == {0}
+    assert stage.memory.control.words[slot_row(SLOT) + SLOT_PROGRESS] == fit
+    again = stage.execute([data(n % 4, smallest) for n in range(fit)])
+    assert again == answers
+
+
+def test_a_large_request_has_as_many_progress_words_as_its_extent_has_room_for(stage):
+    extents = stage.memory.arena_layout.request_extents(0)
+    from mpbroker.ipc.arena import extent_bytes
+
+    length = 100_000
+    extent = extents.allocate(extent_bytes(length))
+    stage.receive(length, extent)
+    capacity = stage.channel.progress_capacity(SLOT)
+    where = stage.memory.control.words[slot_row(SLOT) + SLOT_PROGRESS_OFFSET]
+    assert where + 8 * capacity <= extent + extent_bytes(length)
+    assert capacity >= length // 67
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_two_handlers_of_one_log_never_give_one_offset_twice(memory, count):
+    stages = [Stage(memory), Stage(memory)]
+    offsets = []
+    for stage in itertools.chain(*[stages] * count):
+        stage.receive()
+        offsets += [base for _, _, base in stage.execute([data(0, batch())])]
+    assert offsets == list(range(2 * count))

@@ -1,0 +1,233 @@
+"""Requests that wait: completed when it is time, answered once, and cheap meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.ipc.layout import NOTIFICATION_RING_CAPACITY, ROW_WAITERS
+from mpbroker.server.purgatory import sync_key
+from tests.server.waiting import Waiting, append, purgatory
+from tests.support.children import running, wait_until
+
+
+def test_an_append_completes_what_waits_for_it_in_the_same_process(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 3)
+    own.watch(operation)
+    assert not own.process_notices()
+    append(memory, 3, 1, own)
+    assert own.process_notices()
+    assert (operation.completed, own.size) == (1, 0)
+
+
+def test_an_append_completes_what_waits_for_it_in_another_handler(memory):
+    mine, others = purgatory(memory, 0), purgatory(memory, 5)
+    operation = Waiting(memory, 3)
+    others.watch(operation)
+    append(memory, 3, 1, mine)
+    others.process_notices()
+    assert operation.completed == 1
+
+
+def test_a_change_that_is_not_enough_leaves_it_waiting_for_the_next(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 3, offset=3)
+    own.watch(operation)
+    for end in (1, 2, 3):
+        append(memory, 3, end, own)
+        own.process_notices()
+    assert (operation.looked, operation.completed) == (3, 1)
+
+
+def test_a_change_of_another_row_is_nobodys_business(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 3)
+    own.watch(operation)
+    append(memory, 4, 1, own)
+    assert not own.process_notices()
+    assert operation.looked == 0
+
+
+def test_it_completes_once_whichever_of_its_rows_change(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 1, 2, 3)
+    own.watch(operation)
+    for row in (1, 2, 3):
+        append(memory, row, 1, own)
+    own.process_notices()
+    append(memory, 2, 2, own)
+    own.process_notices()
+    own.expire(1 << 61)
+    assert (operation.completed, operation.expired) == (1, 0)
+
+
+def test_the_deadline_answers_what_nothing_has_completed(memory):
+    own = purgatory(memory)
+    late = Waiting(memory, 1, deadline_ns=200)
+    early = Waiting(memory, 1, deadline_ns=100)
+    own.watch(late)
+    own.watch(early)
+    assert own.next_deadline_ns == 100
+    own.expire(99)
+    assert early.expired == 0
+    own.expire(100)
+    assert (early.expired, late.expired, own.size) == (1, 0, 1)
+    assert own.next_deadline_ns == 200
+    append(memory, 1, 1, own)
+    own.process_notices()
+    assert (early.completed, late.completed) == (0, 1)
+    assert own.next_deadline_ns > 1 << 61
+
+
+def test_what_is_no_longer_watched_is_neither_completed_nor_expired(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 1, deadline_ns=100)
+    own.watch(operation)
+    own.unwatch(operation)
+    own.unwatch(operation)
+    append(memory, 1, 1, own)
+    own.process_notices()
+    own.expire(1 << 61)
+    assert (operation.completed, operation.expired, own.size) == (0, 0, 0)
+    assert own.operations() == []
+
+
+def test_many_that_came_and_went_leave_no_timers_behind(memory):
+    own = purgatory(memory)
+    for _ in range(5000):
+        operation = Waiting(memory, 1)
+        own.watch(operation)
+        own.unwatch(operation)
+    assert len(own._timers) < 200
+    assert not own._watchers and not own._keys
+
+
+def test_too_many_notices_at_once_make_it_look_at_everything(memory):
+    own, other = purgatory(memory), purgatory(memory, 1)
+    operation = Waiting(memory, 7)
+    own.watch(operation)
+    for _ in range(NOTIFICATION_RING_CAPACITY + 5):
+        other.notify(1, handlers=1)
+    append(memory, 7, 1, other)  # its notice does not fit any more
+    own.process_notices()
+    assert operation.completed == 1
+
+
+def test_after_a_death_it_looks_at_everything_and_asks_for_notices_again(memory):
+    own = purgatory(memory)
+    data, sync = Waiting(memory, 2), Waiting(memory, sync_key(3))
+    own.watch(data)
+    own.watch(sync)
+    row = memory.table.row(2)
+    row.words[row.base + ROW_WAITERS] = 0  # cleared by one who died before telling us
+    memory.notices[0].overflow()
+    own.process_notices()
+    assert (data.looked, sync.looked) == (1, 1)
+    append(memory, 2, 1, own)
+    own.process_notices()
+    assert data.completed == 1
+
+
+def test_one_who_waits_for_a_sync_is_not_told_of_data(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, sync_key(2))
+    own.watch(operation)
+    append(memory, 2, 1, own)
+    assert not own.process_notices()
+    own.notify(2, handlers=1)
+    own.process_notices()
+    assert operation.completed == 1
+
+
+def test_ten_thousand_that_wait_cost_an_append_elsewhere_nothing(memory):
+    own, other = purgatory(memory), purgatory(memory, 1)
+    operations = [Waiting(memory, index % 4) for index in range(10_000)]
+    for operation in operations:
+        own.watch(operation)
+    assert own.size == 10_000
+    for end in range(1, 50):
+        append(memory, 6, end, other)
+        own.process_notices()
+        own.expire(1)
+    assert not any(operation.looked for operation in operations)
+    append(memory, 1, 1, other)
+    own.process_notices()
+    assert sum(operation.looked for operation in operations) == 2500
+    assert own.size == 7500
+
+
+def test_one_append_tells_each_waiting_handler_once(memory):
+    own, other = purgatory(memory, 0), purgatory(memory, 1)
+    for _ in range(5):
+        own.watch(Waiting(memory, 2, offset=99))
+        other.watch(Waiting(memory, 2, offset=99))
+    append(memory, 2, 1, purgatory(memory, 2))
+    assert memory.notices[0].take() == ([2], False)
+    assert memory.notices[1].take() == ([2], False)
+    append(memory, 2, 2, other)  # nobody has asked again yet
+    assert memory.notices[0].is_empty()
+
+
+def test_no_append_beside_a_watch_is_missed(memory):
+    """Another process appends without a pause; each offset is waited for in turn."""
+    words, rounds = memory.control.words, 500
+
+    def produce():
+        own = purgatory(memory, 1)
+        for end in range(1, rounds + 1):
+            while words[9] < end - 1:
+                pass
+            append(memory, 4, end, own)
+
+    own = purgatory(memory, 0)
+    row = memory.table.row(4)
+    with running(produce) as (child,):
+        for end in range(1, rounds + 1):
+            operation = Waiting(memory, 4, offset=end)
+            own.watch(operation)
+            if row.log_end_offset >= end:  # the look that watch() asks for
+                own.unwatch(operation)
+            else:
+                wait_until(lambda op=operation: own.process_notices() and op.completed)
+            words[9] = end
+        assert child.wait() == 0
+
+
+class Buggy(Waiting):
+    def try_complete(self, row):
+        raise ZeroDivisionError
+
+    def expire(self):
+        raise ZeroDivisionError
+
+
+def test_a_bug_in_one_does_not_keep_the_others_waiting(memory):
+    own, met = purgatory(memory), []
+    own.on_bug = met.append
+    bad, good = Buggy(memory, 1), Waiting(memory, 1)
+    own.watch(bad)
+    own.watch(good)
+    append(memory, 1, 1, own)
+    own.process_notices()
+    assert (met, good.completed, own.size) == ([bad], 1, 0)
+    late = Buggy(memory, 1, deadline_ns=5)
+    own.watch(late)
+    own.expire(5)
+    assert met == [bad, late]
+
+
+def test_without_anybody_to_answer_a_bug_is_not_hidden(memory):
+    own = purgatory(memory)
+    own.watch(Buggy(memory, 1, deadline_ns=5))
+    with pytest.raises(ZeroDivisionError):
+        own.expire(5)
+
+
+def test_when_the_broker_stops_only_what_may_is_answered_early(memory):
+    own = purgatory(memory)
+    fetch, produce = Waiting(memory, 1), Waiting(memory, 1)
+    produce.may_end_early = False
+    own.watch(fetch)
+    own.watch(produce)
+    own.end_early()
+    assert (fetch.expired, produce.expired, own.size) == (1, 0, 1)

@@ -1,0 +1,97 @@
+"""Syncs that are asked for and end later, with and without the kernel's help."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+
+import pytest
+
+from mpbroker.storage.disk_sync import DiskSync
+from tests.support.children import wait_until
+
+
+def no_aio(*_: object) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
+
+
+@pytest.fixture(params=["aio", "at once"])
+def disk(request):
+    made = DiskSync(no_aio if request.param == "at once" else None)
+    if request.param == "aio" and made.event_fd < 0:
+        pytest.skip("this kernel has no asynchronous I/O")
+    yield made
+    if made.event_fd >= 0:
+        os.close(made.event_fd)
+
+
+@pytest.fixture
+def file(tmp_path):
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"x" * 100_000)
+    yield fd
+    os.close(fd)
+
+
+def ended(disk, count):
+    done = []
+
+    def look():
+        done.extend(disk.finished())
+        return len(done) >= count
+
+    wait_until(look)
+    return sorted(done)
+
+
+def test_a_sync_ends_with_its_token_and_no_error(disk, file):
+    assert disk.is_idle and disk.finished() == []
+    disk.start(7, file)
+    assert not disk.is_idle
+    assert ended(disk, 1) == [(7, 0)]
+    assert disk.is_idle
+
+
+def test_every_one_of_many_syncs_ends_once(disk, file):
+    """More at a time than the kernel was asked to queue, too."""
+    for token in range(300):
+        disk.start(token, file)
+    assert ended(disk, 300) == [(token, 0) for token in range(300)]
+
+
+@pytest.mark.parametrize("what", ["closed", "pipe"])
+def test_what_cannot_be_synced_ends_with_an_error(disk, what):
+    reader, writer = os.pipe()
+    if what == "closed":
+        os.close(writer)
+    disk.start(1, writer)
+    ((token, error),) = ended(disk, 1)
+    assert token == 1
+    assert error in (errno.EBADF, errno.EINVAL)
+    os.close(reader)
+    if what == "pipe":
+        os.close(writer)
+
+
+def test_the_end_of_a_sync_wakes_who_polls(file):
+    disk = DiskSync()
+    if disk.event_fd < 0:
+        pytest.skip("this kernel has no asynchronous I/O")
+    epoll = select.epoll()
+    epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
+    for token in range(5):
+        disk.start(token, file)
+        assert epoll.poll(30)
+        assert ended(disk, 1) == [(token, 0)]
+    os.close(disk.event_fd)
+
+
+def test_without_the_kernels_help_a_sync_has_ended_when_it_was_started(file):
+    disk = DiskSync(no_aio)
+    assert disk.event_fd == -1
+    disk.start(3, file)
+    assert not disk.is_idle
+    assert disk.finished() == [(3, 0)]
