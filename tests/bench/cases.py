@@ -18,6 +18,7 @@ class Unit(NamedTuple):
 UNITS: Final[Mapping[str, Unit]] = {
     "per_s": Unit("/s", 0),
     "cpu_us": Unit("us CPU", 1),
+    "load_cpu_us": Unit("us load's CPU", 1),
     "cpu_s_per_million": Unit("s CPU/M", 3),
     "mb_per_s": Unit("MB/s", 0),
     "records_per_s": Unit("rec/s", 0),

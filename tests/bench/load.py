@@ -71,6 +71,7 @@ class LoadResult(NamedTuple):
     answered: int
     seconds: float
     received_bytes: int
+    own_cpu_s: float  # the load generator's
     p50_us: float
     p90_us: float
     p99_us: float
@@ -83,6 +84,9 @@ class LoadResult(NamedTuple):
         return {
             "per_s": self.answered / self.seconds,
             "cpu_us": self.broker_cpu_s / self.answered * 1e6,
+            # The control: the same work in every run. Where it swings, the machine
+            # does, and not the broker.
+            "load_cpu_us": self.own_cpu_s / self.answered * 1e6,
             "p50_ms": self.p50_us / 1e3,
             "p99_ms": self.p99_us / 1e3,
         }

@@ -59,6 +59,12 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
 }
 
+static uint64_t cpu_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
+}
+
 static void die(const char *what) {
     fprintf(stderr, "loadgen: %s%s%s\n", what, errno ? ": " : "", errno ? strerror(errno) : "");
     exit(1);
@@ -277,7 +283,7 @@ int main(int argc, char **argv) {
     int poll = epoll_create1(0);
     struct connection *connections = calloc(connection_count, sizeof *connections);
     for (uint32_t i = 0; i < connection_count; i++) dial(&connections[i], &to, poll, i);
-    uint64_t began = now_ns(), measured_from = 0, elapsed = 0;
+    uint64_t began = now_ns(), measured_from = 0, elapsed = 0, cpu_from = 0;
     for (uint32_t i = 0; i < connection_count; i++) send_some(&connections[i]);
     struct epoll_event events[256];
     for (;;) {
@@ -286,6 +292,7 @@ int main(int argc, char **argv) {
         if (!measuring && now - began >= warmup_ns) {
             measuring = 1;
             measured_from = now;
+            cpu_from = cpu_ns();
             printf("measure\n");
             fflush(stdout);
         }
@@ -301,9 +308,10 @@ int main(int argc, char **argv) {
             send_some(c);
         }
     }
-    printf("{\"answered\": %llu, \"seconds\": %.6f, \"received_bytes\": %llu, \"p50_us\": %.1f, \"p90_us\": %.1f, "
+    printf("{\"answered\": %llu, \"seconds\": %.6f, \"received_bytes\": %llu, \"own_cpu_s\": %.6f, \"p50_us\": %.1f, \"p90_us\": %.1f, "
            "\"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f}\n",
-           (unsigned long long)answered, elapsed / 1e9, (unsigned long long)received_bytes, percentile_us(.5),
+           (unsigned long long)answered, elapsed / 1e9, (unsigned long long)received_bytes,
+           (cpu_ns() - cpu_from) / 1e9, percentile_us(.5),
            percentile_us(.9), percentile_us(.99), percentile_us(.999), largest_ns / 1e3);
     fflush(stdout);
     while (read(0, scratch, sizeof scratch) > 0) {}

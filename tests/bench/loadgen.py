@@ -125,27 +125,33 @@ def _run(
         poll.register(connection.socket, events)
     began = time.monotonic()
     measured_from: float | None = None
+    cpu_from = 0.0
     answers: list[tuple[int, int]] = []
     while True:
         now = time.monotonic()
         if measured_from is None and now - began >= warmup_s:
             measured_from = now
             answers = []
+            cpu_from = time.process_time()
             print("measure", flush=True)
         elif measured_from is not None and now - measured_from >= measure_s:
-            return _summary(answers, now - measured_from)
+            cpu = time.process_time() - cpu_from
+            return _summary(answers, now - measured_from, cpu)
         for fd, _event in poll.poll(0.001):
             connection = connections[fd]
             answers += connection.receive()
             connection.send(depth)
 
 
-def _summary(answers: Sequence[tuple[int, int]], seconds: float) -> dict[str, float]:
+def _summary(
+    answers: Sequence[tuple[int, int]], seconds: float, cpu: float
+) -> dict[str, float]:
     ordered = sorted(ns for _, ns in answers)
     return {
         "answered": len(answers),
         "seconds": seconds,
         "received_bytes": sum(size for size, _ in answers),
+        "own_cpu_s": cpu,
         "p50_us": _percentile_us(ordered, 0.5),
         "p90_us": _percentile_us(ordered, 0.9),
         "p99_us": _percentile_us(ordered, 0.99),

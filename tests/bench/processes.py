@@ -6,7 +6,9 @@ Source: proc(5); Documentation/scheduler/sched-stats.rst for schedstat.
 from __future__ import annotations
 
 import os
+import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -82,6 +84,36 @@ class _OneProcess(ProcessTree):
 
     def pids(self) -> list[int]:
         return [self.root_pid]
+
+
+class Bystanders:
+    """How much CPU time went to processes that are neither ours nor a broker's.
+
+    Figures taken while others compute are no figures; this is how one finds out.
+    """
+
+    def __init__(self, trees: Iterable[ProcessTree]) -> None:
+        self._trees = [ProcessTree(os.getpid()), *trees]
+        self._began = time.monotonic()
+        self._before = self._others()
+
+    def cores(self) -> float:
+        """Return how many cores they had on average since the beginning."""
+        return (self._others() - self._before) / (time.monotonic() - self._began)
+
+    def _others(self) -> float:
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ours = ended.ru_utime + ended.ru_stime
+        pids = {pid for tree in self._trees for pid in tree.pids()}
+        ours += sum(_OneProcess(pid).cpu_seconds() for pid in pids)
+        return _machine_busy_s() - ours
+
+
+def _machine_busy_s() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _wait, irq, softirq, *_ = file.readline().split()[1:]
+    ticks = sum(map(int, (user, nice, system, irq, softirq)))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def parent_of(pid: int) -> int | None:

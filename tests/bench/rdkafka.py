@@ -83,7 +83,6 @@ def _library() -> ctypes.CDLL:
             ctypes.c_ssize_t,
             [pointer, ctypes.c_int32, ctypes.c_int, pointer, ctypes.c_size_t],
         ),
-        ("rd_kafka_message_destroy", None, [pointer]),
     ):
         function = getattr(library, name)
         function.restype = result
@@ -177,17 +176,27 @@ class BatchConsumer(_Client):
         Raises:
             RdKafkaError: an error, a gap, or nothing for STALL_S.
         """
-        pointers = (ctypes.POINTER(Message) * at_once)()
+        pointers = (ctypes.c_void_p * at_once)()
         if self._lib.rd_kafka_consume_start(self._topic, 0, 0):
             raise RdKafkaError("consume_start failed")
-        destroy = self._lib.rd_kafka_message_destroy
+        try:
+            self._read(count, pointers)
+        finally:
+            # A handle whose partition is still being read never ends.
+            self._lib.rd_kafka_consume_stop(self._topic, 0)
+
+    def _read(self, count: int, pointers: Any) -> None:
+        # The one call per record: without letting go of the interpreter's lock for it.
+        destroy = ctypes.PyDLL(self._lib._name).rd_kafka_message_destroy
+        destroy.restype = None
+        destroy.argtypes = [ctypes.c_void_p]
         taken = 0
         deadline = time.monotonic() + STALL_S
         while taken < count:
             # It waits for all it was asked for; what it waits for may be more than
             # its queue takes.
             got = self._lib.rd_kafka_consume_batch(
-                self._topic, 0, 2, pointers, min(at_once, count - taken)
+                self._topic, 0, 2, pointers, min(len(pointers), count - taken)
             )
             if got <= 0:
                 if time.monotonic() > deadline:
@@ -195,15 +204,15 @@ class BatchConsumer(_Client):
                 continue
             deadline = time.monotonic() + STALL_S
             # The first and the last at their places: none is missing between.
-            self._check(pointers[0].contents, taken)
-            self._check(pointers[got - 1].contents, taken + got - 1)
-            for index in range(got):
-                destroy(pointers[index])
+            self._check(pointers[0], taken)
+            self._check(pointers[got - 1], taken + got - 1)
+            for _ in map(destroy, pointers[:got]):
+                pass
             taken += got
-        self._lib.rd_kafka_consume_stop(self._topic, 0)
 
     @staticmethod
-    def _check(message: Message, expected: int) -> None:
+    def _check(pointer: int, expected: int) -> None:
+        message = Message.from_address(pointer)
         if message.err:
             raise RdKafkaError(f"error {message.err} at offset {expected}")
         if message.offset != expected:

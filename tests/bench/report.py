@@ -8,9 +8,12 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.bench.cases import LIMITS, UNITS
+
+# Above this, what others computed shows in the figures.
+OTHERS_CORES: Final = 0.1
 
 Runs = Sequence[Mapping[str, float]]
 
@@ -18,8 +21,11 @@ Runs = Sequence[Mapping[str, float]]
 class CaseResult:
     """Every run of one case: a list of figures by broker."""
 
-    def __init__(self, name: str, runs: Mapping[str, Runs]) -> None:
+    def __init__(
+        self, name: str, runs: Mapping[str, Runs], others_cores: float
+    ) -> None:
         self.name = name
+        self.others_cores = others_cores
         self.runs = {label: rows for label, rows in runs.items() if rows}
 
     def metrics(self) -> list[str]:
@@ -50,6 +56,10 @@ class CaseResult:
                 parts.append(self._ratio(labels, metric))
             parts.append(self._verdict(labels[0], metric))
             lines.append("  ".join(parts).rstrip())
+        if self.others_cores > OTHERS_CORES:
+            lines.append(
+                f"{'':>19}DISTURBED: other processes had {self.others_cores:.2f} cores"
+            )
         return lines
 
     def _cell(self, label: str, metric: str, digits: int) -> str:
@@ -89,6 +99,7 @@ class CaseResult:
     def as_json(self) -> dict[str, Any]:
         return {
             "case": self.name,
+            "others_cores": round(self.others_cores, 3),
             "runs": {label: list(rows) for label, rows in self.runs.items()},
             "median": {
                 label: {m: self.median(label, m) for m in self.metrics()}
