@@ -17,9 +17,9 @@ from mpbroker.protocol.messages.alter_configs import (
     AlterConfigsResponse,
 )
 from mpbroker.server.handlers.config_resources import (
+    NamedOnce,
     Registry,
     alter_resource,
-    check_named_once,
 )
 
 
@@ -35,7 +35,7 @@ def handle_alter_configs(
     Args:
         definition: the broker's keys.
     """
-    named = [(each.resource_type, each.resource_name) for each in request.resources]
+    named_once = NamedOnce(request.resources)
     responses = []
     for resource in request.resources:
         response = AlterConfigsResourceResponse(
@@ -45,7 +45,7 @@ def handle_alter_configs(
         )
         responses.append(response)
         try:
-            check_named_once(resource.resource_type, resource.resource_name, named)
+            named_once.check(resource)
             wanted = _wanted(resource)
             alter_resource(
                 resource.resource_type,
@@ -72,8 +72,8 @@ def _wanted(resource: AlterConfigsResource) -> Mapping[str, str]:
             )
         if config.value is None:
             raise ApiError(
-                ErrorCode.INVALID_CONFIG,
-                f"Null value not supported for topic configs: {config.name}",
+                ErrorCode.INVALID_REQUEST,
+                f"Null value not supported for: {config.name}",
             )
         wanted[config.name] = config.value
     return wanted

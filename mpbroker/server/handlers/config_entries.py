@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import dropwhile
 from typing import Final, NamedTuple
 
 from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
@@ -62,8 +63,12 @@ class BrokerConfigs:
         )
 
     def synonyms(self, name: str) -> list[Synonym]:
-        """Return all that set a broker's key or a key that stands in for it."""
-        return self._synonyms_of(_STAND_INS.get(name, (name,)))
+        """Return all that set a broker's key, and keys that then have no say.
+
+        Nothing if only keys that stand in for it are set: it has no value itself.
+        """
+        found = self._synonyms_of(_STAND_INS.get(name, (name,)))
+        return list(dropwhile(lambda synonym: synonym.name != name, found))
 
     def synonyms_of_topic_key(self, name: str) -> list[Synonym]:
         """Return all that set the default of a topic's key.

@@ -8,15 +8,18 @@ Source: KIP-133 and KIP-339; ConfigAdminManager and ConfigurationControlManager.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from mpbroker.config_def import ConfigDef, ConfigError, UpdateMode
+from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, UpdateMode
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.handlers.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE
 from mpbroker.storage.topics import Topic
 
+# Of a listener, not of the broker; and what is set here is kept as plain text.
+_SECURITY_PREFIXES: Final = ("ssl.key.", "ssl.keystore.", "ssl.truststore.")
 _NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
@@ -59,14 +62,27 @@ def check_broker_name(name: str, node_id: int) -> None:
         )
 
 
-def check_named_once(
-    resource_type: int, name: str, resources: Iterable[tuple[int, str]]
-) -> None:
-    """Raise ApiError INVALID_REQUEST if a request names a resource twice."""
-    if list(resources).count((resource_type, name)) > 1:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
+class Resource(Protocol):
+    """A resource in a request, whatever is asked of it."""
+
+    resource_type: int
+    resource_name: str
+
+
+class NamedOnce:
+    """The resources of one request, which must all differ."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self._counts = Counter(
+            (each.resource_type, each.resource_name) for each in resources
         )
+
+    def check(self, resource: Resource) -> None:
+        """Raise ApiError INVALID_REQUEST if the request names a resource twice."""
+        if self._counts[resource.resource_type, resource.resource_name] > 1:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, "Each resource must appear at most once."
+            )
 
 
 def alter_resource(
@@ -116,23 +132,38 @@ def _check_broker_configs(
     for name, text in changed.items():
         try:
             key = definition.key(name)
-            key.parse(text)
         except ConfigError as error:
-            code = (
-                ErrorCode.INVALID_REQUEST
-                if name in definition
-                else ErrorCode.INVALID_CONFIG
-            )
-            raise ApiError(code, str(error)) from None
-        if key.update_mode is UpdateMode.READ_ONLY or key.name != name:
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        _check_may_change(key, name, per_broker=per_broker)
+        try:
+            value = key.parse(text)
+        except ConfigError as error:
+            raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        if name == "log.retention.ms" and value == 0:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
-                f"Cannot update these configs dynamically: {name}; set it where the"
-                " broker is started, and restart it.",
+                "log.retention.ms must be unlimited (-1) or, greater than or equal to"
+                " 1",
             )
-        if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"Cannot update these configs at default cluster level: {name}; name"
-                " the broker.",
-            )
+
+
+def _check_may_change(key: ConfigKey, name: str, *, per_broker: bool) -> None:
+    """Raise ApiError INVALID_REQUEST if a key cannot be set in a running broker."""
+    if key.update_mode is UpdateMode.READ_ONLY or key.name != name:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"Cannot update these configs dynamically: {name}; set it where the"
+            " broker is started, and restart it.",
+        )
+    if key.is_sensitive or name.startswith(_SECURITY_PREFIXES):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            "These security configs can be dynamically updated only per-listener using"
+            f" the listener prefix: {name}",
+        )
+    if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            "Cannot update these configs at default cluster level, broker id must be"
+            f" specified: {name}",
+        )

@@ -6,7 +6,7 @@ types and documentation; ConfigHelper.describeConfigs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from mpbroker.config_def import ConfigDef, ConfigKey, UpdateMode
@@ -29,6 +29,7 @@ from mpbroker.server.handlers.config_entries import (
     canonical,
 )
 from mpbroker.server.handlers.config_resources import (
+    NamedOnce,
     check_broker_name,
     unsupported_resource,
 )
@@ -60,8 +61,12 @@ def handle_describe_configs(
         static: texts set on the command line, in the environment or a file, by key.
     """
     describer = _Describer(request, registry, node_id, definition, static)
+    # A few bytes ask for some ten kilobytes of answer: not a million times.
+    named_once = NamedOnce(request.resources)
     return DescribeConfigsResponse(
-        results=[describer.describe(resource) for resource in request.resources]
+        results=[
+            describer.describe(resource, named_once) for resource in request.resources
+        ]
     )
 
 
@@ -86,11 +91,14 @@ class _Describer:
             static,
         )
 
-    def describe(self, resource: DescribeConfigsResource) -> DescribeConfigsResult:
+    def describe(
+        self, resource: DescribeConfigsResource, named_once: NamedOnce
+    ) -> DescribeConfigsResult:
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         try:
+            named_once.check(resource)
             result.configs = list(self._entries(resource))
         except ApiError as error:
             result.error_code = error.error_code
@@ -102,7 +110,7 @@ class _Describer:
     def _entries(
         self, resource: DescribeConfigsResource
     ) -> Iterable[DescribeConfigsResourceResult]:
-        name, wanted = resource.resource_name, resource.configuration_keys
+        name, wanted = resource.resource_name, set(resource.configuration_keys or ())
         if resource.resource_type == TOPIC_RESOURCE:
             return self._topic_entries(name, wanted)
         if resource.resource_type != BROKER_RESOURCE:
@@ -113,7 +121,7 @@ class _Describer:
         return self._broker_entries(wanted)
 
     def _topic_entries(
-        self, name: str, wanted: Sequence[str] | None
+        self, name: str, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
         check_topic_name(name)
         topic = self._registry.topic(name)
@@ -132,7 +140,7 @@ class _Describer:
             yield self._entry(key, text, synonyms, read_only=False)
 
     def _broker_entries(
-        self, wanted: Sequence[str] | None
+        self, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
         for key in _chosen(self._broker.definition, wanted):
             synonyms = self._broker.synonyms(key.name)
@@ -142,7 +150,7 @@ class _Describer:
             yield self._entry(key, text, synonyms, read_only=read_only)
 
     def _broker_default_entries(
-        self, wanted: Sequence[str] | None
+        self, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
         """The cluster-wide dynamic configs: only those that are set."""
         for name, text in self._broker.dynamic_default.items():
@@ -183,8 +191,8 @@ class _Describer:
         )
 
 
-def _chosen(definition: ConfigDef, wanted: Sequence[str] | None) -> Iterable[ConfigKey]:
-    """The keys that were asked for; null and, as in Kafka, no keys at all mean all."""
+def _chosen(definition: ConfigDef, wanted: Collection[str]) -> Iterable[ConfigKey]:
+    """The keys that were asked for; as in Kafka, null and no keys at all mean all."""
     if not wanted:
         return definition
     return [key for key in definition if key.name in wanted]

@@ -100,7 +100,9 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
         if is_legal_topic_name(name)
         else ErrorCode.INVALID_TOPIC_EXCEPTION
     )
-    return DescribeTopicPartitionsResponseTopic(error_code=error, name=name)
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+    )
 
 
 def _refusal(

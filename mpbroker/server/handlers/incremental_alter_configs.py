@@ -20,9 +20,9 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
 )
 from mpbroker.server.handlers.config_entries import TOPIC_RESOURCE, BrokerConfigs
 from mpbroker.server.handlers.config_resources import (
+    NamedOnce,
     Registry,
     alter_resource,
-    check_named_once,
 )
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 
@@ -50,7 +50,7 @@ def handle_incremental_alter_configs(
         definition: the broker's keys.
         static: texts set on the command line, in the environment or a file, by key.
     """
-    named = [(each.resource_type, each.resource_name) for each in request.resources]
+    named_once = NamedOnce(request.resources)
     responses = []
     for resource in request.resources:
         response = AlterConfigsResourceResponse(
@@ -60,7 +60,7 @@ def handle_incremental_alter_configs(
         )
         responses.append(response)
         try:
-            check_named_once(resource.resource_type, resource.resource_name, named)
+            named_once.check(resource)
             _check_operations(resource)
             edit = _Edit(resource, registry, node_id, definition, static)
             alter_resource(

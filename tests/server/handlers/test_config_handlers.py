@@ -198,6 +198,33 @@ def test_a_brokers_values_say_which_may_change_while_it_runs(registry):
     )
 
 
+def test_a_key_without_a_value_is_not_said_to_be_set(registry):
+    found = entries(registry, BROKER, "1", keys=["log.retention.ms"])
+    entry = found["log.retention.ms"]
+    assert (entry.value, entry.config_source, entry.synonyms) == (None, 5, [])
+    edit(registry, BROKER, "1", (SET, "log.retention.ms", "9"))
+    found = entries(registry, BROKER, "1", keys=["log.retention.ms"])
+    assert sources(found["log.retention.ms"]) == [
+        ("log.retention.ms", "9", 2),
+        ("log.retention.hours", "1", 4),
+        ("log.retention.hours", "168", 5),
+    ]
+
+
+def test_a_resource_named_many_times_is_not_described_many_times(registry):
+    resource = describe.DescribeConfigsResource(resource_type=BROKER, resource_name="1")
+    response = handle_describe_configs(
+        describe.DescribeConfigsRequest(resources=[resource] * 3),
+        registry,
+        node_id=1,
+        definition=BROKER_CONFIG_DEF,
+        static=STATIC,
+    )
+    assert [(each.error_code, each.configs) for each in response.results] == [
+        (ErrorCode.INVALID_REQUEST, [])
+    ] * 3
+
+
 def test_a_password_is_never_shown(registry):
     entry = entries(registry, BROKER, "1")["ssl.key.password"]
     assert (entry.value, entry.is_sensitive, entry.config_source) == (None, True, 4)
@@ -229,7 +256,7 @@ def test_replacing_resets_what_is_not_named(registry):
 @pytest.mark.parametrize(
     ("kind", "name", "configs", "code"),
     [
-        (TOPIC, "t", [("retention.ms", None)], ErrorCode.INVALID_CONFIG),
+        (TOPIC, "t", [("retention.ms", None)], ErrorCode.INVALID_REQUEST),
         (TOPIC, "t", [("retention.ms", "soon")], ErrorCode.INVALID_CONFIG),
         (TOPIC, "t", [("retention.m", "1")], ErrorCode.INVALID_CONFIG),
         (TOPIC, "t", [("segment.ms", "1")] * 2, ErrorCode.INVALID_REQUEST),
@@ -240,7 +267,10 @@ def test_replacing_resets_what_is_not_named(registry):
         (BROKER, "", [("broker.id", "2")], ErrorCode.INVALID_REQUEST),
         (BROKER, "", [("num.io.threads", "0")], ErrorCode.INVALID_REQUEST),
         (BROKER, "", [("num.io.thread", "1")], ErrorCode.INVALID_CONFIG),
+        (BROKER, "", [("log.retention.ms", "0")], ErrorCode.INVALID_REQUEST),
         (BROKER, "", [("ssl.client.auth", "none")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", [("ssl.key.password", "x")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", [("ssl.keystore.location", "/x")], ErrorCode.INVALID_REQUEST),
         (BROKER_LOGGER, "1", [], ErrorCode.INVALID_REQUEST),
         (77, "1", [], ErrorCode.INVALID_REQUEST),
     ],
