@@ -17,6 +17,7 @@ Source: shm_overview(7); /proc/<pid>/stat field 22 for the start time.
 import contextlib
 import mmap
 import os
+import time
 from typing import Any, Final
 
 import msgpack
@@ -31,6 +32,7 @@ _SIZE_BYTES: Final = 64 * 1024
 _TEXT: Final = 32  # bytes
 _SHM: Final = "/dev/shm"
 _ATTEMPTS: Final = 100
+_PAUSE_S: Final = 0.001
 
 
 class Telemetry:
@@ -97,12 +99,13 @@ def read_telemetry(name: str) -> dict[str, Any] | None:
             return None
         for _ in range(_ATTEMPTS):
             before, length = words[2], words[3]
-            if before % 2 or not 0 < length <= _SIZE_BYTES - _TEXT:
-                continue
-            text = bytes(view[_TEXT : _TEXT + length])
-            if words[2] == before:
-                state: dict[str, Any] = msgpack.unpackb(text)
-                return state
+            if not before % 2 and 0 < length <= _SIZE_BYTES - _TEXT:
+                text = bytes(view[_TEXT : _TEXT + length])
+                if words[2] == before:
+                    state: dict[str, Any] = msgpack.unpackb(text)
+                    return state
+            # The writer may have lost its core in between: let it have ours.
+            time.sleep(_PAUSE_S)
     return None
 
 

@@ -1,0 +1,108 @@
+"""Listen sockets: opened all or none, and said well why not."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from mpbroker.config.listeners import EndPoint, parse_listeners
+from mpbroker.config_def import ConfigError
+from mpbroker.supervisor.listeners import open_listeners
+
+
+def endpoints(*texts: str) -> list[EndPoint]:
+    protocols = {"PLAINTEXT": "PLAINTEXT", "B": "PLAINTEXT"}
+    return list(parse_listeners(list(texts), protocols, key="listeners"))
+
+
+@pytest.fixture
+def opened():
+    made = []
+
+    def open_them(*texts):
+        made.extend(open_listeners(endpoints(*texts), 50, -1))
+        return made[-len(texts) :]
+
+    yield open_them
+    for listener in made:
+        listener.sock.close()
+
+
+def can_connect(host, port):
+    with socket.create_connection((host, port), timeout=30):
+        return True
+
+
+def test_port_0_is_any_free_port_and_the_address_names_it(opened):
+    (listener,) = opened("PLAINTEXT://127.0.0.1:0")
+    assert listener.port > 0
+    assert listener.address == f"127.0.0.1:{listener.port}"
+    assert can_connect("127.0.0.1", listener.port)
+
+
+def test_listeners_are_numbered_in_order(opened):
+    first, second = opened("PLAINTEXT://127.0.0.1:0", "B://127.0.0.1:0")
+    assert (first.number, second.number) == (0, 1)
+    assert first.port != second.port
+
+
+def test_an_ipv6_address_is_dialled_in_brackets(opened):
+    (listener,) = opened("PLAINTEXT://[::1]:0")
+    assert listener.address == f"[::1]:{listener.port}"
+    assert can_connect("::1", listener.port)
+
+
+def test_the_wildcard_serves_ipv4_and_ipv6(opened):
+    (listener,) = opened("PLAINTEXT://:0")
+    assert can_connect("127.0.0.1", listener.port)
+    assert can_connect("::1", listener.port)
+    host, _, port = listener.address.rpartition(":")
+    assert can_connect(host.strip("[]"), int(port))
+
+
+def test_0_0_0_0_serves_ipv4_only(opened):
+    (listener,) = opened("PLAINTEXT://0.0.0.0:0")
+    assert can_connect("127.0.0.1", listener.port)
+    assert listener.address == f"127.0.0.1:{listener.port}"
+    with pytest.raises(ConnectionRefusedError):
+        can_connect("::1", listener.port)
+
+
+def test_a_name_is_resolved(opened):
+    (listener,) = opened("PLAINTEXT://localhost:0")
+    assert can_connect("localhost", listener.port)
+
+
+def test_a_port_in_use_is_told_in_one_line_with_what_to_do(opened):
+    (taken,) = opened("PLAINTEXT://127.0.0.1:0")
+    setting = f"PLAINTEXT://127.0.0.1:{taken.port}"
+    with pytest.raises(ConfigError) as refused:
+        opened(setting)
+    message = str(refused.value)
+    assert "\n" not in message
+    for part in (setting, "Address already in use", "another host or port"):
+        assert part in message
+
+
+def test_an_address_that_is_not_ours_is_told_too(opened):
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.7.*Cannot assign"):
+        opened("PLAINTEXT://203.0.113.7:9092")
+
+
+def test_if_one_cannot_be_opened_none_is_left_open(opened):
+    (taken,) = opened("PLAINTEXT://127.0.0.1:0")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError):
+        opened("PLAINTEXT://127.0.0.1:0", f"B://127.0.0.1:{taken.port}")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_port_can_be_listened_on_again_right_after(opened):
+    (listener,) = opened("PLAINTEXT://127.0.0.1:0")
+    with socket.create_connection(("127.0.0.1", listener.port)):
+        accepted, _ = listener.sock.accept()
+        accepted.close()
+    listener.sock.close()
+    opened(f"PLAINTEXT://127.0.0.1:{listener.port}")

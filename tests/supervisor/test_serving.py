@@ -1,0 +1,252 @@
+"""A broker's life from outside: start, signals, stop, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.supervisor.systemd import notify
+from tests.supervisor.load import (
+    Load,
+    api_versions,
+    ask,
+    children,
+    create_topic,
+    dial,
+    frame,
+    produce_body,
+    read_log,
+    receive_frame,
+)
+from tests.supervisor.test_kills import fetch_body
+from tests.support.broker import BrokerFailedError
+from tests.support.children import wait_until
+
+
+def test_a_broker_that_was_asked_to_stop_leaves_nothing(make_broker):
+    broker = make_broker()
+    name = f"/mpbroker-{broker.pid}-{start_time(broker.pid)}"
+    assert read_telemetry(name)["pid"] == broker.pid
+    broker.stop()  # which looks for processes and names
+    assert read_telemetry(name) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_on_a_signal_to_it_and_to_its_whole_group(make_broker, number):
+    """A Ctrl-C reaches all of them; the supervisor decides who ends when."""
+    broker = make_broker()
+    with dial(broker) as sock:
+        api_versions(sock)
+        os.killpg(broker.pid, number)
+        assert sock.recv(1) == b""
+        wait_until(lambda: not broker.is_running)
+    assert "died" not in broker.log_tail()
+    broker.kill()
+    assert broker._footprint.left_behind() == []
+
+
+def test_a_hang_up_does_not_end_it(make_broker):
+    broker = make_broker()
+    os.kill(broker.pid, signal.SIGHUP)
+    with dial(broker) as sock:
+        assert api_versions(sock)
+    broker.stop()
+
+
+def test_what_was_acknowledged_before_a_stop_is_there_after_it(make_broker):
+    broker = make_broker()
+    create_topic(broker)
+    with Load(broker, 4) as load:
+        load.run(100)
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+    broker.start()
+    with Load(broker, 4) as more:
+        more.numbers = iter(range(10**6, 10**7))
+        more.run(10)
+        assert min(more.acknowledged.values()) >= len(load.acknowledged)
+    broker.stop()
+
+
+def test_a_stop_does_not_wait_for_fetches_that_wait(make_broker):
+    """Nor does it leave them unanswered."""
+    broker = make_broker()
+    create_topic(broker)
+    with dial(broker) as sock:
+        sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(2**31 - 1), 7))
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+        sock.settimeout(30)
+        broker.stop()
+        assert receive_frame(sock)[:4] == b"\0\0\0\x07"
+    assert "killed" not in broker.log_tail()
+
+
+def test_two_brokers_do_not_meet(make_broker):
+    one, other = make_broker(name="one"), make_broker(name="other")
+    create_topic(one)
+    with dial(one) as sock:
+        ask(sock, ApiKey.PRODUCE, 9, produce_body(b"mine"))
+    assert not set(children(one).values()) & set(children(other).values())
+    other.stop()
+    with dial(one) as sock:
+        assert api_versions(sock)
+    one.stop()
+    assert not (other.data_dir / "load-0").exists()
+
+
+def test_a_second_broker_on_the_same_data_is_refused(make_broker):
+    broker = make_broker()
+    with pytest.raises(BrokerFailedError, match="exit code"):
+        type(broker)(broker.data_dir).start()
+    with dial(broker) as sock:
+        assert api_versions(sock)
+
+
+def test_a_port_in_use_ends_the_start_with_one_line(make_broker, tmp_path):
+    broker = make_broker()
+    second = subprocess.run(
+        [
+            *(sys.executable, "-m", "mpbroker", "serve"),
+            f"listeners=PLAINTEXT://{broker.bootstrap}",
+            f"log.dirs={tmp_path / 'second'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode != 0
+    last = second.stderr.strip().splitlines()[-1]
+    assert broker.bootstrap in last and "Address already in use" in last
+    assert "Traceback" not in second.stderr
+
+
+def test_every_process_is_called_what_kafka_calls_its_threads(make_broker):
+    broker = make_broker({"num.network.threads": 1, "num.io.threads": 2})
+    titles = set()
+    for pid in children(broker).values():
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            titles.add(file.read().rstrip(b"\0").decode())
+    port = broker.bootstrap.rpartition(":")[2]
+    for title in (
+        f"data-plane-kafka-socket-acceptor-ListenerName(PLAINTEXT)-PLAINTEXT-{port}",
+        "data-plane-kafka-request-handler-1",
+    ):
+        assert any(title in found for found in titles), titles
+
+
+# -- in the background --------------------------------------------------------------
+
+
+def test_a_daemon_serves_when_its_caller_returns_and_holds_nothing_of_it(tmp_path):
+    """subprocess.run reads the output to its end: a daemon that kept it would hang."""
+    pid_file = tmp_path / "pid"
+    started = subprocess.run(
+        [
+            *(sys.executable, "-m", "mpbroker", "serve", "--daemon"),
+            *("--pid-file", str(pid_file)),
+            "listeners=PLAINTEXT://127.0.0.1:0",
+            f"log.dirs={tmp_path / 'data'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert started.returncode == 0, started.stderr
+    pid = int(pid_file.read_text())
+    try:
+        state = read_telemetry(f"/mpbroker-{pid}-{start_time(pid)}")
+        host, _, port = state["listeners"]["PLAINTEXT"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            assert api_versions(sock)
+        assert os.getsid(pid) != os.getsid(0)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not start_time(pid))
+    assert not pid_file.exists()
+
+
+def test_a_daemon_that_cannot_start_says_why_to_its_caller(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        started = subprocess.run(
+            [
+                *(sys.executable, "-m", "mpbroker", "serve", "--daemon"),
+                f"listeners=PLAINTEXT://127.0.0.1:{port}",
+                f"log.dirs={tmp_path / 'data'}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert started.returncode == 1
+    assert str(port) in started.stderr and "already in use" in started.stderr
+
+
+def test_the_ready_descriptor_gets_one_line_and_ends(tmp_path):
+    """Read to its end: no child keeps it open."""
+    reader, writer = os.pipe()
+    broker = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "mpbroker", "serve", "--ready-fd", str(writer)),
+            "listeners=PLAINTEXT://127.0.0.1:0",
+            f"log.dirs={tmp_path / 'data'}",
+        ],
+        pass_fds=[writer],
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            (line,) = pipe.read().splitlines()
+        assert json.loads(line)["pid"] == broker.pid
+    finally:
+        broker.terminate()
+        assert broker.wait(30) == 0
+
+
+# -- systemd ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["file", "abstract"])
+def test_states_are_sent_to_the_notify_socket(tmp_path, name):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        if name == "file":
+            address = str(tmp_path / "notify")
+            manager.bind(address)
+        else:
+            address = f"@mpbroker-test-{os.getpid()}"
+            manager.bind("\0" + address[1:])
+        assert notify("READY=1", {"NOTIFY_SOCKET": address})
+        assert manager.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/no/such/socket"])
+def test_without_a_notify_socket_nothing_is_sent_and_nothing_fails(address):
+    assert not notify("READY=1", {"NOTIFY_SOCKET": address})
+    assert not notify("READY=1", {})
+
+
+def test_a_broker_tells_its_manager_that_it_is_ready_and_that_it_stops(tmp_path):
+    from tests.support.broker import Broker
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        address = str(tmp_path / "notify")
+        manager.bind(address)
+        manager.settimeout(30)
+        environ = {"NOTIFY_SOCKET": address}
+        with Broker(tmp_path / "data", environ=environ):
+            assert manager.recv(100).startswith(b"READY=1")
+        assert manager.recv(100) == b"STOPPING=1"
