@@ -122,7 +122,13 @@ class Supervisor:
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not self._all_ready():
             self._turn(_READY_POLL_S)
-            if self.failed or self._stopping or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
+                _LOG.critical(
+                    "not all processes serve after %d s; the broker stops",
+                    _READY_TIMEOUT_S,
+                )
+                self.failed = True
+            if self.failed or self._stopping:
                 return False
         self._memory.phase = Phase.SERVING
         self._publish()
@@ -159,12 +165,16 @@ class Supervisor:
         return None
 
     def _all_ready(self) -> bool:
+        changed = False
         for child in self.children:
             row = self._row(child)
             if child.state is ChildState.STARTING and row is not None:
                 word, (_, _, ready) = row
                 if self._words[word + ready] == child.incarnation:
                     child.happens(ChildEvent.REPORTED_READY)
+                    changed = True
+        if changed:
+            self._publish()
         return all(child.state is ChildState.READY for child in self.children)
 
     # -- the loop ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
@@ -90,13 +90,19 @@ def produce_body(payload: bytes, acks: int = 1, partition: int = 0) -> bytes:
     return request.encode(_PRODUCE_VERSION)
 
 
-def children(broker: Broker, role: str = "") -> dict[tuple[str, int], int]:
-    """Process ids of a broker's children by role and number, as the broker says."""
+def states(broker: Broker) -> list[dict[str, Any]]:
+    """What a broker says of its children."""
     state = read_telemetry(f"/mpbroker-{broker.pid}-{start_time(broker.pid)}")
     assert state is not None
+    found: list[dict[str, Any]] = state["children"]
+    return found
+
+
+def children(broker: Broker, role: str = "") -> dict[tuple[str, int], int]:
+    """Process ids of a broker's children by role and number."""
     return {
         (child["role"], child["id"]): child["pid"]
-        for child in state["children"]
+        for child in states(broker)
         if child["role"].startswith(role)
     }
 

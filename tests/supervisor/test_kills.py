@@ -27,6 +27,7 @@ from tests.supervisor.load import (
     produce_body,
     read_log,
     receive_frame,
+    states,
 )
 from tests.support.children import wait_until
 
@@ -116,6 +117,8 @@ def test_the_dead_are_replaced_and_their_deaths_told(make_broker):
             return children(broker)[child] != pid
 
         wait_until(replaced)
+    wait_until(lambda: {child["state"] for child in states(broker)} == {"READY"})
+    assert {child["last_exit"] for child in states(broker)} == {"signal 9"}
     with dial(broker) as sock:
         assert api_versions(sock)
     assert "died: signal 9" in broker.log_tail()

@@ -27,7 +27,7 @@ from tests.supervisor.load import (
     receive_frame,
 )
 from tests.supervisor.test_kills import fetch_body
-from tests.support.broker import BrokerFailedError
+from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
 
 
@@ -240,8 +240,6 @@ def test_without_a_notify_socket_nothing_is_sent_and_nothing_fails(address):
 
 
 def test_a_broker_tells_its_manager_that_it_is_ready_and_that_it_stops(tmp_path):
-    from tests.support.broker import Broker
-
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         address = str(tmp_path / "notify")
         manager.bind(address)
@@ -250,3 +248,14 @@ def test_a_broker_tells_its_manager_that_it_is_ready_and_that_it_stops(tmp_path)
         with Broker(tmp_path / "data", environ=environ):
             assert manager.recv(100).startswith(b"READY=1")
         assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_a_broker_whose_children_never_serve_gives_up_and_leaves_nothing(tmp_path):
+    broker = Broker(
+        tmp_path / "data",
+        command=[sys.executable, "-m", "tests.supervisor.never_ready"],
+    )
+    with pytest.raises(BrokerFailedError, match="exit code 1"):
+        broker.start()
+    assert not broker.processes()
+    broker.kill()
