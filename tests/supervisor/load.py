@@ -189,8 +189,10 @@ class Load:
     def run(self, count: int) -> None:
         """Go on until so many more records are acknowledged."""
         wanted = len(self.acknowledged) + count
-        deadline = time.monotonic() + TIMEOUT_S
+        last, deadline = -1, 0.0
         while len(self.acknowledged) < wanted:
+            if len(self.acknowledged) != last:
+                last, deadline = len(self.acknowledged), time.monotonic() + TIMEOUT_S
             assert time.monotonic() < deadline, "the broker answers no more"
             socks = {c.sock: c for c in self.connections if c.sock is not None}
             ready, _, _ = select.select(list(socks), [], [], 1.0)
