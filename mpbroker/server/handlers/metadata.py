@@ -78,7 +78,9 @@ class MetadataAnswers:
                 for topic in self._registry.topics()
             ]
         else:
-            topics = [self._answer(each, request, version) for each in wanted]
+            # Once each: a few megabytes that repeat one name would ask for gigabytes.
+            once = {(each.name, each.topic_id): each for each in wanted}
+            topics = [self._answer(each, request, version) for each in once.values()]
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
