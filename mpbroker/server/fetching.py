@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
 from mpbroker.server.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -381,4 +381,4 @@ def send_parts(
         channel.send_parts(request.slot, framed)
 
 
-__all__ = ["DelayedFetch", "FetchService", "PartitionData", "send_parts"]
+__all__ = ["DelayedFetch", "FetchService", "send_parts"]
