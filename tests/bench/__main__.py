@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from tests.bench import (
     small_requests,
 )
 from tests.bench.brokers import (
+    SCRATCH_VARIABLE,
     Broker,
     BrokerSource,
     BrokerStartError,
@@ -107,6 +109,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         default=0.0,
         metavar="SECONDS",
         help="wait and repeat so long a run for other processes to be quiet (0)",
+    )
+    parser.add_argument(
+        "--dir",
+        metavar="DIR",
+        type=Path,
+        help="where brokers started here keep their logs: a memory file system shows "
+        "what the broker can do, a disk what the disk can",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all runs here")
     return parser.parse_args(argv)
@@ -238,6 +247,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.list:
         print("\n".join(case.name for case in cases))
         return 0
+    if arguments.dir:
+        os.environ[SCRATCH_VARIABLE] = str(arguments.dir.resolve(strict=True))
     sources = _sources(arguments)
     rounds = arguments.rounds or (3 if len(sources) > 1 else 1)
     print(", ".join(f"{key}: {value}" for key, value in machine().items()))

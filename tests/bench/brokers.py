@@ -23,6 +23,7 @@ from tests.bench.processes import ProcessTree, listening_pid
 
 T = TypeVar("T")
 
+SCRATCH_VARIABLE: Final = "MPBROKER_BENCH_DIR"
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 15.0
 
@@ -196,8 +197,8 @@ class CheckoutBroker(BrokerSource):
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Yield a directory on a disk: /tmp may be memory, and acks=all would be cheap."""
-    root = os.environ.get("MPBROKER_BENCH_DIR") or tempfile.gettempdir()
+    """Yield a directory for a broker's logs, where --dir says."""
+    root = os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir()
     directory = Path(tempfile.mkdtemp(prefix="mpbroker-bench-", dir=root))
     try:
         yield directory
