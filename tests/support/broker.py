@@ -220,11 +220,17 @@ def _kill_and_wait(pid: int) -> None:
         return
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [])
+        _wait_until_readable(pidfd)
     except ProcessLookupError:
         return
     finally:
         os.close(pidfd)
+
+
+def _wait_until_readable(fd: int, timeout_s: float | None = None) -> bool:
+    poll = select.poll()  # select() knows no descriptor above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _read_line(fd: int, timeout_s: float) -> bytes:
@@ -233,7 +239,7 @@ def _read_line(fd: int, timeout_s: float) -> bytes:
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        if left <= 0 or not _wait_until_readable(fd, left):
             return b""
         chunk = os.read(fd, 4096)
         if not chunk:

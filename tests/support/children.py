@@ -35,8 +35,7 @@ class Child:
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return its exit code, or minus the signal that killed it."""
         if self.code is None:
-            ready, _, _ = select.select([self._pidfd], [], [], timeout_s)
-            if not ready:
+            if not self._has_ended_within(timeout_s):
                 self.kill()
                 raise TimeoutError(f"the child was still running after {timeout_s} s")
             self._reap()
@@ -51,9 +50,14 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        if self.code is None and select.select([self._pidfd], [], [], 0)[0]:
+        if self.code is None and self._has_ended_within(0):
             self._reap()
         return self.code is None
+
+    def _has_ended_within(self, timeout_s: float) -> bool:
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def _reap(self) -> None:
         _, status = os.waitpid(self.pid, 0)

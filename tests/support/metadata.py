@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,12 @@ def registry(directory: Path, cell: object, **options: object) -> TopicRegistry:
     """Return one more process's registry over the log of a running broker."""
     options = {"broker_id": 1, "capacity": 10_000, "now_ms": lambda: NOW_MS, **options}
     log_class = options.pop("log_class", MetadataLog)
-    return TopicRegistry(log_class(str(directory), cell), **options)
+    log = log_class(str(directory), cell)
+    made = TopicRegistry(log, **options)
+    # A registry lives as long as its process, and so has no close(): property tests
+    # would run out of descriptors.
+    weakref.finalize(made, log.close)
+    return made
 
 
 def contents(registry: TopicRegistry) -> object:
