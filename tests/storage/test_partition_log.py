@@ -321,6 +321,8 @@ def test_an_index_look_up_agrees_with_a_scan(
             found = reader.lookup(wanted, len(entries))
             assert found == (expected[-1] if expected else 0)
     index.check(len(entries), position + 1)
+    index.close()
+    reader.close()
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=30))
@@ -339,3 +341,4 @@ def test_a_time_index_look_up_agrees_with_a_scan(
         assert index.lookup(wanted, len(entries) - 1) == expected
     assert index.last_entry(len(entries) - 1) == entries[-1]
     index.check(len(entries) - 1)
+    index.close()
