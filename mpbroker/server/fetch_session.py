@@ -13,7 +13,7 @@ Source: KIP-227; kafka.server.FetchSession.
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import (
@@ -91,7 +91,9 @@ class FetchSessions:
             base = self._free_row(now_ns)
             if base is None:
                 return NO_SESSION
-            session_id = secrets.randbelow(0x7FFF_FFFE) + 1
+            # Not the module made for it: its import would be felt at every start.
+            random = int.from_bytes(os.urandom(4), "big")
+            session_id = random % 0x7FFF_FFFE + 1
             words[base + SESSION_EPOCH] = 1
             words[base + SESSION_USED] = now_ns
             words[base + SESSION_CREATED] = now_ns

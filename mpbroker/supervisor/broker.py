@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import resource
@@ -10,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, Final
-
-import orjson
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
@@ -141,7 +140,7 @@ def _announce(
     _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
     if ready_fd is not None:
         message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
-        os.write(ready_fd, orjson.dumps(message) + b"\n")
+        os.write(ready_fd, json.dumps(message).encode() + b"\n")
         os.close(ready_fd)
     notify("READY=1\nSTATUS=serving")
 

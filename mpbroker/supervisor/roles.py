@@ -27,16 +27,12 @@ from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch_session import FetchSessions
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.housekeeper import Housekeeper
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
-from mpbroker.storage.compaction import CleaningAbortedError
 from mpbroker.storage.disk_sync import DiskSync
-from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 from mpbroker.supervisor.listeners import Listener
@@ -198,6 +194,12 @@ class Roles:
         ).run()
 
     def run_housekeeper(self) -> None:
+        # Imported here: nobody else needs them, and no client waits for this process.
+        from mpbroker.server.housekeeper import Housekeeper
+        from mpbroker.storage.compaction import CleaningAbortedError
+        from mpbroker.storage.log_cleaner import LogCleaner
+        from mpbroker.storage.log_upkeep import LogUpkeep
+
         memory, config = self._memory, self._config
         become_child("kafka-scheduler-log-housekeeper", memory)
         registry = self.registry(lambda topic: upkeep.forget_topic(topic))
