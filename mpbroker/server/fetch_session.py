@@ -114,6 +114,11 @@ class FetchSessions:
                 oldest, oldest_used = base, used
         return oldest
 
+    def find(self, session_id: int) -> int | None:
+        """Return the handle of a session that its creator has not yet answered."""
+        with self._cell.locked():
+            return self._find(session_id)
+
     def _find(self, session_id: int) -> int | None:
         if session_id == NO_SESSION:
             return None  # it is what free rows say, and what is left of their epochs

@@ -248,6 +248,8 @@ class FetchService:
         self, request: Request, answer: Answer, reading: Reading
     ) -> list[bytes | FilePart]:
         answers = []
+        if answer.full and answer.session_id:
+            self._note_all_sent(answer.session_id, reading)
         for target, result, error in reading.results:
             if not answer.full and not self._is_news(
                 answer.base, target, result, error
@@ -259,6 +261,20 @@ class FetchService:
             session_id=answer.session_id, responses=grouped(answers)
         )
         return _parts(response, request.api_version)
+
+    def _note_all_sent(self, session_id: int, reading: Reading) -> None:
+        """The answer that starts a session: the next names only what is new then."""
+        base = self._sessions.find(session_id)
+        if base is None:
+            return
+        # In the order in which the session's entries were made.
+        for index, (_, result, error) in enumerate(reading.results):
+            if result is not None:
+                high_watermark, log_start = (
+                    result.high_watermark,
+                    result.log_start_offset,
+                )
+                self._sessions.note_sent(base, index, high_watermark, log_start, error)
 
     def _is_news(
         self,

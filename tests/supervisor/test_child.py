@@ -17,6 +17,7 @@ from mpbroker.supervisor.child import (
     Role,
     explain_exit,
 )
+from tests.support.children import quiet_fork
 
 S, E = ChildState, ChildEvent
 
@@ -71,7 +72,7 @@ def test_how_a_process_ended_is_told_in_words(end, text):
 
 
 def end_of(end) -> int:
-    pid = os.fork()
+    pid = quiet_fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end()
@@ -79,7 +80,7 @@ def end_of(end) -> int:
 
 
 def live_and_die(one, end=lambda: os._exit(1)):
-    pid = os.fork()
+    pid = quiet_fork()
     if pid == 0:
         end()
     one.started(pid)

@@ -19,14 +19,18 @@ from typing import Any, Final
 TIMEOUT_S: Final = 30.0
 
 
+def quiet_fork() -> int:
+    """os.fork(), though a test runner may have threads: we use none of their locks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 class Child:
     """A forked process that runs one function; ``code`` once it has ended."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        with warnings.catch_warnings():
-            # A test runner may have threads; these children use none of their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+        self.pid = quiet_fork()
         if self.pid == 0:
             _live(work)
         self._pidfd = os.pidfd_open(self.pid)
