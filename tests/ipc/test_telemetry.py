@@ -53,14 +53,16 @@ def test_a_reader_beside_a_writer_sees_old_or_new_and_nothing_else(telemetry):
                 telemetry.publish(state)
 
     seen = set()
+
+    def look():
+        state = read_telemetry(telemetry.name)
+        if state is not None:  # it writes without a pause, as no broker does
+            assert state in texts
+            seen.add(state["n"])
+        return len(seen) > 3
+
     with running(write):
-        wait_until(lambda: read_telemetry(telemetry.name))
-        for _ in range(500):
-            state = read_telemetry(telemetry.name)
-            if state is not None:  # it writes without a pause, as no broker does
-                assert state in texts
-                seen.add(state["n"])
-    assert len(seen) > 3
+        wait_until(look)
 
 
 def test_a_reader_waits_for_a_writer_that_was_interrupted(telemetry):
