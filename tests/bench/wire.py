@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -128,7 +129,7 @@ class RecordSpec(NamedTuple):
 def record_batch(
     records: Sequence[RecordSpec],
     *,
-    timestamp_ms: int = 1_700_000_000_000,
+    timestamp_ms: int | None = None,
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
@@ -154,13 +155,19 @@ def batch_of(
     encoded_records: bytes,
     count: int,
     *,
-    timestamp_ms: int = 1_700_000_000_000,
+    timestamp_ms: int | None = None,
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytes:
-    """Put a batch header, true in every field, before records encoded already."""
+    """Put a batch header, true in every field, before records encoded already.
+
+    Timestamps are now unless said: retention deletes what is a week old, and the state
+    of a producer whose last batch is a day old is forgotten.
+    """
+    if timestamp_ms is None:
+        timestamp_ms = time.time_ns() // 1_000_000
     after_crc = (
         struct.pack(
             ">hiqqqhii",

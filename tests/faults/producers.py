@@ -126,8 +126,6 @@ class Producer:
         producer_id, epoch = self._producer_id
         batch = wire.record_batch(
             values,
-            # Of today: producers whose last batch is a day old are forgotten.
-            timestamp_ms=time.time_ns() // 1_000_000,
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=self._sequence if self.idempotent else -1,

@@ -10,6 +10,9 @@ import crc32c
 
 from tests.bench import wire
 
+# Fixed, so that a scenario is the same every time: the topic must keep old records.
+TIMESTAMP_MS = 1_700_000_000_000
+
 # Where the fields of a magic-2 batch lie.
 _LENGTH = 8
 _MAGIC = 16
@@ -26,7 +29,7 @@ def corrupt_batch(rng: Random) -> bytes:
         wire.RecordSpec(rng.randbytes(rng.randint(0, 50)), rng.choice([None, b"k"]))
         for _ in range(rng.randint(1, 5))
     ]
-    batch = bytearray(wire.record_batch(records))
+    batch = bytearray(wire.record_batch(records, timestamp_ms=TIMESTAMP_MS))
     match rng.randint(0, 8):
         case 0:
             batch[rng.randint(_ATTRIBUTES, len(batch) - 1)] ^= 1 << rng.randint(0, 7)
@@ -58,7 +61,12 @@ def corrupt_batch(rng: Random) -> bytes:
 def _bomb(rng: Random) -> bytes:
     """A few KB that inflate to megabytes, or to nothing that makes sense."""
     inside = bytes(rng.choice([1 << 20, 8 << 20])) if rng.random() < 0.5 else b"x" * 40
-    return wire.batch_of(gzip.compress(inside), rng.choice([1, 1000]), attributes=1)
+    return wire.batch_of(
+        gzip.compress(inside),
+        rng.choice([1, 1000]),
+        attributes=1,
+        timestamp_ms=TIMESTAMP_MS,
+    )
 
 
 def _mend_crc(batch: bytearray) -> None:

@@ -43,7 +43,11 @@ class Bystander:
         fetched = wire.parse_fetch(self._connection.ask(request))
         found = [(r.offset, r.value) for r in wire.iter_records(fetched.records)]
         if found != [(self.rounds, value)]:
-            raise wire.AnswerError(f"{found} where {value!r} was due")
+            raise wire.AnswerError(
+                f"{found}, error {fetched.error_code}, where {value!r} was due at "
+                f"{self.rounds}; the log is {fetched.log_start_offset} to "
+                f"{fetched.high_watermark}"
+            )
 
     def stop(self) -> None:
         self._stop.set()

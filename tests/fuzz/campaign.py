@@ -21,6 +21,7 @@ CHECK_EVERY: Final = 100
 GROWTH_BYTES: Final = 24 << 20
 SETTLE_S: Final = 20.0
 RECENT: Final = 50
+KEEP: Final = {"retention.ms": "-1"}
 
 
 class FuzzFailureError(Exception):
@@ -46,7 +47,7 @@ class Campaign:
             FuzzFailureError: something broke; the recent inputs are saved.
         """
         with wire.Connection(self._address) as connection:
-            connection.create_topic(scenarios.TOPIC)
+            connection.create_topic(scenarios.TOPIC, config=KEEP)
             connection.create_topic(bystander.TOPIC, BYSTANDERS)
         pids = self._broker.processes()
         witnesses = [bystander.Bystander(self._address, i) for i in range(BYSTANDERS)]

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.message import Message
 from tests.bench import wire
-from tests.fuzz.batches import corrupt_batch
+from tests.fuzz.batches import TIMESTAMP_MS, corrupt_batch
 from tests.support.message_cases import MESSAGES, random_message
 
 TOPIC: Final = "fuzzed"
@@ -74,7 +74,11 @@ def valid_requests(rng: Random, count: int) -> tuple[list[bytes], list[int]]:
 
 
 def _produce() -> bytes:
-    return wire.produce(TOPIC, 0, wire.record_batch([wire.RecordSpec(b"value")]))
+    return wire.produce(
+        TOPIC,
+        0,
+        wire.record_batch([wire.RecordSpec(b"value")], timestamp_ms=TIMESTAMP_MS),
+    )
 
 
 _ANSWERED: Final[list[Callable[[], bytes]]] = [
