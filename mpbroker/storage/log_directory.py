@@ -159,7 +159,7 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
         LogDirectoryError: none of them can be used.
     """
     opened: list[LogDirectory] = []
-    failure: LogDirectoryError | None = None
+    failures: list[LogDirectoryError] = []
     for path in paths:
         directory = LogDirectory(path)
         try:
@@ -169,10 +169,14 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
                 other.close()
             raise
         except LogDirectoryError as error:
-            logger.error("%s", error)
-            failure = error
+            failures.append(error)
             continue
         opened.append(directory)
     if not opened:
-        raise failure or LogDirectoryError("log.dirs is empty: name a directory")
+        # Only raised, so that whoever starts the broker reads one line and not two.
+        if failures:
+            raise failures[0]
+        raise LogDirectoryError("log.dirs is empty: name a directory")
+    for failure in failures:
+        logger.error("%s", failure)
     return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
+from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
@@ -47,6 +49,15 @@ class Broker:
         directories = open_log_directories(self._config.log_dirs)
         try:
             return self._serve(directories, ready_fd, pid_file)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise MpbrokerError(
+                f"out of open files: RLIMIT_NOFILE is {soft} (at most {hard}), and a"
+                " broker needs some 300 before its first connection; raise it with"
+                " ulimit -n, or LimitNOFILE= in the unit"
+            ) from error
         finally:
             for directory in directories:
                 directory.close()
