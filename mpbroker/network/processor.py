@@ -124,6 +124,7 @@ class Processor:
         self._in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._waiting: deque[Channel] = deque()  # for a slot or an extent
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
+        self._unfinished: deque[Channel] = deque()  # answers that used up their turn
         self._new_connections = False
         self._busy = True
         self._now = time.monotonic_ns()
@@ -153,6 +154,8 @@ class Processor:
             self._process_responses(responses)
             self._requests.flush()
             self._busy = True
+        if self._unfinished:
+            self._finish_sending()
         if self._postponed or self._waiting:
             self._retry_reading()
         events = self._poll()
@@ -349,6 +352,13 @@ class Processor:
             _LOG.warning("%s: closed: %s", self._rows.name(channel.connection), error)
             return SendResult.CLOSED
 
+    def _finish_sending(self) -> None:
+        for _ in range(len(self._unfinished)):
+            channel = self._unfinished.popleft()
+            if channel.state == _SENDING and channel.outgoing:
+                self._continue_sending(channel)
+        self._busy = True
+
     def _continue_sending(self, channel: Channel) -> None:
         channel.active_ns = self._now
         try:
@@ -360,6 +370,9 @@ class Processor:
 
     def _sent(self, channel: Channel, result: SendResult) -> None:
         if result == SendResult.BLOCKED:
+            return
+        if result == SendResult.MORE:
+            self._unfinished.append(channel)
             return
         if result == SendResult.CLOSED:
             self._close(channel, ProcessorCounter.CLOSED_BY_PEER)

@@ -17,8 +17,8 @@ from mpbroker.network.channel_selector import CLOSED, ChannelSelector
 from mpbroker.network.errors import SegmentGoneError
 
 _MAX_OPEN_SEGMENTS: Final = 128
-# One sendfile never moves more than this, so that one consumer of a large answer
-# does not hold up the others of its processor.
+# So much of an answer a turn: a fast reader of a large answer does not hold up the
+# other connections of its processor.
 _MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -28,6 +28,7 @@ class SendResult(IntEnum):
     SENT = 0  # the last byte is with the kernel
     BLOCKED = 1  # the socket is full; its event will say when it is not
     CLOSED = 2
+    MORE = 3  # the socket would take more, but it is the others' turn
 
 
 class SegmentFiles:
@@ -114,7 +115,10 @@ class ResponseSender:
             SegmentGoneError: a part cannot be sent any more: close the connection.
         """
         outgoing = channel.outgoing
+        budget = _MAX_SEND_BYTES
         while outgoing:
+            if budget <= 0:
+                return SendResult.MORE
             part = outgoing[-1]
             sent = channel.part_sent
             if isinstance(part, BytesPart):
@@ -132,6 +136,7 @@ class ResponseSender:
                 return SendResult.CLOSED
             self._words[channel.row + CONNECTION_SENT] += count
             channel.part_sent = sent + count
+            budget -= count
             if channel.part_sent == part.length:
                 outgoing.pop()
                 channel.part_sent = 0

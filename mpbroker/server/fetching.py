@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 # Up to here a copy into the answer is cheaper than another system call for the file.
 _SMALL_BYTES: Final = 32 * 1024
-_READ_COMMITTED: Final = 1
+# A parked fetch holds a slot, and so it does when its client has gone: answered with
+# nothing after this long, a client that asked to wait longer just asks again.
+_MAX_WAIT_MS: Final = 60_000
 _SESSIONS_FROM: Final = 7
 
 
@@ -94,7 +96,7 @@ class FetchService:
             return self._respond(request, answer, reading)
         now = time.monotonic_ns()
         deadline = self._channel.deadline_ns(request.slot) or (
-            now + message.max_wait_ms * 1_000_000
+            now + min(message.max_wait_ms, _MAX_WAIT_MS) * 1_000_000
         )
         if deadline <= now:
             return self._respond(request, answer, reading)

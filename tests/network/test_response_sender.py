@@ -1,0 +1,46 @@
+"""A large answer takes turns with the other connections."""
+
+import socket
+
+from mpbroker.ipc.layout import connection_row
+from mpbroker.ipc.response_parts import BytesPart
+from mpbroker.network.channel import Channel
+from mpbroker.network.channel_selector import ChannelSelector
+from mpbroker.network.response_sender import ResponseSender, SendResult
+from tests.support.memory import broker_memory
+
+MIB = 1024 * 1024
+
+
+class ThirstySelector(ChannelSelector):
+    """A reader whose socket is never full, a MiB at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
+        count = min(len(data), MIB)
+        self.taken += count
+        return count
+
+
+def test_a_fast_reader_of_a_large_answer_yields_to_the_others() -> None:
+    memory = broker_memory()
+    selector = ThirstySelector()
+    sender = ResponseSender(memory.control, memory.arena, selector)
+    near, far = socket.socketpair()
+    with near, far:
+        channel = Channel(near, 0, connection_row(0))
+        offset = memory.arena_layout.response_extents(0).start
+        result = sender.send_parts(channel, [BytesPart(offset, 10 * MIB)])
+        turns = 1
+        while result == SendResult.MORE:
+            assert selector.taken < 10 * MIB
+            before = selector.taken
+            result = sender.resume(channel)
+            assert selector.taken - before <= 4 * MIB
+            turns += 1
+        assert result == SendResult.SENT
+        assert selector.taken == 10 * MIB
+        assert turns > 2
