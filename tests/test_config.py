@@ -70,7 +70,7 @@ def test_with_nothing_set_the_broker_serves_this_machine_only():
 
 
 @pytest.mark.parametrize(
-    ("cores", "processors", "handlers"), [(1, 1, 2), (2, 2, 2), (4, 3, 4), (64, 3, 8)]
+    ("cores", "processors", "handlers"), [(1, 1, 2), (2, 1, 2), (4, 2, 4), (64, 3, 8)]
 )
 def test_pool_sizes_follow_the_cores(cores, processors, handlers):
     config = load(cores=cores)
@@ -244,7 +244,7 @@ def test_the_finest_unit_of_retention_wins(settings, retention_ms):
 def test_a_listener_may_have_its_own_number_of_processors():
     config = load({"listener.name.plaintext.num.network.threads": "9"})
     assert config.for_listener("PLAINTEXT", "num.network.threads") == 9
-    assert config.for_listener("OTHER", "num.network.threads") == 3
+    assert config.for_listener("OTHER", "num.network.threads") == 2
 
 
 def test_replication_factors_above_one_are_a_warning():

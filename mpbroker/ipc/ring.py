@@ -40,8 +40,8 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.robust_mutex import (
     RobustMutex,
     owner_died,
-    pthread_mutex_lock,
     pthread_mutex_unlock,
+    spin_lock,
 )
 from mpbroker.ipc.segment import Segment
 
@@ -87,7 +87,7 @@ class RequestRing:
         Those beyond stay with the processor: backpressure, not an error.
         """
         words = self._words
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[REQUEST_RING + RING_TAIL]
@@ -134,7 +134,7 @@ class RequestRing:
             and words[REQUEST_RING + RING_TAIL] == (words[REQUEST_RING + RING_HEAD])
         ):
             return []  # a stale look is harmless: the caller asks again, armed
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
@@ -184,7 +184,7 @@ class RequestRing:
         not stand in front of the innocent again and again.
         """
         words = self._words
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[REQUEST_RING + RING_TAIL]
@@ -198,7 +198,7 @@ class RequestRing:
     def bury(self, first_slot: int, end_slot: int) -> None:
         """Turn a dead processor's waiting entries into tombs."""
         words = self._words
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         head = words[REQUEST_RING + RING_HEAD]
@@ -215,7 +215,7 @@ class RequestRing:
         """
         words = self._words
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
@@ -231,7 +231,7 @@ class RequestRing:
     def waiting(self) -> list[int]:
         """The slots on the ring. For the supervisor's repair."""
         words = self._words
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
@@ -244,7 +244,7 @@ class RequestRing:
 
     def forget_sleepers(self) -> None:
         """Clear all sleep flags. Whoever does must then ring every doorbell."""
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         self._words[REQUEST_RING + RING_SLEEPERS] = 0
@@ -271,7 +271,7 @@ class ResponseRing:
     def push(self, slots: Sequence[int]) -> None:
         """Hand answered slots to the processor. It cannot be full (one per slot)."""
         words, base = self._words, self._base
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[base + RING_TAIL]
@@ -294,7 +294,7 @@ class ResponseRing:
         if head == tail:
             if not arm:
                 return []
-            result = pthread_mutex_lock(self._mutex)
+            result = spin_lock(self._mutex)
             if result:
                 owner_died(self._mutex, result)
             tail = words[base + RING_TAIL]
@@ -317,7 +317,7 @@ class ResponseRing:
     def waiting(self) -> list[int]:
         """The slots on the ring. For the supervisor's repair."""
         words, base = self._words, self._base
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         slots = [
@@ -355,7 +355,7 @@ class NotificationRing:
     def put(self, row: int) -> None:
         """Tell the handler that a partition's row has changed, and wake it."""
         words, base = self._words, self._base
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[base + RING_TAIL]
@@ -370,7 +370,7 @@ class NotificationRing:
     def overflow(self) -> None:
         """Make the handler look at everything: after a death, notices may be lost."""
         # Under the mutex: a take that clears the flag must not clear this one.
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         self._words[self._base + RING_OVERFLOW] = 1
@@ -388,7 +388,7 @@ class NotificationRing:
         words, base = self._words, self._base
         if self.is_empty():
             return [], False
-        result = pthread_mutex_lock(self._mutex)
+        result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         head, tail = words[base + RING_HEAD], words[base + RING_TAIL]

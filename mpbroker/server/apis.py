@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
 
+# Kept answers to ApiVersions: clients are of few kinds, and say little.
+_MAX_REMEMBERED: Final = 100
+_MAX_REMEMBERED_BYTES: Final = 512
+
 Advertised = tuple[str, int]  # host and port; "" or 0: what the client dialled
 
 SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
@@ -118,7 +122,7 @@ class ApiTable:
         self._registry = registry
         self._table = table
         self._logs = logs
-        self._api_versions_bodies: dict[int, bytes] = {}
+        self._api_versions_bodies: dict[tuple[int, bytes], bytes] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
             ApiKey.PRODUCE: produce.handle,
             ApiKey.FETCH: fetch.handle,
@@ -173,21 +177,23 @@ class ApiTable:
     # -- one method an API -------------------------------------------------------
 
     def _api_versions(self, request: Request) -> bytes:
-        from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
-        from mpbroker.server.handlers.api_versions import (
-            handle_api_versions,
-            names_its_software,
-        )
-
         version = request.api_version
+        # Every connection's first request, and the same bytes from the same client.
+        asked = (version, bytes(request.body))
+        known = self._api_versions_bodies.get(asked)
+        if known is not None:
+            return known
+        from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
+        from mpbroker.server.handlers.api_versions import handle_api_versions
+
         message = ApiVersionsRequest.decode(version, request.body)
-        known = self._api_versions_bodies.get(version)
-        if known is not None and names_its_software(message, version):
-            return known  # always the same, and every connection's first request
-        response = handle_api_versions(message, version, self.advertised_versions)
-        body = response.encode(version)
-        if not response.error_code:
-            self._api_versions_bodies[version] = body
+        body = handle_api_versions(message, version, self.advertised_versions).encode(
+            version
+        )
+        if len(asked[1]) <= _MAX_REMEMBERED_BYTES:
+            if len(self._api_versions_bodies) >= _MAX_REMEMBERED:
+                self._api_versions_bodies.clear()
+            self._api_versions_bodies[asked] = body
         return body
 
     def _list_offsets(self, request: Request) -> bytes:

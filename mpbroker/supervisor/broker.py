@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
+from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
-from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START
+from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START, MAX_PROCESSORS
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
@@ -78,11 +79,20 @@ class Broker:
             config.socket_listen_backlog_size,
             config.socket_receive_buffer_bytes,
         )
-        processors = len(listeners) * config.num_network_threads
+        processors = [
+            _processors_of(config, listener.endpoint.listener_name)
+            for listener in listeners
+        ]
+        if sum(processors) > MAX_PROCESSORS:
+            raise ConfigError(
+                f"num.network.threads: {sum(processors)} over all listeners; at most"
+                f" {MAX_PROCESSORS} can run; lower it, or that of single listeners"
+                " (listener.name.NAME.num.network.threads)"
+            )
         memory = BrokerMemory(
             config.socket_request_max_bytes,
             config.queued_max_requests,
-            config.queued_max_request_bytes // processors,
+            config.queued_max_request_bytes // sum(processors),
         )
         clean = all(directory.clean for directory in directories)
         memory.control.words[HEADER + HEADER_CLEAN_START] = clean
@@ -97,7 +107,7 @@ class Broker:
             roles,
             memory,
             listeners,
-            config.num_network_threads,
+            processors,
             config.num_io_threads,
             lambda: _caught_up_rows(registry),
             _identity(cluster_id, listeners, paths),
@@ -118,6 +128,12 @@ class Broker:
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
         return 1 if supervisor.failed else 0
+
+
+def _processors_of(config: BrokerConfig, listener_name: str) -> int:
+    number = config.for_listener(listener_name, "num.network.threads")
+    assert isinstance(number, int)
+    return number
 
 
 def _caught_up_rows(registry: Any) -> int:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import setproctitle
+
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.layout import (
     HEADER,
@@ -236,8 +238,6 @@ class Roles:
 
 def become_child(title: str, memory: BrokerMemory) -> None:
     """Die with the supervisor; ignore its signals; be found in ``ps``."""
-    import setproctitle
-
     reset_in_child()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != memory.control.words[HEADER + HEADER_SUPERVISOR_PID]:

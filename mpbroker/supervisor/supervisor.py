@@ -59,7 +59,7 @@ class Supervisor:
         roles: Roles,
         memory: BrokerMemory,
         listeners: Sequence[Listener],
-        num_processors: int,
+        num_processors: Sequence[int],
         num_handlers: int,
         partition_rows: Callable[[], int],
         identity: dict[str, Any],
@@ -83,7 +83,7 @@ class Supervisor:
         self._telemetry = Telemetry()
         self._add_children(num_processors, num_handlers)
 
-    def _add_children(self, num_processors: int, num_handlers: int) -> None:
+    def _add_children(self, num_processors: Sequence[int], num_handlers: int) -> None:
         roles, words = self._roles, self._words
         for handler in range(min(num_handlers, MAX_HANDLERS)):
             words[handler_row(handler) + HANDLER_ACTIVE] = 1
@@ -91,7 +91,7 @@ class Supervisor:
         words[HEADER + HEADER_ACTIVE_HANDLERS] = min(num_handlers, MAX_HANDLERS)
         processor = 0
         for listener in self._listeners:
-            for _ in range(num_processors):
+            for _ in range(num_processors[listener.number]):
                 if processor == MAX_PROCESSORS:
                     break
                 row = processor_row(processor)

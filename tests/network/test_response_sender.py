@@ -7,6 +7,7 @@ from mpbroker.ipc.response_parts import BytesPart
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.response_sender import ResponseSender, SendResult
+from mpbroker.supervisor.memory import BrokerMemory
 from tests.support.memory import broker_memory
 
 MIB = 1024 * 1024
@@ -26,7 +27,11 @@ class ThirstySelector(ChannelSelector):
 
 
 def test_a_fast_reader_of_a_large_answer_yields_to_the_others() -> None:
-    memory = broker_memory()
+    with broker_memory() as memory:
+        yields(memory)
+
+
+def yields(memory: BrokerMemory) -> None:
     selector = ThirstySelector()
     sender = ResponseSender(memory.control, memory.arena, selector)
     near, far = socket.socketpair()

@@ -131,18 +131,24 @@ def test_a_port_in_use_ends_the_start_with_one_line(make_broker, tmp_path):
     assert "Traceback" not in second.stderr
 
 
-def test_every_process_is_called_what_kafka_calls_its_threads(make_broker):
-    broker = make_broker({"num.network.threads": 1, "num.io.threads": 2})
-    titles = set()
+def titles_of(broker: Broker) -> list[str]:
+    """What `ps` calls a broker's children."""
+    titles = []
     for pid in children(broker).values():
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            titles.add(file.read().rstrip(b"\0").decode())
+            titles.append(file.read().rstrip(b"\0").decode())
+    return titles
+
+
+def test_every_process_is_called_what_kafka_calls_its_threads(make_broker):
+    broker = make_broker({"num.network.threads": 1, "num.io.threads": 2})
     port = broker.bootstrap.rpartition(":")[2]
+    # An acceptor's backlog is served from before it runs, and so before it has a title.
     for title in (
         f"data-plane-kafka-socket-acceptor-ListenerName(PLAINTEXT)-PLAINTEXT-{port}",
         "data-plane-kafka-request-handler-1",
     ):
-        assert any(title in found for found in titles), titles
+        wait_until(lambda t=title: any(t in found for found in titles_of(broker)))
 
 
 # -- in the background --------------------------------------------------------------
@@ -258,4 +264,26 @@ def test_a_broker_whose_children_never_serve_gives_up_and_leaves_nothing(tmp_pat
     with pytest.raises(BrokerFailedError, match="exit code 1"):
         broker.start()
     assert not broker.processes()
+    broker.kill()
+
+
+def test_a_listener_may_have_processors_of_its_own_number(make_broker):
+    broker = make_broker(
+        {
+            "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+            "num.network.threads": 1,
+            "listener.name.other.num.network.threads": 3,
+        }
+    )
+    titles = titles_of(broker)
+    for listener, processors in (("PLAINTEXT", 1), ("OTHER", 3)):
+        title = f"network-thread-1-ListenerName({listener})"
+        assert sum(title in found for found in titles) == processors
+
+
+def test_more_processors_than_can_run_are_refused(tmp_path):
+    broker = Broker(tmp_path / "data", {"num.network.threads": 17})
+    with pytest.raises(BrokerFailedError, match=r"num\.network\.threads: 17 over all"):
+        broker.start()
     broker.kill()
