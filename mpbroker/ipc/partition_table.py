@@ -120,7 +120,15 @@ class PartitionTable:
 class PartitionRow:
     """One partition's shared words, for the process that holds this object."""
 
-    __slots__ = ("_arena", "_argument", "_control", "base", "index", "words")
+    __slots__ = (
+        "_arena",
+        "_argument",
+        "_control",
+        "_intended",
+        "base",
+        "index",
+        "words",
+    )
 
     def __init__(
         self,
@@ -135,6 +143,9 @@ class PartitionRow:
         self._argument = RobustMutex(segment, self.base + ROW_MUTEX).argument
         self._control = control
         self._arena = arena
+        # Of the append under way in this process: its slot's row, which of the
+        # request's partitions it is, and its base offset.
+        self._intended: tuple[int, int, int] | None = None
 
     def lock(self) -> None:
         """Take the row's mutex; settle the intent of an owner that died with it."""
@@ -203,15 +214,27 @@ class PartitionRow:
         slots[row + SLOT_INTENT_BASE] = base_offset
         slots[row + SLOT_INTENT] = (ordinal + 1) << 32 | (self.index + 1)
         self.words[self.base + ROW_INTENT] = slot + 1
+        self._intended = (row, ordinal, base_offset)
 
     def clear_intent(self) -> None:
         """Note the append as done in its slot. Under the lock, after ``publish``."""
-        if self.words[self.base + ROW_INTENT]:
-            self._settle_intent()
+        intended = self._intended
+        if intended is None:
+            return
+        # We know what a successor would have to find out: see _settle_intent, whose
+        # stores these are, in the same order.
+        row, ordinal, base_offset = intended
+        self._intended = None
+        self._note_done(row, ordinal, base_offset)
+        assert self._control is not None
+        self._control.words[row + SLOT_INTENT] = 0
+        self.words[self.base + ROW_INTENT] = 0
 
     def abandon_intent(self) -> None:
-        """The append failed before its commit, and its process lives."""
-        self.clear_intent()
+        """The append failed, perhaps before its commit, and its process lives."""
+        self._intended = None
+        if self.words[self.base + ROW_INTENT]:
+            self._settle_intent()
 
     def _settle_intent(self) -> None:
         # Idempotent: whoever dies in here leaves the row's intent, and the next owner

@@ -159,8 +159,7 @@ class HandlerEnd:
         self._extents: ExtentAllocator = arena_layout.response_extents(handler)
         # slot -> (state word without state bits, start, length) of extents in use
         self._lent: dict[int, tuple[int, int, int]] = {}
-        self._answered: list[list[int]] = [[] for _ in range(MAX_PROCESSORS)]
-        self._has_answers = False
+        self._answered: dict[int, list[int]] = {}  # by processor, not yet pushed
         self._unplaced: deque[tuple[int, bytes | list[bytes | FilePart]]] = deque()
         self._claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         self._parked = (handler + 1) << STATE_HANDLER_SHIFT | _PARKED
@@ -244,19 +243,20 @@ class HandlerEnd:
         words[row + SLOT_RESPONSE_KIND] = kind
         words[row + SLOT_RESPONSE_OFFSET] = offset
         words[row + SLOT_RESPONSE_LENGTH] = length
-        self._answered[slot // SLOTS_PER_PROCESSOR].append(slot)
-        self._has_answers = True
+        processor = slot // SLOTS_PER_PROCESSOR
+        answered = self._answered.get(processor)
+        if answered is None:
+            self._answered[processor] = [slot]
+        else:
+            answered.append(slot)
 
     def flush(self) -> None:
         """Push all answers to their processors' queues."""
         if self._unplaced:
             self._place()
-        if not self._has_answers:
-            return
-        self._has_answers = False
-        for processor, slots in enumerate(self._answered):
-            if slots:
-                self._answered[processor] = []
+        if self._answered:
+            answered, self._answered = self._answered, {}
+            for processor, slots in answered.items():
                 self._responses[processor].push(slots)
 
     @property
