@@ -11,7 +11,6 @@ Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
 import ctypes
 import errno
 import os
-import platform
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -71,7 +70,7 @@ class DiskSync:
         self._outstanding: dict[int, _Iocb] = {}
         self._done: list[SyncDone] = []
         self._events = (_IoEvent * _MAX_EVENTS)()
-        self._numbers = _NUMBERS.get(platform.machine())
+        self._numbers = _NUMBERS.get(os.uname().machine)
         if syscall is None:
             libc = ctypes.CDLL(None, use_errno=True)
             libc.syscall.restype = ctypes.c_long

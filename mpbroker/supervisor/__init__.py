@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ def serve(
     Raises:
         MpbrokerError: it cannot start; nothing is left behind.
     """
+    gc.disable()  # until all is imported and made, and then frozen
     from mpbroker.supervisor.broker import Broker
     from mpbroker.supervisor.daemon import serve_as_daemon
 

@@ -112,9 +112,10 @@ class Broker:
             lambda: _caught_up_rows(registry),
             _identity(cluster_id, listeners, paths),
         )
-        # What exists now is never collected: the children share its pages.
-        gc.collect()
+        # What exists now is never collected: the children share its pages. There is
+        # no garbage worth a collection, which would take a tenth of the start.
         gc.freeze()
+        gc.enable()
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
         try:
