@@ -107,7 +107,7 @@ CELL_MUTEX: Final = 0
 CELL_END: Final = 16
 CELL_WORDS: Final = 32
 METADATA_CELL: Final = 0
-SESSION_CELL: Final = 1  # only its mutex: guards the fetch session table
+SESSION_CELL: Final = 1  # guards the fetch session table; end: rows ever used
 CELL_COUNT: Final = 8
 
 # --- processor rows -----------------------------------------------------------

@@ -66,7 +66,7 @@ class FetchSessions:
 
     Args:
         segment: MAX_SESSIONS rows.
-        cell: its mutex guards the table.
+        cell: its mutex guards the table; its end counts the rows ever used.
         limit: max.incremental.fetch.session.cache.slots.
     """
 
@@ -94,6 +94,8 @@ class FetchSessions:
             # Not the module made for it: its import would be felt at every start.
             random = int.from_bytes(os.urandom(4), "big")
             session_id = random % 0x7FFF_FFFE + 1
+            # First: killed from here on, no half-made session answers to an old id.
+            words[base + SESSION_ID] = NO_SESSION
             words[base + SESSION_EPOCH] = 1
             words[base + SESSION_USED] = now_ns
             words[base + SESSION_CREATED] = now_ns
@@ -106,13 +108,22 @@ class FetchSessions:
         """A free row, else the one unused for longest, if long enough."""
         words = self._words
         oldest, oldest_used = None, now_ns - _MIN_AGE_NS
-        for base in range(0, self._limit * SESSION_WORDS, SESSION_WORDS):
+        for base in self._rows():
             if words[base + SESSION_ID] == NO_SESSION:
                 return base
             used = words[base + SESSION_USED]
             if used < oldest_used:
                 oldest, oldest_used = base, used
+        rows = self._cell.end
+        if rows < self._limit:
+            self._cell.end = rows + 1
+            return rows * SESSION_WORDS
         return oldest
+
+    def _rows(self) -> range:
+        """Rows that were ever used: looking at the others would give them memory."""
+        rows = min(self._limit, self._cell.end)
+        return range(0, rows * SESSION_WORDS, SESSION_WORDS)
 
     def find(self, session_id: int) -> int | None:
         """Return the handle of a session that its creator has not yet answered."""
@@ -123,7 +134,7 @@ class FetchSessions:
         if session_id == NO_SESSION:
             return None  # it is what free rows say, and what is left of their epochs
         words = self._words
-        for base in range(0, self._limit * SESSION_WORDS, SESSION_WORDS):
+        for base in self._rows():
             if words[base + SESSION_ID] == session_id:
                 return base
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -180,3 +181,28 @@ def test_a_handler_that_dies_with_the_table_locked_stops_nobody(memory, sessions
 
     fork(take_and_die)
     assert claim(sessions, session, 1)[0] == ErrorCode.NONE
+
+
+class DyingSessions(FetchSessions):
+    """Killed when an evicted session's row holds half of the next one."""
+
+    def _store(self, base: int, entries: list[SessionEntry]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_creator_killed_half_way_leaves_no_session_under_the_old_id(memory):
+    small = FetchSessions(memory.sessions, memory.session_cell, 1)
+    old = small.create([SessionEntry(1, 0, 100, 0)], 1, uses_ids=False)
+    dying = DyingSessions(memory.sessions, memory.session_cell, 1)
+    later = 10**15
+    entries = [SessionEntry(2, 0, 100, 0)]
+    assert fork(lambda: dying.create(entries, later, uses_ids=False)) == -signal.SIGKILL
+    assert small.find(old) is None
+    assert small.create(entries, later, uses_ids=False)
+
+
+def test_looking_for_a_session_touches_only_rows_that_were_used(memory):
+    sessions = FetchSessions(memory.sessions, memory.session_cell, 1000)
+    before = os.fstat(memory.sessions.fd).st_blocks
+    assert sessions.find(12345) is None
+    assert os.fstat(memory.sessions.fd).st_blocks == before
