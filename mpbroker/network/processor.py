@@ -10,7 +10,6 @@ Source: Kafka SocketServer.Processor.run.
 
 import contextlib
 import logging
-import os
 import socket
 import struct
 import time
@@ -114,7 +113,6 @@ class Processor:
         )
         self._sender = ResponseSender(control, arena, self._selector)
         self._rows = ConnectionRows(processor, control)
-        self._doorbell_fd = doorbell.fd
         self._handover = handover
         self._handover_fd = handover.fileno()
         self._max_idle_ns = max_idle_ns
@@ -429,12 +427,3 @@ class Processor:
 
     def _count(self, counter: ProcessorCounter, amount: int) -> None:
         self._words[self._row + PROCESSOR_COUNTERS + counter] += amount
-
-
-def drained(sock: socket.socket) -> None:
-    """Close every descriptor still in a hand-over socket."""
-    with contextlib.suppress(OSError):
-        while True:
-            _, fds = recv_fds(sock, HAND_OVER.size, 1)
-            for fd in fds:
-                os.close(fd)

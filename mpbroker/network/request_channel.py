@@ -202,9 +202,6 @@ class HandlerEnd:
             words[row + SLOT_RECEIVED],
         )
 
-    def has_waiting(self) -> bool:
-        return len(self._ring) > 0
-
     # -- answering ---------------------------------------------------------------------
 
     def send_bytes(self, slot: int, frame: bytes) -> None:

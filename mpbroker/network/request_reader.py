@@ -52,7 +52,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.channel_selector import CLOSED, ChannelSelector
+from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.errors import FrameLengthError
 from mpbroker.network.frame_length import explain_bad_length
 
@@ -122,10 +122,6 @@ class RequestReader:
         free.reverse()  # the lowest is taken first, and stays warm
         self._free = free
         self._lowest_free = len(free)
-
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
 
     # -- reading ---------------------------------------------------------------------
 
@@ -346,6 +342,3 @@ def stalled_longest(channels: Iterable[Channel], older_than_ns: int) -> Channel 
         and now - channel.active_ns > older_than_ns
     ]
     return min(candidates, key=lambda channel: channel.active_ns, default=None)
-
-
-__all__ = ["CLOSED", "ReadResult", "RequestReader", "stalled_longest"]

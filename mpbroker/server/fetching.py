@@ -81,7 +81,6 @@ class FetchService:
         self._sessions = sessions
         self._purgatory = purgatory
         self._fetch_max_bytes = fetch_max_bytes
-        self.fetched_bytes = 0
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
         """Answer a fetch now, or park it."""
@@ -258,7 +257,6 @@ class FetchService:
             ):
                 continue
             answers.append((target, partition_data(target, result, error, read_small)))
-        self.fetched_bytes += reading.bytes_found
         response = FetchResponse(
             session_id=answer.session_id, responses=grouped(answers)
         )

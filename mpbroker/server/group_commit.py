@@ -14,7 +14,7 @@ and makes every handler look again.
 import logging
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
 from mpbroker.ipc.partition_table import PartitionRow
@@ -136,6 +136,3 @@ class GroupCommit:
                 os.strerror(error),
             )
         self._notify(index, waiters)
-
-
-NO_ERROR: Final = 0

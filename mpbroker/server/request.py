@@ -85,5 +85,3 @@ class Deferred:
 PARKED: Final = Deferred("parked")  # the purgatory has it
 NO_RESPONSE: Final = Deferred("no response")  # acks=0
 CLOSE: Final = Deferred("close")  # close the connection
-
-type_of_answer = bytes | list[bytes | FilePart] | Deferred
