@@ -75,6 +75,8 @@ class Supervisor:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
         self._by_pidfd: dict[int, Child] = {}
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._tasks: list[_Task] = []
         self._stopping = False
         self.failed = False
         # Descriptors that no child may hold: whoever reads the other end waits for us.
@@ -191,21 +193,48 @@ class Supervisor:
             for child in self.children
             if child.state is ChildState.BACKOFF
         ]
+        waiting.extend(task.due for task in self._tasks)
         if not waiting:
             return _TICK_S
         return max(0.0, min(_TICK_S, min(waiting) - time.monotonic()))
 
     def _turn(self, timeout_s: float) -> None:
-        for fd, _ in self._epoll.poll(timeout_s):
+        for fd, events in self._epoll.poll(timeout_s):
             if fd == self._signals.fileno():
                 for number in self._signals.take():
                     self._signalled(number)
             elif fd in self._by_pidfd:
                 self._reap(self._by_pidfd[fd])
+            elif fd in self._watched:
+                self._watched[fd](events)
         now = time.monotonic()
         for child in self.children:
             if child.state is ChildState.BACKOFF and child.restart_at <= now:
                 self._spawn(child)
+        for task in self._tasks:
+            if task.due <= now:
+                task.due = now + task.interval_s
+                task.run()
+
+    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready(events)`` in the loop whenever epoll reports the descriptor.
+
+        Watching it again changes the events and what is called.
+        """
+        if fd in self._watched:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._watched[fd] = ready
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor; before it is closed."""
+        del self._watched[fd]
+        self._epoll.unregister(fd)
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None:
+        """Call ``run()`` in the loop, first after one interval; it must not block."""
+        self._tasks.append(_Task(interval_s, run))
 
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
@@ -295,6 +324,17 @@ class Supervisor:
                 ]
             }
         )
+
+
+class _Task:
+    """Something to be done again and again, and when next."""
+
+    __slots__ = ("due", "interval_s", "run")
+
+    def __init__(self, interval_s: float, run: Callable[[], None]) -> None:
+        self.interval_s = interval_s
+        self.run = run
+        self.due = time.monotonic() + interval_s
 
 
 def _live(run: Callable[[], None]) -> None:
