@@ -64,8 +64,8 @@ class Compaction:
     Args:
         now_ms: the wall clock, for tombstones.
         max_keys: room of the key map.
-        beat: called every few batches, for whoever else needs this process; may raise
-            CleaningAbortedError.
+        throttled: called with the bytes of each batch read and of each segment written;
+            it may sleep, or raise CleaningAbortedError.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Compaction:
         log: PartitionLog,
         now_ms: int,
         max_keys: int,
-        beat: Callable[[], None] = lambda: None,
+        throttled: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._log = log
         self._now_ms = now_ms
         self._keys = KeyMap(max_keys)
-        self._beat = beat
+        self._throttled = throttled
         state = log.state()
         log.refresh(state.active_base_offset)
         self._state = state
@@ -193,6 +193,7 @@ class Compaction:
             writer.abandon()
             raise
         size = writer.size
+        self._throttled(size)
         indexed = any(os.path.exists(each.txn_index_path) for each, _ in group)
         modified_s = os.stat(group[-1][0].path).st_mtime
         writer.finish(transactions.kept if indexed else None, modified_s)
@@ -226,7 +227,7 @@ class Compaction:
             entries = segment.offset_index.file_entries()
             position = segment.offset_index.lookup(start, entries)
         for batch in scan_batches(segment.fd, position, end):
-            self._beat()
+            self._throttled(batch.size)
             yield batch
 
     def _copy(

@@ -10,6 +10,7 @@ Source: Kafka's LogCleanerManager; `cleaner-offset-checkpoint`.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
@@ -25,6 +26,7 @@ from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager, TopicView
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.throttler import Throttler
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +60,19 @@ class LogCleaner:
     Args:
         dedupe_buffer_bytes: log.cleaner.dedupe.buffer.size, memory for the keys of one
             compaction; a log with more dirty keys is cleaned in several rounds.
-        beat: see ``Compaction``.
+        beat: called every few batches; may raise CleaningAbortedError.
+        io_max_bytes_per_second: log.cleaner.io.max.bytes.per.second, over what is read
+            and written.
     """
 
     def __init__(
         self,
         dedupe_buffer_bytes: int = _DEFAULT_DEDUPE_BUFFER_BYTES,
         beat: Callable[[], None] = lambda: None,
+        io_max_bytes_per_second: float = math.inf,
     ) -> None:
         self._max_keys = dedupe_buffer_bytes // BYTES_PER_KEY
-        self._beat = beat
+        self._throttler = Throttler(io_max_bytes_per_second, beat)
         self._uncleanable: set[str] = set()
 
     def clean_filthiest(
@@ -140,7 +145,7 @@ class LogCleaner:
 
     def clean(self, log: PartitionLog, chosen: LogToClean, now_ms: int) -> CleanResult:
         """Compact one log as assessed."""
-        compaction = Compaction(log, now_ms, self._max_keys, self._beat)
+        compaction = Compaction(log, now_ms, self._max_keys, self._throttler.done)
         return compaction.run(chosen.first_dirty, chosen.first_uncleanable)
 
 

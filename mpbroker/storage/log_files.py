@@ -3,6 +3,7 @@
 Source: Kafka's directory layout; `00000000000000000042.log` starts at offset 42.
 """
 
+import ctypes
 import errno
 import os
 from typing import Final
@@ -28,6 +29,7 @@ SEGMENT_SUFFIXES: Final = (
 )
 _DIGITS: Final = 20
 _FILE_MODE: Final = 0o644
+_FALLOC_FL_KEEP_SIZE: Final = 1
 
 
 def segment_file(directory: str, base_offset: int, suffix: str) -> str:
@@ -100,6 +102,26 @@ def write_file(path: str, content: bytes, *, sync: bool = True) -> None:
 def create_file(path: str) -> int:
     """Open for reading and writing, made if absent; return the descriptor."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+
+
+def reserve_space(fd: int, size: int) -> None:
+    """Reserve blocks for a file of ``size`` bytes; its length stays what it is.
+
+    So appends need no new blocks, and the end of the file still tells where the log
+    ends. A file system that cannot do it is left alone.
+
+    Raises:
+        OSError: ENOSPC.
+
+    Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
+    """
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+    lengths = ctypes.c_int64(0), ctypes.c_int64(size)
+    if fallocate(fd, _FALLOC_FL_KEEP_SIZE, *lengths) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(number, os.strerror(number))
 
 
 def remove_if_exists(path: str) -> None:

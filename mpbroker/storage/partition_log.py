@@ -12,6 +12,7 @@ they lie outside its checksum, and patching them again after a death is harmless
 """
 
 import os
+import zlib
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,7 +23,11 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_files import remove_uncommitted_segments, write_whole
+from mpbroker.storage.log_files import (
+    remove_uncommitted_segments,
+    reserve_space,
+    write_whole,
+)
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.log_sync import LogSync
@@ -296,6 +301,8 @@ class PartitionLog(LogSync):
         remove_uncommitted_segments(self.directory, state.active_base_offset)
         segment = LogSegment(self.directory, base_offset)
         segment.create()
+        if self.config.preallocate:
+            reserve_space(segment.fd, self.config.segment_bytes)
         self.row.publish(
             LogState(
                 log_end_offset=base_offset,
@@ -327,6 +334,8 @@ class PartitionLog(LogSync):
         if "compact" in config.cleanup_policy and config.max_compaction_lag_ms > 0:
             # Active segments are not compacted: roll in time for the longest lag.
             self._segment_ms = min(config.segment_ms, config.max_compaction_lag_ms)
+        if config.preallocate:
+            reserve_space(self._active.fd, config.segment_bytes)
         self._epoch = self.leader_epoch
         self._roll_after = _UNKNOWN
         self._limits_of = config
@@ -338,9 +347,20 @@ class PartitionLog(LogSync):
         """
         batch = self._active.first_batch(size)
         if batch is None or batch.max_timestamp < 0:
-            return lived_ms > self._segment_ms
-        self._roll_after = batch.max_timestamp + self._segment_ms
+            return lived_ms > self._lifetime_ms()
+        self._roll_after = batch.max_timestamp + self._lifetime_ms()
         return timestamp > self._roll_after
+
+    def _lifetime_ms(self) -> int:
+        """segment.ms without the active segment's share of segment.jitter.ms.
+
+        Drawn from its name, so that all processes draw the same.
+        """
+        limit = min(self.config.segment_jitter_ms, self._segment_ms)
+        if not limit:
+            return self._segment_ms
+        name = f"{os.path.basename(self.directory)}/{self._active_base}"
+        return self._segment_ms - zlib.crc32(name.encode()) % limit
 
     def _refuse_larger_than_segment(self, added: int) -> None:
         raise ApiError(

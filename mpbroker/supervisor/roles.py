@@ -211,7 +211,11 @@ class Roles:
                 raise CleaningAbortedError("the broker stops")
 
         cleaner = (
-            LogCleaner(config.log_cleaner_dedupe_buffer_size, stop_cleaning)
+            LogCleaner(
+                config.log_cleaner_dedupe_buffer_size,
+                stop_cleaning,
+                config.log_cleaner_io_max_bytes_per_second,
+            )
             if config.log_cleaner_enable
             else None
         )

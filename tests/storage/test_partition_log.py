@@ -120,6 +120,37 @@ def test_a_segment_is_rolled_when_its_first_record_is_segment_ms_older(
     assert len(list((tmp_path / "t-0").glob("*.log"))) == 2
 
 
+def test_jitter_rolls_segments_of_one_age_at_different_times(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    first_rolls = set()
+    for number in range(8):
+        log = open_log(name=f"t-{number}", segment_ms=1_000, segment_jitter_ms=900)
+        for timestamp in range(5_000, 6_002, 20):
+            log.append(batch(b"a", timestamp=timestamp), now_ms=1)
+        bases = sorted(int(p.stem) for p in (tmp_path / f"t-{number}").glob("*.log"))
+        first_rolls.add(bases[1])
+    assert len(first_rolls) > 3
+    assert all(4 < base <= 51 for base in first_rolls)
+
+
+def test_preallocate_reserves_a_segment_and_a_clean_close_gives_it_back(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log(preallocate=True, segment_bytes=1024 * 1024)
+    sizes = []
+    while len(list((tmp_path / "t-0").glob("*.log"))) < 2:
+        log.append(batch(bytes(60_000)), now_ms=1)
+        sizes.append(len(batch(bytes(60_000)).data))
+    old, active = sorted((tmp_path / "t-0").glob("*.log"))
+    assert active.stat().st_size == sizes[-1]
+    if not active.stat().st_blocks * 512 >= 1024 * 1024:
+        pytest.skip("this file system cannot reserve space")
+    assert old.stat().st_blocks * 512 < old.stat().st_size + 64 * 1024
+    log.close_cleanly()
+    assert active.stat().st_blocks * 512 <= 128 * 1024
+
+
 def test_a_batch_larger_than_a_segment_is_refused(open_log: OpenLog) -> None:
     log = open_log(segment_bytes=1_000)
     with pytest.raises(ApiError) as refused:

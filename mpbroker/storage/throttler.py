@@ -1,0 +1,47 @@
+"""Hold work down to a rate, as Kafka's Throttler does for the log cleaner."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+_CHECK_S: Final = 0.3
+_SLICE_S: Final = 0.1
+
+
+class Throttler:
+    """Sleeps whenever more was done in an interval than the rate allows.
+
+    Args:
+        bytes_per_second: the rate; infinity never sleeps.
+        beat: called before and between sleeps; may raise, to end the work.
+        clock, sleep: seconds, as ``time.monotonic`` and ``time.sleep``.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        beat: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._beat = beat
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+        self._bytes = 0
+
+    def done(self, size: int) -> None:
+        """Count bytes read or written; sleep if they came too fast."""
+        self._beat()
+        self._bytes += size
+        elapsed = self._clock() - self._since
+        if elapsed < _CHECK_S and self._bytes < self._rate * _CHECK_S:
+            return
+        left = self._bytes / self._rate - elapsed
+        while left > 0:
+            self._sleep(min(left, _SLICE_S))
+            left -= _SLICE_S
+            self._beat()
+        self._since = self._clock()
+        self._bytes = 0
