@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from mpbroker.ipc.layout import (
-    MAX_HANDLERS,
+    HANDLER_IDS,
     MAX_PARTITIONS,
     MAX_PROCESSORS,
     SLOTS_PER_PROCESSOR,
@@ -80,7 +80,7 @@ class ArenaLayout:
         self.extents_bytes = -(-wanted // page) * page
         self.processor_region_bytes = BLOCKS_BYTES + self.extents_bytes
         self._handlers = MAX_PROCESSORS * self.processor_region_bytes
-        self.size_bytes = self._handlers + MAX_HANDLERS * HANDLER_REGION_BYTES
+        self.size_bytes = self._handlers + HANDLER_IDS * HANDLER_REGION_BYTES
 
     def create(self) -> Segment:
         return Segment.create("mpbroker-arena", self.size_bytes)

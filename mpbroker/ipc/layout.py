@@ -22,6 +22,8 @@ of its own, so that two writers never fight for a cache line.
     | slot table               |  one request each, P x SLOTS_PER_PROCESSOR
     +--------------------------+  CONNECTIONS
     | connection rows          |  one client connection each
+    +--------------------------+  COORDINATOR_RING
+    | the coordinator's lane   |  many handlers to the coordinator
     +--------------------------+
 
     partition segment (memfd, sparse): one row per partition
@@ -40,7 +42,11 @@ LINE: Final = 16  # words
 PAGE: Final = 512  # words
 
 MAX_PROCESSORS: Final = 16
-MAX_HANDLERS: Final = 60  # a bit each in a sleeper mask, which must stay positive
+MAX_HANDLERS: Final = 59
+# The coordinator is a handler with a ring of its own: it parks, syncs and answers as
+# they do, under the id after theirs.
+COORDINATOR: Final = MAX_HANDLERS
+HANDLER_IDS: Final = MAX_HANDLERS + 1  # a bit each in a mask, which must stay positive
 SLOTS_PER_PROCESSOR: Final = (
     8192  # a parked fetch holds one: 10,000 over two processors
 )
@@ -337,14 +343,15 @@ RESPONSE_RINGS: Final = REQUEST_RING + _pages(REQUEST_RING_WORDS)
 NOTIFICATION_RINGS: Final = RESPONSE_RINGS + _pages(
     MAX_PROCESSORS * RESPONSE_RING_WORDS
 )
-CELLS: Final = NOTIFICATION_RINGS + _pages(MAX_HANDLERS * NOTIFICATION_RING_WORDS)
+CELLS: Final = NOTIFICATION_RINGS + _pages(HANDLER_IDS * NOTIFICATION_RING_WORDS)
 PROCESSORS: Final = CELLS + _pages(CELL_COUNT * CELL_WORDS)
 HANDLERS: Final = PROCESSORS + _pages(MAX_PROCESSORS * PROCESSOR_WORDS)
-SLOTS: Final = HANDLERS + _pages(MAX_HANDLERS * HANDLER_WORDS)
+SLOTS: Final = HANDLERS + _pages(HANDLER_IDS * HANDLER_WORDS)
 CONNECTIONS: Final = SLOTS + _pages(MAX_SLOTS * SLOT_WORDS)
-CONTROL_WORDS: Final = CONNECTIONS + _pages(
+COORDINATOR_RING: Final = CONNECTIONS + _pages(
     MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR * CONNECTION_WORDS
 )
+CONTROL_WORDS: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
 
 
 def response_ring(processor: int) -> int:

@@ -7,9 +7,12 @@ from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     CELL_COUNT,
     CONTROL_WORDS,
+    COORDINATOR,
+    HANDLER_IDS,
     HEADER,
     HEADER_BOOT_ID,
     HEADER_MAGIC,
@@ -18,7 +21,6 @@ from mpbroker.ipc.layout import (
     HEADER_VERSION,
     LAYOUT_VERSION,
     MAGIC,
-    MAX_HANDLERS,
     MAX_PROCESSORS,
     METADATA_CELL,
     SESSION_CELL,
@@ -52,7 +54,7 @@ class BrokerMemory:
         self.arena = self.arena_layout.create()
         self.table = PartitionTable.create(self.control, self.arena)
         self.sessions = FetchSessions.create_segment()
-        self.handler_bells = [Doorbell() for _ in range(MAX_HANDLERS)]
+        self.handler_bells = [Doorbell() for _ in range(HANDLER_IDS)]
         self.processor_bells = [Doorbell() for _ in range(MAX_PROCESSORS)]
         self.acceptor_bell = Doorbell()  # one for all: it only says "look at the phase"
         self.housekeeper_bell = Doorbell()
@@ -60,11 +62,13 @@ class BrokerMemory:
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
+        CoordinatorLane.initialise(self.control)
         for processor in range(MAX_PROCESSORS):
             ResponseRing.initialise(self.control, processor)
-        for handler in range(MAX_HANDLERS):
+        for handler in range(HANDLER_IDS):
             NotificationRing.initialise(self.control, handler)
         self.ring = RequestRing(self.control, self.handler_bells, queued_max_requests)
+        self.lane = CoordinatorLane(self.control, self.handler_bells[COORDINATOR])
         self.responses = [
             ResponseRing(self.control, processor, bell)
             for processor, bell in enumerate(self.processor_bells)

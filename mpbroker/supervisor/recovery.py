@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from mpbroker.ipc.layout import (
+    COORDINATOR,
     HANDLER_BUSY_SLOT,
     HEADER,
     HEADER_DEATH_EPOCH,
@@ -78,9 +79,19 @@ class Repair:
             self._memory.ring.put_back(again)
         self._finish()
 
+    def after_coordinator(self, partition_rows: int) -> None:
+        """Put the dead coordinator's requests back: handlers forward them again.
+
+        Every one may be executed twice. What it wrote to its log is found there by its
+        successor, and what it did not write has not happened; a commit is the same
+        commit again, and a member whose generation is gone is told to rejoin.
+        """
+        self.after_handler(COORDINATOR, partition_rows)
+
     def _orphans_of(self, handler: int) -> list[int]:
         """Slots that the dead handler had claimed or parked and not answered."""
-        answered: set[int] = set()
+        # On the coordinator's lane they are the coordinator's, or are still to be.
+        answered = set(self._memory.lane.waiting())
         for ring in self._memory.responses:
             answered.update(ring.waiting())
         words = self._words

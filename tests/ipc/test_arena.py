@@ -18,7 +18,7 @@ from mpbroker.ipc.arena import (
     extent_bytes,
     progress_offset,
 )
-from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS, SLOTS_PER_PROCESSOR
+from mpbroker.ipc.layout import HANDLER_IDS, MAX_PROCESSORS, SLOTS_PER_PROCESSOR
 
 START, PAGE, PAGES = 3 * 4096, 4096, 24
 
@@ -109,7 +109,7 @@ def test_no_two_parts_of_the_arena_overlap(max_request_bytes):
         parts.append((layout.block(first), blocks))
         extents = layout.request_extents(processor)
         parts.append((extents.start, extents.size_bytes))
-    for handler in range(MAX_HANDLERS):
+    for handler in range(HANDLER_IDS):
         extents = layout.response_extents(handler)
         parts.append((extents.start, extents.size_bytes))
     end = 0

@@ -1,0 +1,118 @@
+"""The coordinator's lane: requests of groups and transactions, from handlers to it.
+
+A handler that has read a request's header and finds that it is the coordinator's
+forwards the slot. While the slot waits here its state still names that handler; the
+coordinator's take puts its own id there. So at every moment exactly one process, or
+this ring, answers for a slot:
+
+    forward  handler:      entry, tail      until the store to tail it is the handler's
+    take     coordinator:  CLAIMED, head    alone; until then the slot is on the ring
+
+The lane cannot overflow: it has a place for every slot there is.
+"""
+
+from typing import Final
+
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.layout import (
+    COORDINATOR,
+    COORDINATOR_RING,
+    REQUEST_RING_CAPACITY,
+    RING_ENTRIES,
+    RING_HEAD,
+    RING_MUTEX,
+    RING_SLEEPERS,
+    RING_TAIL,
+    SLOT_STATE,
+    SLOT_WORDS,
+    SLOTS,
+    STATE_HANDLER_SHIFT,
+    SlotState,
+)
+from mpbroker.ipc.robust_mutex import (
+    RobustMutex,
+    owner_died,
+    pthread_mutex_unlock,
+    spin_lock,
+)
+from mpbroker.ipc.segment import Segment
+
+_MASK: Final = REQUEST_RING_CAPACITY - 1
+_GENERATION: Final = ~0xFF_FFFF  # all but state and handler
+_CLAIMED: Final = (COORDINATOR + 1) << STATE_HANDLER_SHIFT | int(SlotState.CLAIMED)
+
+
+class CoordinatorLane:
+    """Many handlers forward, the coordinator takes."""
+
+    def __init__(self, control: Segment, doorbell: Doorbell) -> None:
+        self._words = control.words
+        self._mutex = RobustMutex(control, COORDINATOR_RING + RING_MUTEX).argument
+        self._doorbell = doorbell
+
+    @staticmethod
+    def initialise(control: Segment) -> None:
+        RobustMutex.initialise(control, COORDINATOR_RING + RING_MUTEX)
+
+    def __len__(self) -> int:
+        words = self._words
+        return words[COORDINATOR_RING + RING_TAIL] - words[COORDINATOR_RING + RING_HEAD]
+
+    def forward(self, slot: int) -> None:
+        """Hand over a slot that the caller has claimed. From here on it is not its."""
+        words = self._words
+        result = spin_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        tail = words[COORDINATOR_RING + RING_TAIL]
+        words[COORDINATOR_RING + RING_ENTRIES + (tail & _MASK)] = slot
+        words[COORDINATOR_RING + RING_TAIL] = tail + 1
+        asleep = words[COORDINATOR_RING + RING_SLEEPERS]
+        if asleep:
+            words[COORDINATOR_RING + RING_SLEEPERS] = 0
+        pthread_mutex_unlock(self._mutex)
+        if asleep:
+            self._doorbell.ring()
+
+    def take(self, max_slots: int, *, arm: bool) -> list[int]:
+        """Claim waiting slots; if there are none and ``arm``, be marked as asleep."""
+        words = self._words
+        if (
+            not arm
+            and words[COORDINATOR_RING + RING_TAIL]
+            == words[COORDINATOR_RING + RING_HEAD]
+        ):
+            return []  # a stale look is harmless: the caller asks again, armed
+        result = spin_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        head, tail = (
+            words[COORDINATOR_RING + RING_HEAD],
+            words[COORDINATOR_RING + RING_TAIL],
+        )
+        taken = []
+        end = min(tail, head + max_slots)
+        for position in range(head, end):
+            slot = words[COORDINATOR_RING + RING_ENTRIES + (position & _MASK)]
+            state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            words[state] = (words[state] & _GENERATION) | _CLAIMED
+            taken.append(slot)
+        words[COORDINATOR_RING + RING_HEAD] = end
+        words[COORDINATOR_RING + RING_SLEEPERS] = int(arm and not taken)
+        pthread_mutex_unlock(self._mutex)
+        return taken
+
+    def waiting(self) -> list[int]:
+        """The slots on the lane. For the supervisor's repair."""
+        words = self._words
+        result = spin_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        slots = [
+            words[COORDINATOR_RING + RING_ENTRIES + (position & _MASK)]
+            for position in range(
+                words[COORDINATOR_RING + RING_HEAD], words[COORDINATOR_RING + RING_TAIL]
+            )
+        ]
+        pthread_mutex_unlock(self._mutex)
+        return slots
