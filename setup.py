@@ -1,7 +1,7 @@
-"""The one compiled part, which may be missing; everything else is in pyproject.toml.
+"""The compiled parts, which may be missing; everything else is in pyproject.toml.
 
 Optional: where no compiler is, or the build fails, the installation goes on without it
-and `mpbroker.protocol.record_walk` uses its Python twin.
+and the Python twin beside it is used.
 """
 
 from setuptools import Extension, setup
@@ -12,6 +12,12 @@ setup(
             "mpbroker.protocol._records",
             ["mpbroker/protocol/_records.c"],
             optional=True,
-        )
+        ),
+        Extension(
+            "mpbroker.protocol._columns",
+            ["mpbroker/protocol/_columns.c"],
+            depends=["mpbroker/protocol/_varint.h"],
+            optional=True,
+        ),
     ]
 )

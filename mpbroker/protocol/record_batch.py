@@ -71,6 +71,7 @@ __all__ = [
     "compute_crc",
     "increment_sequence",
     "iter_batches",
+    "iter_payload",
     "iter_records",
     "pack_header",
     "parse_batch_header",
@@ -136,15 +137,32 @@ def iter_records(
         )
     if header.record_count < 0:
         raise RecordBatchError(f"record_count {header.record_count} is negative")
-    return _iter_payload(header, records_payload(header, batch, max_decompressed_bytes))
+    return iter_payload(
+        records_payload(header, batch, max_decompressed_bytes),
+        header.record_count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp if header.timestamp_type else None,
+    )
 
 
-def _iter_payload(header: BatchHeader, data: bytes) -> Iterator[Record]:
-    base_offset, base_timestamp = header.base_offset, header.base_timestamp
-    append_time = header.max_timestamp if header.timestamp_type else None
+def iter_payload(
+    data: bytes,
+    record_count: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int | None,
+) -> Iterator[Record]:
+    """Yield the records that fill ``data``, a batch's payload.
+
+    Raises as `iter_records`.
+
+    Args:
+        append_time: the timestamp of all, if the broker set it.
+    """
     pos, index = 0, -1
     try:
-        for index in range(header.record_count):
+        for index in range(record_count):
             found = _read_usual_record(data, pos) or _read_record(data, pos)
             pos, delta, offset_delta, key, value, headers = found
             timestamp = base_timestamp + delta if append_time is None else append_time

@@ -1,0 +1,315 @@
+/* A batch's records as Arrow columns, without a Python object for each field.
+ *
+ * A twin of read_columns_in_python() in record_columns.py, which is the specification
+ * (tests/protocol/test_record_columns.py). Two walks: the first judges every length and
+ * counts what is to be kept, the second only copies.
+ *
+ * Source: Arrow columnar format, "Variable-size Binary Layout": n + 1 int32 offsets, the
+ * bytes, and a validity bitmap, least significant bit first.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#include "_varint.h"
+
+enum fault {
+    NO_FAULT = 0,
+    TOO_FEW_RECORDS = 1,
+    BAD_VARINT = 2,
+    BAD_RECORD_LENGTH = 3,
+    BAD_KEY_LENGTH = 5,
+    BAD_VALUE_LENGTH = 6,
+    BAD_HEADER_COUNT = 7,
+    BAD_HEADER = 8,
+    BYTES_LEFT_IN_RECORD = 9,
+    BYTES_LEFT_IN_BATCH = 10,
+};
+
+#define MIN_RECORD_LENGTH 6
+
+typedef struct {
+    const uint8_t *data; /* NULL: null */
+    int64_t length;
+} field;
+
+typedef struct {
+    int64_t timestamp_delta;
+    int64_t offset_delta;
+    field key;
+    field value;
+    int64_t header_count;
+    cursor headers;
+} record;
+
+static inline int
+read_field(cursor *c, enum fault bad_length, field *out)
+{
+    int64_t length;
+    *out = (field){NULL, 0};
+    if (!read_varint(c, 32, &length))
+        return BAD_VARINT;
+    if (length < -1 || length > c->end - c->at)
+        return bad_length;
+    out->data = length < 0 ? NULL : c->at;
+    out->length = length < 0 ? 0 : length;
+    c->at += out->length;
+    return NO_FAULT;
+}
+
+static inline int
+read_header(cursor *c, field *key, field *value)
+{
+    int fault = read_field(c, BAD_HEADER, key);
+    if (fault == NO_FAULT && key->data == NULL)
+        fault = BAD_HEADER;
+    return fault == NO_FAULT ? read_field(c, BAD_HEADER, value) : fault;
+}
+
+static inline int
+read_record(cursor *batch, record *r)
+{
+    int64_t length;
+    int fault;
+    field key, value;
+    if (batch->at == batch->end)
+        return TOO_FEW_RECORDS;
+    if (!read_varint(batch, 32, &length))
+        return BAD_VARINT;
+    if (length < MIN_RECORD_LENGTH || length > batch->end - batch->at)
+        return BAD_RECORD_LENGTH;
+    cursor c = {batch->at + 1, batch->at + length}; /* past the attributes */
+    batch->at = c.end;
+    if (!read_varint(&c, 64, &r->timestamp_delta) ||
+        !read_varint(&c, 32, &r->offset_delta))
+        return BAD_VARINT;
+    if ((fault = read_field(&c, BAD_KEY_LENGTH, &r->key)) != NO_FAULT ||
+        (fault = read_field(&c, BAD_VALUE_LENGTH, &r->value)) != NO_FAULT)
+        return fault;
+    if (!read_varint(&c, 32, &r->header_count))
+        return BAD_VARINT;
+    if (r->header_count < 0 || r->header_count > c.end - c.at)
+        return BAD_HEADER_COUNT;
+    r->headers = c;
+    for (int64_t left = r->header_count; left > 0; left--)
+        if ((fault = read_header(&c, &key, &value)) != NO_FAULT)
+            return fault;
+    return c.at == c.end ? NO_FAULT : BYTES_LEFT_IN_RECORD;
+}
+
+/* One variable-size column being filled. */
+typedef struct {
+    PyObject *offsets_object, *data_object, *validity_object;
+    int32_t *offsets;
+    uint8_t *data, *validity;
+    Py_ssize_t count;
+    int32_t used;
+    int has_nulls;
+} column;
+
+static int
+new_column(column *c, Py_ssize_t count, int64_t size)
+{
+    memset(c, 0, sizeof *c);
+    if (size > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a column of 2 GiB or more");
+        return 0;
+    }
+    c->offsets_object = PyBytes_FromStringAndSize(NULL, (count + 1) * 4);
+    c->data_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    c->validity_object = PyBytes_FromStringAndSize(NULL, (count + 7) / 8);
+    if (!c->offsets_object || !c->data_object || !c->validity_object)
+        return 0;
+    c->offsets = (int32_t *)PyBytes_AS_STRING(c->offsets_object);
+    c->data = (uint8_t *)PyBytes_AS_STRING(c->data_object);
+    c->validity = (uint8_t *)PyBytes_AS_STRING(c->validity_object);
+    memset(c->validity, 0, (size_t)(count + 7) / 8);
+    c->offsets[0] = 0;
+    return 1;
+}
+
+static inline void
+add(column *c, const field *f)
+{
+    if (f->data != NULL) {
+        memcpy(c->data + c->used, f->data, (size_t)f->length);
+        c->used += (int32_t)f->length;
+        c->validity[c->count >> 3] |= (uint8_t)(1 << (c->count & 7));
+    }
+    else
+        c->has_nulls = 1;
+    c->offsets[++c->count] = c->used;
+}
+
+static void
+drop_column(column *c)
+{
+    Py_XDECREF(c->offsets_object);
+    Py_XDECREF(c->data_object);
+    Py_XDECREF(c->validity_object);
+}
+
+/* (validity or None, offsets, data); the column keeps its own references. */
+static PyObject *
+column_tuple(const column *c)
+{
+    return PyTuple_Pack(3, c->has_nulls ? c->validity_object : Py_None,
+                        c->offsets_object, c->data_object);
+}
+
+typedef struct {
+    Py_ssize_t rows, headers;
+    int64_t key_size, value_size, header_key_size, header_value_size;
+} totals;
+
+/* Judge every record and reckon what those from `first_delta` on need. */
+static int
+measure(cursor batch, long long count, int64_t first_delta, totals *t, long long *index)
+{
+    record r;
+    field key, value;
+    int fault;
+    for (*index = 0; *index < count; ++*index) {
+        if ((fault = read_record(&batch, &r)) != NO_FAULT)
+            return fault;
+        if (r.offset_delta < first_delta)
+            continue;
+        t->rows++;
+        t->key_size += r.key.length;
+        t->value_size += r.value.length;
+        t->headers += (Py_ssize_t)r.header_count;
+        for (int64_t left = r.header_count; left > 0; left--) {
+            (void)read_header(&r.headers, &key, &value);
+            t->header_key_size += key.length;
+            t->header_value_size += value.length;
+        }
+    }
+    return batch.at == batch.end ? NO_FAULT : BYTES_LEFT_IN_BATCH;
+}
+
+static PyObject *
+fill(cursor batch, long long count, int64_t first_delta, const totals *t,
+     long long base_offset, long long base_timestamp, int appended, int with_headers)
+{
+    column key, value, header_key, header_value;
+    PyObject *result = NULL, *headers = NULL;
+    PyObject *keys = NULL, *values = NULL, *header_keys = NULL, *header_values = NULL;
+    Py_ssize_t header_rows = with_headers ? t->rows : 0;
+    Py_ssize_t header_count = with_headers ? t->headers : 0;
+    PyObject *offsets = PyBytes_FromStringAndSize(NULL, t->rows * 8);
+    PyObject *timestamps = PyBytes_FromStringAndSize(NULL, t->rows * 8);
+    PyObject *ends = PyBytes_FromStringAndSize(NULL, (header_rows + 1) * 4);
+    memset(&key, 0, sizeof key);
+    value = header_key = header_value = key;
+    if (!offsets || !timestamps || !ends ||
+        !new_column(&key, t->rows, t->key_size) ||
+        !new_column(&value, t->rows, t->value_size) ||
+        !new_column(&header_key, header_count, with_headers ? t->header_key_size : 0) ||
+        !new_column(&header_value, header_count, with_headers ? t->header_value_size : 0))
+        goto done;
+    int64_t *offset = (int64_t *)PyBytes_AS_STRING(offsets);
+    int64_t *timestamp = (int64_t *)PyBytes_AS_STRING(timestamps);
+    int32_t *end = (int32_t *)PyBytes_AS_STRING(ends);
+    *end++ = 0;
+    for (long long index = 0; index < count; index++) {
+        record r;
+        field name, content;
+        (void)read_record(&batch, &r); /* judged before */
+        if (r.offset_delta < first_delta)
+            continue;
+        *offset++ = (int64_t)((uint64_t)base_offset + (uint64_t)r.offset_delta);
+        *timestamp++ = (int64_t)((uint64_t)base_timestamp +
+                                 (appended ? 0 : (uint64_t)r.timestamp_delta));
+        add(&key, &r.key);
+        add(&value, &r.value);
+        if (!with_headers)
+            continue;
+        for (int64_t left = r.header_count; left > 0; left--) {
+            (void)read_header(&r.headers, &name, &content);
+            add(&header_key, &name);
+            add(&header_value, &content);
+        }
+        *end++ = (int32_t)header_key.count;
+    }
+    keys = column_tuple(&key);
+    values = column_tuple(&value);
+    header_keys = column_tuple(&header_key);
+    header_values = column_tuple(&header_value);
+    if (keys && values && header_keys && header_values) {
+        headers = with_headers ? PyTuple_Pack(3, ends, header_keys, header_values)
+                               : Py_NewRef(Py_None);
+        if (headers)
+            result = Py_BuildValue("(inOOOOO)", NO_FAULT, t->rows, offsets, timestamps,
+                                   keys, values, headers);
+    }
+done:
+    drop_column(&key);
+    drop_column(&value);
+    drop_column(&header_key);
+    drop_column(&header_value);
+    Py_XDECREF(offsets);
+    Py_XDECREF(timestamps);
+    Py_XDECREF(ends);
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    Py_XDECREF(header_keys);
+    Py_XDECREF(header_values);
+    Py_XDECREF(headers);
+    return result;
+}
+
+PyDoc_STRVAR(read_columns_doc,
+"read_columns(payload, record_count, first_delta, base_offset, base_timestamp,\n"
+"             appended, with_headers, /)\n--\n\n"
+"See mpbroker.protocol.record_columns.read_columns_in_python.");
+
+static PyObject *
+read_columns(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    long long count, first_delta, base_offset, base_timestamp, index = 0;
+    int appended, with_headers;
+    totals t = {0, 0, 0, 0, 0, 0};
+    PyObject *result;
+    if (!PyArg_ParseTuple(args, "y*LLLLpp:read_columns", &buffer, &count, &first_delta,
+                          &base_offset, &base_timestamp, &appended, &with_headers))
+        return NULL;
+    const uint8_t *data = buffer.buf;
+    cursor batch = {data, data + buffer.len};
+    int fault = measure(batch, count, first_delta, &t, &index);
+    if (fault != NO_FAULT)
+        result = Py_BuildValue("(iLOOOOO)", fault, index, Py_None, Py_None, Py_None,
+                               Py_None, Py_None);
+    else
+        result = fill(batch, count, first_delta, &t, base_offset, base_timestamp,
+                      appended, with_headers);
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"read_columns", read_columns, METH_VARARGS, read_columns_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mpbroker.protocol._columns",
+    .m_doc = "Compiled twins of mpbroker.protocol.record_columns.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__columns(void)
+{
+    return PyModuleDef_Init(&definition);
+}
