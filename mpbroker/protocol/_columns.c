@@ -72,7 +72,7 @@ read_record(cursor *batch, record *r)
 {
     int64_t length;
     int fault;
-    field key, value;
+    field key = {NULL, 0}, value = {NULL, 0};
     if (batch->at == batch->end)
         return TOO_FEW_RECORDS;
     if (!read_varint(batch, 32, &length))
@@ -168,7 +168,7 @@ static int
 measure(cursor batch, long long count, int64_t first_delta, totals *t, long long *index)
 {
     record r;
-    field key, value;
+    field key = {NULL, 0}, value = {NULL, 0};
     int fault;
     for (*index = 0; *index < count; ++*index) {
         if ((fault = read_record(&batch, &r)) != NO_FAULT)
@@ -214,7 +214,7 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
     *end++ = 0;
     for (long long index = 0; index < count; index++) {
         record r;
-        field name, content;
+        field name = {NULL, 0}, content = {NULL, 0};
         (void)read_record(&batch, &r); /* judged before */
         if (r.offset_delta < first_delta)
             continue;
