@@ -1,0 +1,69 @@
+"""ConsumerGroupHeartbeat: a member joins, stays, changes or leaves, all in one.
+
+What is null has not changed since the member's last heartbeat. An epoch of 0 joins,
+-1 leaves, -2 leaves for a while (a static member).
+
+Source: Kafka protocol guide, "ConsumerGroupHeartbeat"; KIP-848.
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import (
+    INT16,
+    INT32,
+    STRING,
+    UUID,
+    Message,
+    Struct,
+    array,
+    field,
+)
+
+
+class TopicPartitions(Struct):
+    topic_id: bytes = field(UUID)
+    partitions: list[int] = array(INT32)
+
+
+class ConsumerGroupHeartbeatRequest(
+    Message,
+    api_key=ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    versions=(0, 1),
+    flexible_from=0,
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+    member_epoch: int = field(INT32)
+    instance_id: str | None = field(STRING, nullable="0+", default=None)
+    rack_id: str | None = field(STRING, nullable="0+", default=None)
+    rebalance_timeout_ms: int = field(INT32, default=-1)
+    subscribed_topic_names: list[str] | None = array(
+        STRING, nullable="0+", default=None
+    )
+    subscribed_topic_regex: str | None = field(
+        STRING, "1+", nullable="1+", default=None
+    )
+    server_assignor: str | None = field(STRING, nullable="0+", default=None)
+    topic_partitions: list[TopicPartitions] | None = array(
+        TopicPartitions, nullable="0+", default=None
+    )
+
+
+class Assignment(Struct):
+    topic_partitions: list[TopicPartitions] = array(TopicPartitions)
+
+
+class ConsumerGroupHeartbeatResponse(
+    Message,
+    api_key=ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    versions=(0, 1),
+    flexible_from=0,
+):
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+", default=None)
+    member_id: str | None = field(STRING, nullable="0+", default=None)
+    member_epoch: int = field(INT32)
+    heartbeat_interval_ms: int = field(INT32)
+    assignment: Assignment | None = field(Assignment, nullable="0+", default=None)
