@@ -1,8 +1,11 @@
-/* The walk over a batch's records, the one cost a record has on its way into the log.
+/* The two loops over a batch's records: the walk on their way into the log, and their
+ * encoding in a producer.
  *
- * A twin of walk_records_in_python() in record_walk.py, which is the specification: the
- * same faults, in the same order, for the same bytes (tests/protocol/test_record_walk.py).
- * Nothing is allocated but the answer, and no byte is read before it is known to be there.
+ * Twins of walk_records_in_python() in record_walk.py, which is the specification: the
+ * same faults, in the same order, for the same bytes (tests/protocol/test_record_walk.py);
+ * and of encode_records_in_python() in record_encode.py: the same bytes for the same
+ * records (tests/protocol/test_record_encode.py). Nothing is allocated but the answer,
+ * and no byte is read before it is known to be there.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -189,9 +192,184 @@ walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                          w.max_index, (long long)w.min_delta, w.first_keyless);
 }
 
+/* -- encoding -- */
+
+static inline uint64_t
+zigzag(int64_t value)
+{
+    return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63);
+}
+
+static inline Py_ssize_t
+varint_size(int64_t value)
+{
+    uint64_t raw = zigzag(value);
+    Py_ssize_t size = 1;
+    while (raw > 0x7f) {
+        raw >>= 7;
+        size++;
+    }
+    return size;
+}
+
+static inline uint8_t *
+write_varint(uint8_t *at, int64_t value)
+{
+    uint64_t raw = zigzag(value);
+    while (raw > 0x7f) {
+        *at++ = (uint8_t)(raw | 0x80);
+        raw >>= 7;
+    }
+    *at++ = (uint8_t)raw;
+    return at;
+}
+
+/* The size of a field with its length, or -1 and TypeError unless it is bytes or, where
+ * that is allowed, None. */
+static inline Py_ssize_t
+field_size(PyObject *field, int nullable)
+{
+    if (PyBytes_CheckExact(field)) {
+        Py_ssize_t size = PyBytes_GET_SIZE(field);
+        return varint_size(size) + size;
+    }
+    if (field == Py_None && nullable)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "a record's fields are bytes%s, not %.100s",
+                 nullable ? " or None" : "", Py_TYPE(field)->tp_name);
+    return -1;
+}
+
+static inline uint8_t *
+write_field(uint8_t *at, PyObject *field)
+{
+    if (field == Py_None) {
+        *at++ = 1; /* -1 */
+        return at;
+    }
+    Py_ssize_t size = PyBytes_GET_SIZE(field);
+    at = write_varint(at, size);
+    memcpy(at, PyBytes_AS_STRING(field), (size_t)size);
+    return at + size;
+}
+
+/* Headers are a tuple of pairs, checked here and only read afterwards: tuples, bytes and
+ * ints cannot change between the two passes, and no code of others runs. */
+static Py_ssize_t
+headers_size(PyObject *headers)
+{
+    if (!PyTuple_CheckExact(headers)) {
+        PyErr_SetString(PyExc_TypeError, "a record's headers are a tuple of pairs");
+        return -1;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(headers);
+    Py_ssize_t total = varint_size(count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PyTuple_GET_ITEM(headers, i);
+        if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) {
+            PyErr_SetString(PyExc_TypeError, "a header is a pair of name and value");
+            return -1;
+        }
+        Py_ssize_t name = field_size(PyTuple_GET_ITEM(pair, 0), 0);
+        if (name < 0)
+            return -1;
+        Py_ssize_t value = field_size(PyTuple_GET_ITEM(pair, 1), 1);
+        if (value < 0)
+            return -1;
+        total += name + value;
+    }
+    return total;
+}
+
+/* What a record takes after its length; -1 with an exception if it is none. */
+static Py_ssize_t
+body_size(PyObject *record, Py_ssize_t index, int64_t base, int64_t *timestamp)
+{
+    if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != 4) {
+        PyErr_SetString(PyExc_TypeError,
+                        "a record is a tuple of timestamp, key, value and headers");
+        return -1;
+    }
+    if (!PyLong_Check(PyTuple_GET_ITEM(record, 0))) {
+        PyErr_SetString(PyExc_TypeError, "a record's timestamp is an int");
+        return -1;
+    }
+    long long time = PyLong_AsLongLong(PyTuple_GET_ITEM(record, 0));
+    if (time == -1 && PyErr_Occurred())
+        return -1;
+    *timestamp = time;
+    Py_ssize_t key = field_size(PyTuple_GET_ITEM(record, 1), 1);
+    if (key < 0)
+        return -1;
+    Py_ssize_t value = field_size(PyTuple_GET_ITEM(record, 2), 1);
+    if (value < 0)
+        return -1;
+    Py_ssize_t headers = headers_size(PyTuple_GET_ITEM(record, 3));
+    if (headers < 0)
+        return -1;
+    int64_t delta = index ? (int64_t)((uint64_t)time - (uint64_t)base) : 0;
+    return 1 + varint_size(delta) + varint_size(index) + key + value + headers;
+}
+
+PyDoc_STRVAR(encode_records_doc,
+"encode_records(records, /)\n--\n\n"
+"See mpbroker.protocol.record_encode.encode_records_in_python.");
+
+static PyObject *
+encode_records(PyObject *module, PyObject *records)
+{
+    if (!PyList_CheckExact(records)) {
+        PyErr_SetString(PyExc_TypeError, "records are given in a list");
+        return NULL;
+    }
+    /* A tuple cannot shrink under us, whoever else holds the list. */
+    PyObject *rows = PyList_AsTuple(records);
+    if (rows == NULL)
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(rows), total = 0;
+    int64_t base = -1, highest = -1, timestamp = -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t size = body_size(PyTuple_GET_ITEM(rows, i), i, base, &timestamp);
+        if (size < 0)
+            goto fail;
+        if (i == 0)
+            base = highest = timestamp;
+        else if (timestamp > highest)
+            highest = timestamp;
+        total += varint_size(size) + size;
+    }
+    PyObject *payload = PyBytes_FromStringAndSize(NULL, total);
+    if (payload == NULL)
+        goto fail;
+    uint8_t *at = (uint8_t *)PyBytes_AS_STRING(payload);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *record = PyTuple_GET_ITEM(rows, i);
+        at = write_varint(at, body_size(record, i, base, &timestamp));
+        *at++ = 0; /* attributes */
+        at = write_varint(at, (int64_t)((uint64_t)timestamp - (uint64_t)base));
+        at = write_varint(at, i);
+        at = write_field(at, PyTuple_GET_ITEM(record, 1));
+        at = write_field(at, PyTuple_GET_ITEM(record, 2));
+        PyObject *headers = PyTuple_GET_ITEM(record, 3);
+        Py_ssize_t pairs = PyTuple_GET_SIZE(headers);
+        at = write_varint(at, pairs);
+        for (Py_ssize_t j = 0; j < pairs; j++) {
+            PyObject *pair = PyTuple_GET_ITEM(headers, j);
+            at = write_field(at, PyTuple_GET_ITEM(pair, 0));
+            at = write_field(at, PyTuple_GET_ITEM(pair, 1));
+        }
+    }
+    Py_DECREF(rows);
+    return Py_BuildValue("(NLL)", payload, (long long)base, (long long)highest);
+fail:
+    Py_DECREF(rows);
+    return NULL;
+}
+
 static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL,
      walk_records_doc},
+    {"encode_records", encode_records, METH_O, encode_records_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -208,7 +386,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpbroker.protocol._records",
-    .m_doc = "Compiled twin of the walk in mpbroker.protocol.record_walk.",
+    .m_doc = "Compiled twins of the loops in record_walk and record_encode.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,
