@@ -181,15 +181,23 @@ class RequestRing:
         """Redeliver claimed slots of a dead or retiring handler, without the limit.
 
         At the tail: they have waited before, but a request that kills handlers must
-        not stand in front of the innocent again and again.
+        not stand in front of the innocent again and again. All are woken: a wake-up
+        may have been lost with the handler, or be lost on it.
         """
         words = self._words
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
         tail = words[REQUEST_RING + RING_TAIL]
-        self._write_entries(tail, slots)
+        for position, slot in enumerate(slots, tail):
+            words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)] = slot
         words[REQUEST_RING + RING_TAIL] = tail + len(slots)
+        # After the commit, unlike in put(): a retiring handler that dies before it has
+        # not handed them back and is asked for them; whoever takes one that is still
+        # marked as the dead handler's claim marks it as its own.
+        for slot in slots:
+            state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            words[state] = (words[state] & _GENERATION) | _READY
         words[REQUEST_RING + RING_SLEEPERS] = 0
         pthread_mutex_unlock(self._mutex)
         for doorbell in self._doorbells:

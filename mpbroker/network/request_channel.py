@@ -329,6 +329,8 @@ class HandlerEnd:
 
     def put_back(self, slots: Sequence[int]) -> None:
         """A retiring handler's parked requests go to the others."""
+        for slot in slots:
+            self.unpark(slot)  # the ring knows no parked requests, nor repairs them
         self._ring.put_back(slots)
 
     def session_claim(self, slot: int) -> int:

@@ -192,10 +192,20 @@ class RequestHandler:
         self._send(request, self._dispatcher.met_bug(request))
 
     def _retire(self) -> None:
-        """Hand what is parked to the other handlers, if there are any."""
-        if self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
-            slots = [
-                operation.request.slot for operation in self._purgatory.operations()
-            ]
-            if slots:
-                self._channel.put_back(slots)
+        """Leave nothing behind but what the other handlers take up.
+
+        What has been executed is answered first, and syncs that are under way end here:
+        others wait to be told of them. What is parked then goes to the others, with its
+        progress and deadline. They are all woken: the wake-up that one of them needs
+        may have been meant for us.
+        """
+        while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            if not self._channel.has_unplaced and self._group_commit.is_idle:
+                break
+            self._see_to_parked()
+            self._epoll.poll(_UNPLACED_POLL_S)
+        else:
+            return
+        self._channel.put_back(
+            [operation.request.slot for operation in self._purgatory.operations()]
+        )

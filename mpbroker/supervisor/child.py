@@ -71,10 +71,15 @@ _GOOD_LIFE_S: Final = 0.5
 class Child:
     """One child id: the process that has it now, and those that had it before."""
 
-    def __init__(self, role: Role, number: int, run: Callable[[], None]) -> None:
+    def __init__(
+        self, role: Role, number: int, run: Callable[[], None], listener: int = -1
+    ) -> None:
         self.role = role
         self.number = number  # its id within the role; the listener's, of an acceptor
+        self.listener = listener  # the one it serves; -1: none in particular
         self.run = run
+        self.replaced = False  # it shall retire when a successor is ready
+        self.killed_at = 0.0  # when it will be, if it has not retired by then; 0: not
         self.state = ChildState.BACKOFF
         self.pid = 0
         self.pidfd = -1

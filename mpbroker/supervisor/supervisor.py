@@ -14,27 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from mpbroker.ipc.layout import (
-    HANDLER_ACTIVE,
-    HANDLER_INCARNATION,
-    HANDLER_PID,
-    HANDLER_READY,
-    HEADER,
-    HEADER_ACTIVE_HANDLERS,
-    MAX_HANDLERS,
-    MAX_PROCESSORS,
-    PROCESSOR_INCARNATION,
-    PROCESSOR_LISTENER,
-    PROCESSOR_PID,
-    PROCESSOR_READY,
-    Phase,
-    handler_row,
-    processor_row,
-)
+from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.pools import Pools, PoolSizes, child_words
 from mpbroker.supervisor.recovery import Repair
 from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.signals import SignalSocket
@@ -49,6 +35,7 @@ _DRAIN_S: Final = 10.0
 _STOP_S: Final = 20.0
 # Deaths in a row without half a second of life: something is wrong for good.
 _MAX_FAILURES: Final = 10
+_FORK_RETRY_S: Final = 1.0
 
 
 class Supervisor:
@@ -67,7 +54,6 @@ class Supervisor:
         self._memory = memory
         self._words = memory.control.words
         self._listeners = listeners
-        self._roles = roles
         self._partition_rows = partition_rows
         self._identity = identity
         self._repair = Repair(memory)
@@ -78,39 +64,24 @@ class Supervisor:
         self._watched: dict[int, Callable[[int], None]] = {}
         self._tasks: list[_Task] = []
         self._stopping = False
+        self._ending = False
         self.failed = False
         # Descriptors that no child may hold: whoever reads the other end waits for us.
         self.only_ours: set[int] = set()
         self.children: list[Child] = []
         self._telemetry = Telemetry()
-        self._add_children(num_processors, num_handlers)
-
-    def _add_children(self, num_processors: Sequence[int], num_handlers: int) -> None:
-        roles, words = self._roles, self._words
-        for handler in range(min(num_handlers, MAX_HANDLERS)):
-            words[handler_row(handler) + HANDLER_ACTIVE] = 1
-            self._add(Role.HANDLER, handler, partial(roles.run_handler, handler))
-        words[HEADER + HEADER_ACTIVE_HANDLERS] = min(num_handlers, MAX_HANDLERS)
-        processor = 0
-        for listener in self._listeners:
-            for _ in range(num_processors[listener.number]):
-                if processor == MAX_PROCESSORS:
-                    break
-                row = processor_row(processor)
-                words[row + PROCESSOR_LISTENER] = listener.number + 1
-                self._add(
-                    Role.PROCESSOR,
-                    processor,
-                    partial(roles.run_processor, processor, listener.number),
-                )
-                processor += 1
+        self._pools = Pools(
+            roles,
+            memory,
+            listeners,
+            PoolSizes(num_handlers, tuple(num_processors)),
+            self.children,
+            self._spawn,
+        )
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
-        for listener in self._listeners:
-            self._add(
-                Role.ACCEPTOR,
-                listener.number,
-                partial(roles.run_acceptor, listener.number),
-            )
+        for listener in listeners:
+            number = listener.number
+            self._add(Role.ACCEPTOR, number, partial(roles.run_acceptor, number))
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))
@@ -137,12 +108,22 @@ class Supervisor:
         return True
 
     def _spawn(self, child: Child) -> None:
-        row = self._row(child)
+        row = child_words(child)
         child.incarnation += 1
         if row is not None:
-            word, (_, incarnation, _) = row
-            self._words[word + incarnation] = child.incarnation
-        pid = os.fork()
+            self._words[row.incarnation] = child.incarnation
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _LOG.error(
+                "%s %d cannot be started: fork: %s; tried again in %d s",
+                child.role.value,
+                child.number,
+                error.strerror,
+                _FORK_RETRY_S,
+            )
+            child.restart_at = time.monotonic() + _FORK_RETRY_S
+            return
         if pid == 0:
             for fd in self.only_ours:
                 os.close(fd)
@@ -151,30 +132,21 @@ class Supervisor:
         self._by_pidfd[child.pidfd] = child
         self._epoll.register(child.pidfd, select.EPOLLIN)
         if row is not None:
-            word, (pid_word, _, _) = row
-            self._words[word + pid_word] = pid
+            self._words[row.pid] = pid
         else:
             child.happens(ChildEvent.REPORTED_READY)  # its backlog is served already
-
-    def _row(self, child: Child) -> tuple[int, tuple[int, int, int]] | None:
-        """The shared row of a processor or handler, and its words."""
-        if child.role is Role.HANDLER:
-            words = (HANDLER_PID, HANDLER_INCARNATION, HANDLER_READY)
-            return handler_row(child.number), words
-        if child.role is Role.PROCESSOR:
-            words = (PROCESSOR_PID, PROCESSOR_INCARNATION, PROCESSOR_READY)
-            return processor_row(child.number), words
-        return None
 
     def _all_ready(self) -> bool:
         changed = False
         for child in self.children:
-            row = self._row(child)
-            if child.state is ChildState.STARTING and row is not None:
-                word, (_, _, ready) = row
-                if self._words[word + ready] == child.incarnation:
-                    child.happens(ChildEvent.REPORTED_READY)
-                    changed = True
+            row = child_words(child)
+            if (
+                child.state is ChildState.STARTING
+                and row is not None
+                and self._words[row.ready] == child.incarnation
+            ):
+                child.happens(ChildEvent.REPORTED_READY)
+                changed = True
         if changed:
             self._publish()
         return all(child.state is ChildState.READY for child in self.children)
@@ -185,18 +157,23 @@ class Supervisor:
         """Supervise until told to stop, or until it cannot go on."""
         while not self._stopping and not self.failed:
             self._all_ready()
-            self._turn(self._until_restart())
+            self._pools.step()
+            self._turn(self._until_due())
 
-    def _until_restart(self) -> float:
-        waiting = [
+    def _until_due(self) -> float:
+        """Seconds until there is something to do though nothing happens."""
+        due = [
             child.restart_at
             for child in self.children
             if child.state is ChildState.BACKOFF
         ]
-        waiting.extend(task.due for task in self._tasks)
-        if not waiting:
-            return _TICK_S
-        return max(0.0, min(_TICK_S, min(waiting) - time.monotonic()))
+        due.extend(task.due for task in self._tasks)
+        now = time.monotonic()
+        wait = min(due, default=now + _TICK_S) - now
+        step = self._pools.next_step_s()
+        if step is not None:
+            wait = min(wait, step)
+        return max(0.0, min(_TICK_S, wait))
 
     def _turn(self, timeout_s: float) -> None:
         for fd, events in self._epoll.poll(timeout_s):
@@ -238,7 +215,7 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
-            self._stopping = True
+            self.request_stop()
 
     def _reap(self, child: Child) -> None:
         pidfd = child.pidfd
@@ -246,20 +223,23 @@ class Supervisor:
         self._epoll.unregister(pidfd)
         del self._by_pidfd[pidfd]
         child.exited(status)
-        if child.state is ChildState.ENDED:
+        if child.state is ChildState.ENDED and self._ending:
             return
-        _LOG.warning(
-            "%s %d (pid %d) died: %s",
-            child.role.value,
-            child.number,
-            child.pid,
-            child.last_exit,
-        )
+        if status != 0 or child.state is not ChildState.ENDED:
+            _LOG.warning(
+                "%s %d (pid %d) died: %s",
+                child.role.value,
+                child.number,
+                child.pid,
+                child.last_exit,
+            )
         if child.role is Role.HANDLER:
             self._repair.after_handler(child.number, self._partition_rows())
         elif child.role is Role.PROCESSOR:
             self._repair.after_processor(child.number)
-        if child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
+        if child.state is ChildState.ENDED:
+            self._pools.forget(child)
+        elif child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
             _LOG.critical(
                 "%s %d cannot be kept running; the broker stops",
                 child.role.value,
@@ -270,10 +250,54 @@ class Supervisor:
             self._spawn(child)
         self._publish()
 
+    # -- resize ------------------------------------------------------------------------
+
+    def resize(
+        self, handlers: int | None = None, processors: int | None = None
+    ) -> None:
+        """Change how many handlers there are, and processors of each listener.
+
+        Returns at once; ``resizing`` says whether it is still under way.
+
+        Raises:
+            MpbrokerError: no such size is possible; nothing is changed.
+        """
+        sizes = self._pools.sizes
+        if handlers is not None:
+            sizes = sizes._replace(handlers=handlers)
+        if processors is not None:
+            each = tuple(processors for _ in sizes.processors)
+            sizes = sizes._replace(processors=each)
+        sizes.check()
+        self._pools.want(sizes)
+        self._publish()
+
+    @property
+    def resizing(self) -> bool:
+        """Whether processes still start or retire, whatever the reason."""
+        return not self._pools.settled
+
+    def restart(self, role: Role, number: int) -> None:
+        """Replace one process by a successor, which is ready before it retires.
+
+        A successor has an id of its own where two at a time cannot have the same.
+
+        Raises:
+            MpbrokerError: there is no such process, or its role cannot be restarted.
+        """
+        if role not in (Role.HANDLER, Role.PROCESSOR):
+            raise MpbrokerError(f"a {role.value} cannot be restarted")
+        self._pools.replace(role, number)
+
+    def request_stop(self) -> None:
+        """Stop the broker in order, as SIGTERM does, when the loop gets there."""
+        self._stopping = True
+
     # -- stop --------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Drain and stop in order; leave nothing behind."""
+        self._ending = True
         for listener in self._listeners:
             listener.sock.close()
         self._end(Phase.DRAINING, (Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)

@@ -1,0 +1,322 @@
+"""The pools: how many handlers and processors there are, and the way to other numbers.
+
+A resize is no sequence of steps that a death could interrupt. There are the sizes that
+are wanted, and the children there are; ``step`` compares the two and does what can be
+done at once:
+
+    too few    start more, on the lowest spare ids
+    too many   retire those with the highest ids, once all that stay are ready
+    replaced   (``restart``) counts as one too many that must go, whatever its id
+
+So the last of two resizes wins, wherever the first has got to, and a death on the way
+makes the way longer but no different. Retiring is an orderly end: a handler finishes
+its batch and puts back what it has parked, a processor gives its connections to the
+others, an acceptor leaves the backlog to its successor. The id is spare when the
+process has been reaped and what it left, if it was killed, has been repaired.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.layout import (
+    HANDLER_ACTIVE,
+    HANDLER_COUNTERS,
+    HANDLER_INCARNATION,
+    HANDLER_PID,
+    HANDLER_READY,
+    HEADER,
+    HEADER_ACTIVE_HANDLERS,
+    MAX_HANDLERS,
+    MAX_PROCESSORS,
+    PROCESSOR_INCARNATION,
+    PROCESSOR_LISTENER,
+    PROCESSOR_PID,
+    PROCESSOR_READY,
+    HandlerCounter,
+    handler_row,
+    processor_row,
+)
+from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
+from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.roles import Roles
+
+_LOG = logging.getLogger(__name__)
+
+# A batch takes milliseconds, a slow disk perhaps seconds. Whoever takes longer is
+# killed: repair knows what to do with all that it had.
+_RETIRE_S: Final = 30.0
+_POLL_S: Final = 0.002
+_SLOW_POLL_S: Final = 0.1
+_SLOW_AFTER_S: Final = 1.0
+
+
+class PoolSizes(NamedTuple):
+    """How many processes there shall be."""
+
+    handlers: int
+    processors: tuple[int, ...]  # of each listener, by its number
+
+    def check(self) -> None:
+        """Raise MpbrokerError if there cannot be so many, or so few."""
+        if not 1 <= self.handlers <= MAX_HANDLERS:
+            raise MpbrokerError(
+                f"{self.handlers} handlers: not possible; it must be 1 to"
+                f" {MAX_HANDLERS} (num.io.threads)"
+            )
+        if min(self.processors) < 1 or sum(self.processors) > MAX_PROCESSORS:
+            each = " + ".join(map(str, self.processors))
+            raise MpbrokerError(
+                f"{each} processors: not possible; it must be at least 1 a listener and"
+                f" at most {MAX_PROCESSORS} over all (num.network.threads)"
+            )
+
+
+class ChildWords(NamedTuple):
+    """Where a child's row says who it is and whether it serves."""
+
+    pid: int
+    incarnation: int
+    ready: int
+
+
+def child_words(child: Child) -> ChildWords | None:
+    """The words of a processor's or handler's row; None: its role has no rows."""
+    if child.role is Role.HANDLER:
+        row = handler_row(child.number)
+        return ChildWords(
+            row + HANDLER_PID, row + HANDLER_INCARNATION, row + HANDLER_READY
+        )
+    if child.role is Role.PROCESSOR:
+        row = processor_row(child.number)
+        return ChildWords(
+            row + PROCESSOR_PID, row + PROCESSOR_INCARNATION, row + PROCESSOR_READY
+        )
+    return None
+
+
+class _Pool(NamedTuple):
+    """Children that can do each other's work."""
+
+    role: Role
+    listener: int  # -1: of no listener
+
+    def has(self, child: Child) -> bool:
+        return child.role is self.role and child.listener == self.listener
+
+
+class Pools:
+    """Starts and retires children until there are as many as are wanted.
+
+    Args:
+        children: of all roles; shared with the supervisor, which forks and reaps.
+        spawn: fork a child's process.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        memory: BrokerMemory,
+        listeners: Sequence[Listener],
+        sizes: PoolSizes,
+        children: list[Child],
+        spawn: Callable[[Child], None],
+    ) -> None:
+        self._roles = roles
+        self._memory = memory
+        self._words = memory.control.words
+        self._children = children
+        self._spawn = spawn
+        self._pools = [
+            _Pool(Role.HANDLER, -1),
+            *(_Pool(Role.PROCESSOR, listener.number) for listener in listeners),
+        ]
+        self.sizes = sizes
+        for pool in self._pools:
+            for _ in range(self._wanted(pool)):
+                self._add(pool)
+
+    # -- what is wanted ----------------------------------------------------------------
+
+    def want(self, sizes: PoolSizes) -> None:
+        """Change the sizes; ``step`` sees to it."""
+        if sizes != self.sizes:
+            _LOG.info("resizing: %s", _change(self.sizes, sizes))
+            self.sizes = sizes
+
+    def replace(self, role: Role, number: int) -> None:
+        """Start a successor for a child; when it is ready, the child retires.
+
+        Raises:
+            MpbrokerError: there is no such child.
+        """
+        of_role = [child for child in self._children if child.role is role]
+        for child in of_role:
+            if child.number == number and child.state is not ChildState.DRAINING:
+                child.replaced = True
+                return
+        there_are = ", ".join(str(child.number) for child in of_role)
+        raise MpbrokerError(f"there is no {role.value} {number}; there are {there_are}")
+
+    def _wanted(self, pool: _Pool) -> int:
+        if pool.role is Role.HANDLER:
+            return self.sizes.handlers
+        return self.sizes.processors[pool.listener]
+
+    @property
+    def settled(self) -> bool:
+        """There are as many as are wanted, all of them ready, and none retires."""
+        return all(self._is_settled(pool) for pool in self._pools)
+
+    def _is_settled(self, pool: _Pool) -> bool:
+        members = list(self._members(pool))
+        return len(members) == self._wanted(pool) and all(
+            child.state is ChildState.READY and not child.replaced for child in members
+        )
+
+    def _members(self, pool: _Pool) -> Iterator[Child]:
+        return filter(pool.has, self._children)
+
+    # -- the way there -----------------------------------------------------------------
+
+    def step(self) -> None:
+        """Do what can be done now to come nearer to the wanted sizes."""
+        for pool in self._pools:
+            if not self._is_settled(pool):
+                self._step(pool)
+
+    def next_step_s(self) -> float | None:
+        """When to look again, in seconds; None: when something happens."""
+        now = time.monotonic()
+        waits = [
+            _POLL_S if now - child.started_at < _SLOW_AFTER_S else _SLOW_POLL_S
+            for child in self._children
+            if child.state is ChildState.STARTING
+        ]
+        waits.extend(
+            max(0.0, child.killed_at - now)
+            for child in self._children
+            if child.state is ChildState.DRAINING and child.killed_at > 0
+        )
+        return min(waits, default=None)
+
+    def _step(self, pool: _Pool) -> None:
+        self._kill_late(pool)
+        lasting = sorted(
+            (
+                child
+                for child in self._members(pool)
+                if child.state is not ChildState.DRAINING and not child.replaced
+            ),
+            key=lambda child: child.number,
+        )
+        wanted = self._wanted(pool)
+        has_room = True
+        while len(lasting) < wanted and has_room:
+            child = self._add(pool)
+            if child is None:
+                has_room = False
+            else:
+                lasting.append(child)
+                self._spawn(child)
+        leaving = lasting[wanted:] + [
+            child
+            for child in self._members(pool)
+            if child.replaced and child.state is not ChildState.DRAINING
+        ]
+        ready = all(child.state is ChildState.READY for child in lasting[:wanted])
+        # Without a spare id a successor cannot come first.
+        if ready or not has_room:
+            for child in leaving:
+                self._retire(child)
+
+    def _add(self, pool: _Pool) -> Child | None:
+        """Make a child on the lowest spare id; None if there is none."""
+        role = pool.role
+        used = {child.number for child in self._children if child.role is role}
+        limit = MAX_HANDLERS if role is Role.HANDLER else MAX_PROCESSORS
+        number = next((each for each in range(limit) if each not in used), None)
+        if number is None:
+            return None
+        if role is Role.HANDLER:
+            run = partial(self._roles.run_handler, number)
+            self._words[handler_row(number) + HANDLER_ACTIVE] = 1
+        else:
+            run = partial(self._roles.run_processor, number, pool.listener)
+            row = processor_row(number)
+            self._words[row + PROCESSOR_LISTENER] = pool.listener + 1
+        child = Child(role, number, run, pool.listener)
+        words = child_words(child)
+        assert words is not None
+        # Whoever had the id before must not be taken for this one.
+        child.incarnation = self._words[words.incarnation]
+        self._children.append(child)
+        self._count_handlers()
+        return child
+
+    def _retire(self, child: Child) -> None:
+        child.happens(ChildEvent.STOP_REQUESTED)
+        if child.state is ChildState.ENDED:  # it was dead, and waited for a successor
+            self.forget(child)
+            return
+        child.killed_at = time.monotonic() + _RETIRE_S
+        if child.role is Role.HANDLER:
+            self._words[handler_row(child.number) + HANDLER_ACTIVE] = 0
+            self._count_handlers()
+            self._memory.handler_bells[child.number].ring()
+
+    def _kill_late(self, pool: _Pool) -> None:
+        now = time.monotonic()
+        for child in self._members(pool):
+            late = child.state is ChildState.DRAINING and now >= child.killed_at > 0
+            if late and child.is_alive:
+                _LOG.warning(
+                    "%s %d (pid %d) did not retire within %d s: killed",
+                    child.role.value,
+                    child.number,
+                    child.pid,
+                    _RETIRE_S,
+                )
+                child.killed_at = 0.0
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+    def forget(self, child: Child) -> None:
+        """A child has retired, and nothing of it is left: its id is spare."""
+        self._children.remove(child)
+        words = child_words(child)
+        if words is not None:
+            self._words[words.pid] = self._words[words.ready] = 0
+        if child.role is Role.HANDLER:
+            row = handler_row(child.number)
+            self._words[row + HANDLER_ACTIVE] = 0
+            self._words[row + HANDLER_COUNTERS + HandlerCounter.PARKED] = 0
+            self._count_handlers()
+        _LOG.info("%s %d has retired", child.role.value, child.number)
+
+    def _count_handlers(self) -> None:
+        """Tell the handlers among how many they share the requests."""
+        active = sum(
+            self._words[handler_row(handler) + HANDLER_ACTIVE]
+            for handler in range(MAX_HANDLERS)
+        )
+        self._words[HEADER + HEADER_ACTIVE_HANDLERS] = active
+
+
+def _change(old: PoolSizes, new: PoolSizes) -> str:
+    """Say what changes: "handlers 2 to 4"."""
+    parts = []
+    if old.handlers != new.handlers:
+        parts.append(f"handlers {old.handlers} to {new.handlers}")
+    for listener, (before, after) in enumerate(
+        zip(old.processors, new.processors, strict=True)
+    ):
+        if before != after:
+            parts.append(f"processors of listener {listener} {before} to {after}")
+    return ", ".join(parts)
