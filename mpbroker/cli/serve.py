@@ -37,6 +37,7 @@ Options:
   --daemon           go to the background; exits 0 only once the broker is ready
                      to answer clients, and 1 with the reason if it cannot start
   --pid-file FILE    write the supervisor's process id to FILE
+  --enable-inject    let `mpbroker ctl inject` make things fail, for tests
   --ready-fd N       write a line to file descriptor N, and close it, once the broker
                      is ready to answer clients
   -h, --help         show this
@@ -78,6 +79,9 @@ def parse_serve_arguments(arguments: Sequence[str]) -> ServeArguments:
     rest.reverse()
     while rest:
         argument = rest.pop()
+        if argument == "--enable-inject":
+            _add_override(overrides, "control.inject.enable=true")
+            continue
         if argument in ("-h", "--help", "--daemon"):
             flags.add("--help" if argument == "-h" else argument)
             continue

@@ -29,6 +29,7 @@ def complete_setting(
 @click.option("--pid-file", type=click.Path())
 @click.option("--ready-fd", type=int)
 @click.option("--daemon", is_flag=True)
+@click.option("--enable-inject", is_flag=True)
 @click.option("-h", "--help", is_flag=True)
 @click.argument("settings", nargs=-1, shell_complete=complete_setting)
 def command(**_: object) -> int:

@@ -263,6 +263,22 @@ SERVER_KEYS: Final = [
         importance=_LOW,
     ),
     ConfigKey(
+        "control.socket.path",
+        _STRING,
+        None,
+        "Unix socket of mpbroker ctl. Not Kafka's. Default: control.sock in"
+        " $RUNTIME_DIRECTORY under systemd, otherwise in the first of log.dirs.",
+        importance=_LOW,
+    ),
+    ConfigKey(
+        "control.inject.enable",
+        _BOOLEAN,
+        False,
+        "Whether mpbroker ctl may inject faults, for tests (serve --enable-inject)."
+        " Not Kafka's.",
+        importance=_LOW,
+    ),
+    ConfigKey(
         "broker.rack",
         _STRING,
         None,

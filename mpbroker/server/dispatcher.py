@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
 
+from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -134,6 +135,7 @@ class RequestDispatcher:
     def met_bug(self, request: Request) -> Answer:
         """Within ``except``: log a bug of ours with its traceback, and answer."""
         self.errors += 1
+        note(EventKind.BUG, request.api_key, request.connection)
         _LOG.exception(
             "%s v%d of %s failed; this is a bug",
             ApiKey(request.api_key).name,

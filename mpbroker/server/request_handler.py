@@ -13,6 +13,7 @@ import select
 import time
 from typing import Final
 
+from mpbroker.ipc.black_box import NO_API, EventKind, own_box
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
@@ -72,6 +73,7 @@ class RequestHandler:
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
             self._epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
+        self._box = own_box()
         self._one_by_one = False
         self._next_give_back = 0
 
@@ -79,8 +81,10 @@ class RequestHandler:
         """Serve until the broker stops, or this handler id is retired."""
         words, row = self._words, self._row
         words[row + HANDLER_READY] = words[row + HANDLER_INCARNATION]
+        self._box.note(EventKind.SERVING, words[row + HANDLER_INCARNATION])
         while not self._must_stop():
             self.turn()
+        self._box.note(EventKind.ENDING)
         self._channel.flush()
         self._retire()
 
@@ -145,28 +149,35 @@ class RequestHandler:
 
     def _execute(self, slots: list[int]) -> None:
         words, row = self._words, self._row
-        started = time.monotonic_ns()
+        totals, requests, spent = self._box.words, self._box.requests, self._box.spent
+        before = started = time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
         for slot in slots:
             words[row + HANDLER_BUSY_SLOT] = slot + 1
-            self._execute_one(slot)
+            api_key = self._execute_one(slot)
             now = time.monotonic_ns()
+            totals[requests + api_key] += 1
+            totals[spent + api_key] += now - before
+            before = now
             if now - started > _SLOW_NS:
                 self._channel.flush()
                 started = now
         words[row + HANDLER_BUSY_SLOT] = 0
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 
-    def _execute_one(self, slot: int) -> None:
+    def _execute_one(self, slot: int) -> int:
+        """Execute a request; return its API's key, or that which stands for none."""
         channel = self._channel
         received = channel.request(slot)
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
             self._send(request, self._dispatcher.dispatch(request))
-        elif request is None:
+            return request.api_key
+        if request is None:
             channel.close_connection(slot)
         else:
             channel.send_bytes(slot, request)
+        return NO_API
 
     def _send(self, request: Request, answer: Answer) -> None:
         channel, slot = self._channel, request.slot

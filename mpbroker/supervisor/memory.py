@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
+from mpbroker.ipc.black_box import create_boxes
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
@@ -54,6 +55,7 @@ class BrokerMemory:
         self.arena = self.arena_layout.create()
         self.table = PartitionTable.create(self.control, self.arena)
         self.sessions = FetchSessions.create_segment()
+        self.boxes = create_boxes()
         self.handler_bells = [Doorbell() for _ in range(HANDLER_IDS)]
         self.processor_bells = [Doorbell() for _ in range(MAX_PROCESSORS)]
         self.acceptor_bell = Doorbell()  # one for all: it only says "look at the phase"

@@ -9,12 +9,14 @@ import logging
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.black_box import EventKind, box_number, note_failure, open_own_box
 from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
@@ -68,6 +70,8 @@ class Supervisor:
         self.failed = False
         # Descriptors that no child may hold: whoever reads the other end waits for us.
         self.only_ours: set[int] = set()
+        # Told of every death that nobody asked for, before it is repaired.
+        self.on_death: Callable[[Child], None] = _nothing_more
         self.children: list[Child] = []
         self._telemetry = Telemetry()
         self._pools = Pools(
@@ -125,8 +129,10 @@ class Supervisor:
             child.restart_at = time.monotonic() + _FORK_RETRY_S
             return
         if pid == 0:
-            for fd in self.only_ours:
+            for fd in (*self.only_ours, *self._by_pidfd):
                 os.close(fd)
+            box = box_number(child.role.value, child.number)
+            open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
             _live(child.run)
         child.started(pid)
         self._by_pidfd[child.pidfd] = child
@@ -233,6 +239,7 @@ class Supervisor:
                 child.pid,
                 child.last_exit,
             )
+            self.on_death(child)
         if child.role is Role.HANDLER:
             self._repair.after_handler(child.number, self._partition_rows())
         elif child.role is Role.PROCESSOR:
@@ -295,6 +302,17 @@ class Supervisor:
 
     # -- stop --------------------------------------------------------------------------
 
+    def stop_accepting(self) -> None:
+        """Refuse new connections from here on; those there are go on."""
+        for child in list(self.children):
+            if child.role is Role.ACCEPTOR and child.state is not ChildState.DRAINING:
+                child.happens(ChildEvent.STOP_REQUESTED)
+                if child.is_alive:
+                    signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        for listener in self._listeners:
+            # Not close: every child has the socket, and its backlog would fill up.
+            listener.sock.shutdown(socket.SHUT_RDWR)
+
     def stop(self) -> None:
         """Drain and stop in order; leave nothing behind."""
         self._ending = True
@@ -350,6 +368,10 @@ class Supervisor:
         )
 
 
+def _nothing_more(child: Child) -> None:
+    """The log line is enough."""
+
+
 class _Task:
     """Something to be done again and again, and when next."""
 
@@ -367,7 +389,8 @@ def _live(run: Callable[[], None]) -> None:
     try:
         run()
         status = 0
-    except BaseException:
+    except BaseException as error:
+        note_failure(error)
         logging.getLogger(__name__).exception("a child process failed")
     finally:
         logging.shutdown()
