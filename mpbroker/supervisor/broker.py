@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,18 +18,29 @@ from mpbroker import __version__
 from mpbroker.config import BrokerConfig
 from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
-from mpbroker.ipc.layout import HEADER, HEADER_CLEAN_START, MAX_PROCESSORS
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_CLEAN_START,
+    MAX_PROCESSORS,
+    PROCESSOR_COUNTERS,
+    ProcessorCounter,
+    processor_row,
+)
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
+from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.roles import Roles
+from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
-from mpbroker.supervisor.systemd import notify
+from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
 
 _LOG = logging.getLogger(__name__)
+# Metadata of any size has been read by then; nobody can say so while it is.
+_RECOVERY_S: Final = 300.0
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
@@ -70,6 +82,9 @@ class Broker:
         pid_file: Path | None,
     ) -> int:
         config = self._config
+        manager = ServiceManager()
+        manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
+        inherited = take_inherited_sockets()
         _raise_file_limit()
         remove_leftovers()
         paths = [directory.path for directory in directories]
@@ -78,6 +93,7 @@ class Broker:
             config.endpoints,
             config.socket_listen_backlog_size,
             config.socket_receive_buffer_bytes,
+            inherited,
         )
         processors = [
             _processors_of(config, listener.endpoint.listener_name)
@@ -112,6 +128,15 @@ class Broker:
             lambda: _caught_up_rows(registry),
             _identity(cluster_id, listeners, paths),
         )
+        service = Service(
+            manager,
+            supervisor,
+            listeners,
+            lambda: _announce(supervisor, listeners, paths, ready_fd, pid_file),
+            partial(_describe, supervisor, memory),
+            lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
+            [each.name for each in inherited],
+        )
         # What exists now is never collected: the children share its pages. There is
         # no garbage worth a collection, which would take a tenth of the start.
         gc.freeze()
@@ -119,12 +144,12 @@ class Broker:
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
         try:
+            service.begin()
             if supervisor.start():
-                _announce(listeners, paths, ready_fd, pid_file)
-                supervisor.only_ours.clear()  # closed, and its number may be reused
+                service.all_started()
                 supervisor.run()
         finally:
-            notify("STOPPING=1")
+            service.stopping()
             supervisor.stop()
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
@@ -155,7 +180,18 @@ def _identity(
     }
 
 
+def _describe(supervisor: Supervisor, memory: BrokerMemory) -> str:
+    words = memory.control.words
+    connections = sum(
+        words[processor_row(number) + PROCESSOR_COUNTERS + ProcessorCounter.CONNECTIONS]
+        for number in range(MAX_PROCESSORS)
+    )
+    restarts = sum(child.restarts for child in supervisor.children)
+    return f"{connections} connections, {restarts} restarts"
+
+
 def _announce(
+    supervisor: Supervisor,
     listeners: list[Listener],
     paths: list[str],
     ready_fd: int | None,
@@ -170,7 +206,7 @@ def _announce(
         message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
         os.write(ready_fd, json.dumps(message).encode() + b"\n")
         os.close(ready_fd)
-    notify("READY=1\nSTATUS=serving")
+        supervisor.only_ours.discard(ready_fd)  # its number may be used again
 
 
 def configure_logging() -> None:

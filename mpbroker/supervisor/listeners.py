@@ -1,12 +1,38 @@
-"""Open the listen sockets: the supervisor's, so that a backlog outlives an acceptor."""
+"""Open the listen sockets: the supervisor's, so that a backlog outlives an acceptor.
 
+A socket that the service manager passed is used instead of a new one. It may be of a
+socket unit, which names it as it likes, or one that our predecessor left in the
+manager's store, under a name of ours: clients that dialled in between wait in its
+backlog, and none was refused.
+"""
+
+import logging
 import os
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 from mpbroker.config.listeners import EndPoint
 from mpbroker.config_def import ConfigError
+from mpbroker.supervisor.systemd import InheritedSocket
+
+_LOG = logging.getLogger(__name__)
+
+# Listener names have no colon, and neither may the names of stored descriptors.
+STORED_PREFIX: Final = "stored-"
+
+
+class AddressError(ConfigError):
+    """Nobody can listen there just now; it may be another matter later."""
+
+
+class Origin(Enum):
+    """Who made a listener's socket."""
+
+    BOUND = auto()  # we did
+    PASSED = auto()  # a socket unit of the service manager
+    STORED = auto()  # the broker before us, which left it in the manager's store
 
 
 class Listener(NamedTuple):
@@ -16,6 +42,12 @@ class Listener(NamedTuple):
     endpoint: EndPoint
     sock: socket.socket
     port: int  # the real one, where the setting said 0
+    origin: Origin = Origin.BOUND
+
+    @property
+    def stored_name(self) -> str:
+        """What its socket is called in the service manager's store."""
+        return STORED_PREFIX + self.endpoint.listener_name
 
     @property
     def address(self) -> str:
@@ -27,25 +59,124 @@ class Listener(NamedTuple):
 
 
 def open_listeners(
-    endpoints: Sequence[EndPoint], backlog: int, receive_buffer_bytes: int
+    endpoints: Sequence[EndPoint],
+    backlog: int,
+    receive_buffer_bytes: int,
+    inherited: Sequence[InheritedSocket] = (),
 ) -> list[Listener]:
-    """Bind and listen on all of them, or on none.
+    """Listen on all of them, or on none.
+
+    Args:
+        endpoints: what is configured.
+        backlog: socket.listen.backlog.size; a socket unit has its own Backlog=.
+        receive_buffer_bytes: socket.receive.buffer.bytes; -1 leaves it to the system.
+        inherited: used where one fits; what is left over from the store is closed.
 
     Raises:
-        ConfigError: one cannot be bound; it says which, why and what to do.
+        AddressError: one cannot be bound; it says which, why and what to do.
+        ConfigError: a socket unit passed a socket that no listener asks for.
     """
     opened: list[Listener] = []
+    spare = list(inherited)
     try:
         for endpoint in endpoints:
-            sock = _bind(endpoint, receive_buffer_bytes)
-            sock.listen(backlog)
+            found = _choose(endpoint, spare)
+            if found is None:
+                sock, origin = _bind(endpoint, receive_buffer_bytes), Origin.BOUND
+            else:
+                spare.remove(found)
+                sock, origin = found.sock, _origin_of(found)
+                if origin is Origin.PASSED:
+                    endpoint = _as_passed(endpoint, sock)
+                if receive_buffer_bytes >= 0:
+                    sock.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes
+                    )
             port = sock.getsockname()[1]
-            opened.append(Listener(len(opened), endpoint, sock, port))
+            opened.append(Listener(len(opened), endpoint, sock, port, origin))
+            if origin is not Origin.PASSED:
+                sock.listen(backlog)
+        _refuse_unasked(spare, endpoints)
     except BaseException:
         for listener in opened:
             listener.sock.close()
         raise
+    finally:
+        for each in spare:
+            each.sock.close()
     return opened
+
+
+def _origin_of(found: InheritedSocket) -> Origin:
+    stored = found.name.startswith(STORED_PREFIX)
+    return Origin.STORED if stored else Origin.PASSED
+
+
+def _choose(
+    endpoint: EndPoint, inherited: Sequence[InheritedSocket]
+) -> InheritedSocket | None:
+    """The socket for a listener: by name, else by address, else from the store."""
+    passed = [each for each in inherited if _origin_of(each) is Origin.PASSED]
+    for each in passed:
+        if each.name.upper() == endpoint.listener_name:
+            return each
+    for each in passed:
+        if endpoint.port and _is_at(each.sock, endpoint):
+            return each
+    for each in inherited:
+        # The settings may have changed since it was left there.
+        if each.name == STORED_PREFIX + endpoint.listener_name and _is_at(
+            each.sock, endpoint
+        ):
+            return each
+    return None
+
+
+def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
+    """Whether it listens where a listener is configured to."""
+    host, port = sock.getsockname()[:2]
+    if endpoint.port not in (0, port):
+        return False
+    if not endpoint.host:
+        return host in ("::", "0.0.0.0")
+    try:
+        found = socket.getaddrinfo(
+            endpoint.host, port, sock.family, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
+        )
+    except OSError:
+        return False  # binding will say why
+    return any(address[0] == host for *_, address in found)
+
+
+def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
+    """The endpoint as it is: of a socket found by name, the unit chose the address."""
+    host, port = sock.getsockname()[:2]
+    if not _is_at(sock, endpoint):
+        _LOG.warning(
+            "listeners=%s: the service manager passed a socket named %s that listens on"
+            " %s port %d, which is used; set listeners alike",
+            endpoint.connection_string,
+            endpoint.listener_name,
+            host,
+            port,
+        )
+    return endpoint._replace(host=host, port=port)
+
+
+def _refuse_unasked(
+    spare: Sequence[InheritedSocket], endpoints: Sequence[EndPoint]
+) -> None:
+    """Clients of a socket that nobody serves would wait for ever."""
+    for each in spare:
+        if _origin_of(each) is Origin.PASSED:
+            host, port = each.sock.getsockname()[:2]
+            raise ConfigError(
+                f"socket activation: no listener for the socket {each.name or '?'} on"
+                f" {host} port {port}; listeners are "
+                + ", ".join(endpoint.connection_string for endpoint in endpoints)
+                + "; add it there, name it after one of them (FileDescriptorName=), or"
+                " take it out of the socket unit"
+            )
 
 
 def _bind(endpoint: EndPoint, receive_buffer_bytes: int) -> socket.socket:
@@ -69,7 +200,7 @@ def _bind(endpoint: EndPoint, receive_buffer_bytes: int) -> socket.socket:
             return _listening(family, address, receive_buffer_bytes)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(
+        raise AddressError(
             f"listeners={endpoint.connection_string}: cannot listen there: {reason};"
             " stop what uses the address, or name another host or port"
         ) from None

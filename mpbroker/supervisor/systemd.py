@@ -1,25 +1,189 @@
-"""Tell systemd, or whoever started us, how things stand.
+"""The service manager that started us: what it passes in, and what it is told.
 
-Source: sd_notify(3).
+No library: the protocol is datagrams of ``NAME=value`` lines to one Unix socket.
+
+Source: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3).
 """
 
+from __future__ import annotations
+
+import array
 import contextlib
 import os
+import select
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.config_def import ConfigError
+
+_FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
+# What a manager may be behind with before it is taken for hung, and not waited for.
+_PATIENCE_S: Final = 1.0
+_USEC: Final = 1_000_000
 
 
-def notify(message: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send a state such as ``READY=1`` to $NOTIFY_SOCKET; False if there is none."""
-    address = environ.get("NOTIFY_SOCKET")
-    if not address or address[0] not in "/@":
+class ServiceManager:
+    """The receiver of our states; if nobody asked for them, they go nowhere.
+
+    It is never waited for longer than a second, and its absence is no error: a broker
+    must not fail, or hang, because whoever watches it does.
+
+    Attributes:
+        watchdog_s: WATCHDOG=1 is expected at least this often; 0.0: it is not.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._address = _socket_address(environ.get("NOTIFY_SOCKET", ""))
+        self.watchdog_s = _watchdog_s(environ) if self.is_there else 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody listens to our states."""
+        return self._address is not None
+
+    def tell(self, *states: str, fds: Sequence[int] = (), wait: bool = False) -> bool:
+        """Send states such as ``READY=1``; return whether they were taken.
+
+        Args:
+            states: sent together: they are seen together.
+            fds: descriptors that go with them; the manager gets duplicates.
+            wait: up to a second while the manager is behind. What is said again soon
+                does not wait.
+        """
+        if self._address is None:
+            return False
+        message = "\n".join(states).encode()
+        rights = []
+        if fds:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+            ) as sock,
+        ):
+            sock.settimeout(_PATIENCE_S if wait else 0.0)
+            sock.sendmsg([message], rights, socket.MSG_NOSIGNAL, self._address)
+            return True
         return False
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
-        contextlib.suppress(OSError),
+
+    def reloading(self) -> None:
+        """Say that a reload begins; READY=1 ends it."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={now_us}", wait=True)
+
+    def extend_timeout(self, seconds: float, *states: str) -> None:
+        """Ask for patience: this many seconds from now, and then ask again."""
+        self.tell(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", *states)
+
+    def keep(self, name: str, fd: int) -> bool:
+        """Put a duplicate into the manager's store, for our successor.
+
+        The same socket may be put there again; the manager has it once.
+        """
+        return self.tell("FDSTORE=1", f"FDNAME={name}", fds=[fd], wait=True)
+
+    def forget(self, name: str) -> bool:
+        """Take descriptors of this name out of the manager's store."""
+        return self.tell("FDSTOREREMOVE=1", f"FDNAME={name}", wait=True)
+
+    def main_process_is(self, pid: int) -> bool:
+        """Name the process that speaks for the service from now on; wait until known.
+
+        Afterwards the manager listens to that process, and no longer to us.
+        """
+        return self.tell(f"MAINPID={pid}", wait=True) and self.barrier()
+
+    def barrier(self, timeout_s: float = 5.0) -> bool:
+        """Wait until all that was said has been acted on; False if it takes too long.
+
+        Source: sd_notify_barrier(3): the manager closes what it is sent, in turn.
+        """
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                told = self.tell("BARRIER=1", fds=[theirs], wait=True)
+            finally:
+                os.close(theirs)
+            if not told:
+                return False
+            poll = select.poll()
+            poll.register(ours, 0)  # the hang-up is always reported
+            return bool(poll.poll(timeout_s * 1000))
+        finally:
+            os.close(ours)
+
+
+def _socket_address(text: str) -> str | None:
+    """A path, or the name of an abstract socket behind an @."""
+    if text.startswith("@"):
+        return "\0" + text[1:]
+    return text if text.startswith("/") else None
+
+
+def _watchdog_s(environ: Mapping[str, str]) -> float:
+    # The variables are inherited by whatever we start, and by what started us if it
+    # is not the service's main process: the process id says who is meant.
+    pid = environ.get("WATCHDOG_PID", "")
+    text = environ.get("WATCHDOG_USEC", "")
+    if (pid and pid != str(os.getpid())) or not (text.isascii() and text.isdigit()):
+        return 0.0
+    return int(text) / _USEC
+
+
+class InheritedSocket(NamedTuple):
+    """One listening socket that the service manager passed, and what it calls it."""
+
+    name: str  # FileDescriptorName= of a socket unit, or FDNAME= of our own store
+    sock: socket.socket
+
+
+def take_inherited_sockets(
+    environ: MutableMapping[str, str] = os.environ,
+) -> list[InheritedSocket]:
+    """Return the sockets passed by LISTEN_FDS, each now ours to close.
+
+    The variables are removed, so that no process we start takes them for its own.
+
+    Raises:
+        ConfigError: a descriptor is not a listening TCP socket, or is not there.
+    """
+    pid = environ.pop("LISTEN_PID", "")
+    count = environ.pop("LISTEN_FDS", "")
+    names = environ.pop("LISTEN_FDNAMES", "").split(":")
+    if pid != str(os.getpid()) or not (count.isascii() and count.isdigit()):
+        return []
+    # Bounded by what can be open, not by what the variable claims.
+    end = _FIRST_FD + min(int(count), os.sysconf("SC_OPEN_MAX"))
+    taken: list[InheritedSocket] = []
+    try:
+        for number, fd in enumerate(range(_FIRST_FD, end)):
+            name = names[number] if number < len(names) else ""
+            taken.append(InheritedSocket(name, _listening_socket(fd, name)))
+    except BaseException:
+        for each in taken:
+            each.sock.close()
+        raise
+    return taken
+
+
+def _listening_socket(fd: int, name: str) -> socket.socket:
+    told = f"socket activation: descriptor {fd} ({name or 'without a name'})"
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ConfigError(f"{told} is not a socket: {error.strerror}") from None
+    os.set_inheritable(fd, False)
+    sock.setblocking(False)
+    if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == (
+        socket.SOCK_STREAM
     ):
-        sock.sendto(message.encode(), address)
-        return True
-    return False
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return sock
+        reason = "does not listen; a socket unit for mpbroker says Accept=no"
+    else:
+        reason = "is not a TCP socket; a socket unit for mpbroker says ListenStream="
+    sock.close()
+    raise ConfigError(f"{told} {reason}")

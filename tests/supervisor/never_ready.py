@@ -8,6 +8,7 @@ from mpbroker.supervisor import supervisor
 from mpbroker.supervisor.roles import Roles
 
 supervisor._READY_TIMEOUT_S = 0.2
+supervisor._DRAIN_S = 0.2
 supervisor._STOP_S = 0.2
 Roles.run_handler = lambda self, handler: time.sleep(1000)
 sys.exit(main())

@@ -13,7 +13,6 @@ import pytest
 
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.supervisor.systemd import notify
 from tests.supervisor.load import (
     Load,
     api_versions,
@@ -221,39 +220,6 @@ def test_the_ready_descriptor_gets_one_line_and_ends(tmp_path):
     finally:
         broker.terminate()
         assert broker.wait(30) == 0
-
-
-# -- systemd ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["file", "abstract"])
-def test_states_are_sent_to_the_notify_socket(tmp_path, name):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        if name == "file":
-            address = str(tmp_path / "notify")
-            manager.bind(address)
-        else:
-            address = f"@mpbroker-test-{os.getpid()}"
-            manager.bind("\0" + address[1:])
-        assert notify("READY=1", {"NOTIFY_SOCKET": address})
-        assert manager.recv(100) == b"READY=1"
-
-
-@pytest.mark.parametrize("address", ["", "relative", "/no/such/socket"])
-def test_without_a_notify_socket_nothing_is_sent_and_nothing_fails(address):
-    assert not notify("READY=1", {"NOTIFY_SOCKET": address})
-    assert not notify("READY=1", {})
-
-
-def test_a_broker_tells_its_manager_that_it_is_ready_and_that_it_stops(tmp_path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        address = str(tmp_path / "notify")
-        manager.bind(address)
-        manager.settimeout(30)
-        environ = {"NOTIFY_SOCKET": address}
-        with Broker(tmp_path / "data", environ=environ):
-            assert manager.recv(100).startswith(b"READY=1")
-        assert manager.recv(100) == b"STOPPING=1"
 
 
 def test_a_broker_whose_children_never_serve_gives_up_and_leaves_nothing(tmp_path):

@@ -46,6 +46,7 @@ class Broker:
         log_path: what the broker's processes print; appended to by every start.
         bootstrap: HOST:PORT of its first listener, while it runs.
         listeners: HOST:PORT by listener name, while it runs.
+        pass_fds: descriptors that it shall inherit, under their numbers here.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Broker:
         self.log_path = data_dir.with_name(data_dir.name + ".broker.log")
         self.bootstrap = ""
         self.listeners: dict[str, str] = {}
+        self.pass_fds: list[int] = []
         self._environ = dict(environ or {})
         self._command = [
             *_DIE_WITH_US,
@@ -128,7 +130,7 @@ class Broker:
                     stdout=log,
                     stderr=log,
                     env={**os.environ, **self._environ},
-                    pass_fds=[their_fd],
+                    pass_fds=[their_fd, *self.pass_fds],
                     start_new_session=True,
                 )
         finally:

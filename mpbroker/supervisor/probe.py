@@ -1,0 +1,255 @@
+"""A client inside the supervisor: does a request pass every stage, and come back?
+
+Each listener that this host can reach is dialled and asked two things at once: which
+APIs there are, and the metadata of no topic. The answers have been through an acceptor,
+a processor, the request ring, a handler and the processor again. Nothing here blocks:
+the supervisor's loop reports what happens to the sockets.
+
+What is unreachable from here (an address that a firewall keeps to others) cannot be
+judged, and says nothing about the broker: it is told apart from what is reached and
+does not answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable, Container, Sequence
+from enum import Enum, auto
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.framing import FrameDecoder, encode_frame
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.supervisor.listeners import Listener
+
+_CLIENT_ID: Final = "mpbroker-probe"
+# Old versions: their answers are short, and begin with the correlation id alone.
+_EMPTY_ARRAY: Final = b"\0\0\0\0"
+_REQUESTS: Final = (
+    (ApiKey.API_VERSIONS, 0, b""),
+    (ApiKey.METADATA, 1, _EMPTY_ARRAY),
+)
+_ASKED: Final = b"".join(
+    encode_frame((encode_request_header(key, version, number, _CLIENT_ID), body))
+    for number, (key, version, body) in enumerate(_REQUESTS)
+)
+_MAX_ANSWER_BYTES: Final = 1 << 20
+_UNREACHABLE: Final = {
+    errno.EADDRNOTAVAIL,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EAFNOSUPPORT,
+}
+
+
+class Loop(Protocol):
+    """What of the supervisor's loop a probe needs."""
+
+    only_ours: set[int]
+
+    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class Outcome(Enum):
+    """How a probe ended."""
+
+    ANSWERED = auto()
+    UNREACHABLE = auto()  # no connection: from here there is no way to this address
+    FAILED = auto()  # no connection, or no right answer to our requests
+
+
+class Target(NamedTuple):
+    """Where one listener is dialled from this host."""
+
+    name: str
+    family: int
+    address: tuple[str | int, ...]
+
+
+def targets_of(listeners: Sequence[Listener]) -> list[Target]:
+    """The listeners that a probe can talk to: those without TLS or SASL."""
+    return [
+        _target(listener)
+        for listener in listeners
+        if listener.endpoint.security_protocol == "PLAINTEXT"
+    ]
+
+
+def _target(listener: Listener) -> Target:
+    sock, name = listener.sock, listener.endpoint.listener_name
+    family, address = sock.family, sock.getsockname()
+    if address[0] == "0.0.0.0":
+        address = ("127.0.0.1", address[1])
+    elif address[0] == "::":
+        if sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            address = ("::1", address[1])
+        else:
+            # Many containers have IPv6 sockets and no IPv6 address, not even ::1.
+            family, address = socket.AF_INET, ("127.0.0.1", address[1])
+    return Target(name, family, address)
+
+
+class Probe:
+    """One connection to one listener, from dialling to both answers.
+
+    Attributes:
+        outcome: None until it has ended.
+        reason: why it did not succeed, for people.
+    """
+
+    def __init__(self, target: Target, loop: Loop, ended: Callable[[], None]) -> None:
+        self.target = target
+        self.outcome: Outcome | None = None
+        self.reason = ""
+        self._loop = loop
+        self._ended = ended
+        self._decoder = FrameDecoder(_MAX_ANSWER_BYTES)
+        self._answered = 0
+        self._connected = False
+        self._sock: socket.socket | None = None
+
+    def start(self) -> None:
+        """Dial; ``ended()`` is called at the end, which may be before this returns."""
+        try:
+            self._dial()
+        except OSError as error:
+            self._failed(error)
+
+    def _dial(self) -> None:
+        self._sock = sock = socket.socket(
+            self.target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+        )
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A child forked meanwhile must not keep the connection open.
+        self._loop.only_ours.add(sock.fileno())
+        self._loop.watch(sock.fileno(), select.EPOLLOUT, self._ready)
+        error = sock.connect_ex(self.target.address)
+        if error not in (0, errno.EINPROGRESS):
+            raise OSError(error, os.strerror(error))
+
+    def _ready(self, events: int) -> None:
+        sock = self._sock
+        assert sock is not None
+        try:
+            if not self._connected:
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, os.strerror(error))
+                self._connected = True
+                sock.send(_ASKED)  # some 90 bytes: any socket buffer takes them whole
+                self._loop.watch(sock.fileno(), select.EPOLLIN, self._ready)
+                return
+            chunk = sock.recv(_MAX_ANSWER_BYTES)
+            if not chunk:
+                self._end(Outcome.FAILED, "the connection was closed unanswered")
+                return
+            self._decoder.feed(chunk)
+            while (answer := self._decoder.next_frame()) is not None:
+                self._take(answer)
+        except BlockingIOError:
+            return  # reported for nothing
+        except ProtocolError as error:
+            self._end(Outcome.FAILED, str(error))
+        except OSError as error:
+            self._failed(error)
+
+    def _take(self, answer: bytes) -> None:
+        if answer[:4] != self._answered.to_bytes(4, "big"):
+            raise ProtocolError(
+                f"answer {self._answered} begins {answer[:4].hex() or 'with nothing'}"
+            )
+        if self._answered == 0 and answer[4:6] != b"\0\0":
+            raise ProtocolError(f"ApiVersions answered with error {answer[4:6].hex()}")
+        self._answered += 1
+        if self._answered == len(_REQUESTS):
+            self._end(Outcome.ANSWERED)
+
+    def _failed(self, error: OSError) -> None:
+        unreachable = not self._connected and error.errno in _UNREACHABLE
+        outcome = Outcome.UNREACHABLE if unreachable else Outcome.FAILED
+        self._end(outcome, error.strerror or str(error))
+
+    def give_up(self, was_reached: bool) -> None:
+        """End it, because it has taken too long.
+
+        Args:
+            was_reached: whether another probe has ever come through to this listener.
+                Then a connection that is not made has found the backlog full; else
+                something in between swallows what is sent.
+        """
+        if self._connected:
+            self._end(Outcome.FAILED, "waited in vain for an answer")
+        elif was_reached:
+            self._end(Outcome.FAILED, "waited in vain for a connection")
+        else:
+            self._end(Outcome.UNREACHABLE, "nothing answers the attempt to connect")
+
+    def _end(self, outcome: Outcome, reason: str = "") -> None:
+        if self.outcome is not None:
+            return
+        self.outcome, self.reason = outcome, reason
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.unwatch(sock.fileno())
+            self._loop.only_ours.discard(sock.fileno())
+            sock.close()
+        self._ended()
+
+
+class Round:
+    """A probe of each target at once.
+
+    Args:
+        targets: whom to ask; with none of them the round ends as it begins.
+        loop: reports what happens to the sockets.
+        ended: called once, with the round, when the last probe has ended.
+    """
+
+    def __init__(
+        self, targets: Sequence[Target], loop: Loop, ended: Callable[[Round], None]
+    ) -> None:
+        self.probes = [Probe(target, loop, self._one_ended) for target in targets]
+        self._ended = ended
+        self._running = 1 + len(self.probes)  # one is start() itself
+
+    def start(self) -> None:
+        """Dial all."""
+        for probe in self.probes:
+            probe.start()
+        self._one_ended()
+
+    def _one_ended(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._ended(self)
+
+    def give_up(self, reached: Container[str]) -> None:
+        """End what still waits; see `Probe.give_up`.
+
+        Args:
+            reached: names of the listeners that any probe has ever come through to.
+        """
+        for probe in self.probes:
+            if probe.outcome is None:
+                probe.give_up(probe.target.name in reached)
+
+    def names(self, outcome: Outcome) -> list[str]:
+        """The listeners whose probes ended so."""
+        return [each.target.name for each in self.probes if each.outcome is outcome]
+
+    def explain(self, outcome: Outcome) -> str:
+        """Say why, of every probe that ended so."""
+        return "; ".join(
+            f"{each.target.name}: {each.reason}"
+            for each in self.probes
+            if each.outcome is outcome
+        )

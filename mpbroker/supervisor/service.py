@@ -1,0 +1,258 @@
+"""Service: prove that the broker serves, and tell the service manager how it is.
+
+The broker is ready when a request has been through every stage of every listener that
+this host can reach, and not when its processes say so. Under a watchdog such a request
+is made twice in its interval, and it alone feeds it: a broker that is alive and answers
+nobody is restarted.
+
+Two things are not taken for a wedged broker. An address that cannot be reached from
+this host says nothing about it. And a handler in uninterruptible sleep waits for its
+disk: a restart would lose what it has done and wait for the same disk.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from mpbroker.supervisor import probe
+from mpbroker.supervisor.listeners import Listener, Origin
+from mpbroker.supervisor.probe import Outcome, Round
+from mpbroker.supervisor.systemd import ServiceManager
+
+_LOG = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_STATUS_S: Final = 2.0
+# What a start or a stop may take from one tick to the next before it counts as hung.
+# The supervisor itself gives neither for ever.
+_EXTENSION_S: Final = 30.0
+_FIRST_ANSWER_S: Final = 60.0
+_ROUND_S: Final = 5.0
+# Redialled at once so often, because a process died under the request; then each tick.
+_QUICK_RETRIES: Final = 3
+
+
+class Loop(probe.Loop, Protocol):
+    """What is used of the supervisor."""
+
+    failed: bool
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
+
+
+class _State(Enum):
+    STARTING = auto()  # not all processes are there
+    PROVING = auto()  # all are there; no request has come through yet
+    SERVING = auto()
+    STOPPING = auto()
+
+
+class Service:
+    """One broker, as its service manager sees it.
+
+    Args:
+        manager: hears of it, if it is there.
+        loop: the supervisor.
+        listeners: what is probed.
+        serving: called once, in the loop, when a request has come through.
+        describe: a few words on how busy the broker is.
+        handlers: process ids of the handlers, which may be waiting for a disk.
+        stored_names: what the manager's store held for us when we started.
+    """
+
+    def __init__(
+        self,
+        manager: ServiceManager,
+        loop: Loop,
+        listeners: Sequence[Listener],
+        serving: Callable[[], None],
+        describe: Callable[[], str],
+        handlers: Callable[[], Iterable[int]],
+        stored_names: Iterable[str] = (),
+    ) -> None:
+        self._manager = manager
+        self._loop = loop
+        self._listeners = listeners
+        self._targets = probe.targets_of(listeners)
+        self._serving = serving
+        self._describe = describe
+        self._handlers = handlers
+        self._stored_names = set(stored_names)
+        self._state = _State.STARTING
+        self._round: Round | None = None
+        self._round_began = 0.0
+        self._proved = False
+        self._reached: set[str] = set()
+        self._unreached = ""
+        self._retries = 0
+        self._began = self._answered_at = self._said_at = time.monotonic()
+        self._status = ""
+
+    def begin(self) -> None:
+        """Dial; before the children are forked, so that they find somebody waiting."""
+        watchdog_s = self._manager.watchdog_s
+        if watchdog_s:
+            # The manager aborts what it takes for hung: say then where that was.
+            faulthandler.enable()
+        self._loop.every(
+            min(_TICK_S, watchdog_s / 8) if watchdog_s else _TICK_S, self._tick
+        )
+        self._ask()
+
+    def all_started(self) -> None:
+        """All processes are there: ready, as soon as the request has come through."""
+        self._state = _State.PROVING
+        self._look()
+
+    def stopping(self) -> None:
+        """Say that the broker stops; more time is asked for while it takes longer."""
+        self._state = _State.STOPPING
+        self._manager.tell("STOPPING=1", "STATUS=Stopping", wait=True)
+        if self._round is not None:
+            self._round.give_up(self._reached)
+
+    def reload(self, run: Callable[[], None]) -> None:
+        """Let the manager know that ``run()`` reloads, and when that has ended."""
+        self._manager.reloading()
+        try:
+            run()
+        finally:
+            self._manager.tell("READY=1", wait=True)
+
+    # -- rounds ------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        self._round_began = time.monotonic()
+        self._round = Round(self._targets, self._loop, self._answered)
+        self._round.start()
+
+    def _answered(self, ended: Round) -> None:
+        self._round = None
+        self._reached.update(ended.names(Outcome.ANSWERED))
+        if self._state is _State.STOPPING:
+            return
+        if ended.names(Outcome.FAILED):
+            self._failed(ended.explain(Outcome.FAILED))
+            return
+        self._retries = 0
+        self._proved = True
+        self._answered_at = time.monotonic()
+        self._say_unreached(ended)
+        if self._state is _State.SERVING:
+            self._manager.tell("WATCHDOG=1")
+        self._look()
+
+    def _say_unreached(self, ended: Round) -> None:
+        unreached = ended.explain(Outcome.UNREACHABLE)
+        if unreached and unreached != self._unreached:
+            _LOG.warning(
+                "not reachable from this host, and so not watched: %s", unreached
+            )
+        self._unreached = unreached
+
+    def _failed(self, why: str) -> None:
+        if self._state is _State.SERVING:
+            _LOG.error("a request of the broker to itself failed: %s", why)
+            if self._waits_for_disk():
+                _LOG.warning("a handler waits for its disk; the watchdog is fed")
+                self._manager.tell("WATCHDOG=1", "STATUS=Waiting for a disk")
+                self._answered_at = time.monotonic()
+        if self._retries < _QUICK_RETRIES:
+            self._retries += 1
+            self._ask()
+
+    def _waits_for_disk(self) -> bool:
+        return any(in_uninterruptible_sleep(pid) for pid in self._handlers())
+
+    def _look(self) -> None:
+        if self._state is not _State.PROVING or not self._proved:
+            return
+        self._state = _State.SERVING
+        self._serving()
+        self._status = self._status_now()
+        self._manager.tell("READY=1", "WATCHDOG=1", self._status, wait=True)
+        if self._manager.is_there:
+            self._fill_store()
+
+    def _fill_store(self) -> None:
+        """Leave our sockets with the manager, and no others."""
+        used = {
+            each.stored_name for each in self._listeners if each.origin is Origin.STORED
+        }
+        for name in self._stored_names - used:
+            self._manager.forget(name)  # or it would listen there for ever
+        for listener in self._listeners:
+            if listener.origin is Origin.BOUND:
+                self._manager.keep(listener.stored_name, listener.sock.fileno())
+
+    # -- the clock ---------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._state is _State.STOPPING:
+            self._manager.extend_timeout(_EXTENSION_S)
+            return
+        if self._round is not None and now - self._round_began >= self._patience_s():
+            self._round.give_up(self._reached)
+        if self._state is _State.SERVING:
+            self._watch(now)
+        else:
+            self._wait_for_start(now)
+
+    def _patience_s(self) -> float:
+        """How long a request may take; more than one fits into the watchdog's time."""
+        if self._state is _State.SERVING and self._manager.watchdog_s:
+            return self._manager.watchdog_s / 4
+        return _ROUND_S
+
+    def _watch(self, now: float) -> None:
+        due = self._answered_at + self._manager.watchdog_s / 2
+        if self._manager.watchdog_s and self._round is None and now >= due:
+            self._ask()
+        if now - self._said_at >= _STATUS_S:
+            self._say_status(now)
+
+    def _wait_for_start(self, now: float) -> None:
+        self._manager.extend_timeout(_EXTENSION_S, "STATUS=Starting")
+        if self._state is _State.PROVING and now - self._began > _FIRST_ANSWER_S:
+            _LOG.critical(
+                "no request came through within %d s; the broker stops", _FIRST_ANSWER_S
+            )
+            self._loop.failed = True
+        elif self._round is None and not self._proved:
+            self._ask()
+
+    def _say_status(self, now: float) -> None:
+        self._said_at = now
+        status = self._status_now()
+        if status != self._status and self._manager.tell(status):
+            self._status = status
+
+    def _status_now(self) -> str:
+        on = ", ".join(
+            f"{each.endpoint.listener_name} on {each.address}"
+            for each in self._listeners
+        )
+        unreached = f"; unreachable from here: {self._unreached}"
+        return (
+            f"STATUS=Serving {on}; {self._describe()}"
+            f"{unreached if self._unreached else ''}"
+        ).replace("\n", " ")
+
+
+def in_uninterruptible_sleep(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process waits for a device; False if there is none.
+
+    Source: proc_pid_stat(5), field 3.
+    """
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            # The command's name, in parentheses, may contain anything.
+            return file.read().rpartition(b")")[2].split()[0] == b"D"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
