@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.compiled import core
+from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.errors import DamagedSegmentError
 from mpbroker.ipc.segment import Segment
 
