@@ -1,0 +1,82 @@
+"""Rows as Spark's Kafka connector has them, as Arrow record batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from mpbroker.protocol.record_columns import BinaryColumn, RecordColumns
+
+SCHEMA_DDL: Final = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT,"
+    " timestamp TIMESTAMP, timestampType INT"
+)
+HEADERS_DDL: Final = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+_NAMES: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+)
+
+
+def record_batch(
+    columns: RecordColumns,
+    topic: str,
+    partition: int,
+    timestamp_type: int,
+    rows: int,
+) -> pa.RecordBatch:
+    """Wrap columns; no field is copied.
+
+    Args:
+        timestamp_type: 0 CreateTime, 1 LogAppendTime.
+        rows: take so many from the front.
+    """
+    timestamps = _numbers(columns.timestamps, pa.timestamp("ms", tz="UTC"), rows)
+    arrays = [
+        _binary(columns.keys, pa.binary(), rows),
+        _binary(columns.values, pa.binary(), rows),
+        pa.repeat(pa.scalar(topic, pa.string()), rows),
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        _numbers(columns.offsets, pa.int64(), rows),
+        timestamps.cast(_TIMESTAMP),
+        pa.repeat(pa.scalar(timestamp_type, pa.int32()), rows),
+    ]
+    if columns.headers is None:
+        return pa.RecordBatch.from_arrays(arrays, names=_NAMES)
+    ends, names, contents = columns.headers
+    count = len(names[1]) // 4 - 1
+    headers = pa.StructArray.from_arrays(
+        [_binary(names, pa.string(), count), _binary(contents, pa.binary(), count)],
+        fields=list(_HEADER),
+    )
+    lists = pa.Array.from_buffers(
+        pa.list_(_HEADER), rows, [None, pa.py_buffer(ends)], children=[headers]
+    )
+    return pa.RecordBatch.from_arrays([*arrays, lists], names=[*_NAMES, "headers"])
+
+
+def _numbers(content: bytes, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(content)])
+
+
+def _binary(column: BinaryColumn, kind: pa.DataType, rows: int) -> pa.Array:
+    validity, offsets, content = column
+    return pa.Array.from_buffers(
+        kind,
+        rows,
+        [
+            None if validity is None else pa.py_buffer(validity),
+            pa.py_buffer(offsets),
+            pa.py_buffer(content),
+        ],
+    )

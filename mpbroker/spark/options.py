@@ -1,0 +1,323 @@
+"""Options of ``format("mpbroker")``: names, defaults, rules of Spark's connector.
+
+So code moves between the two by changing one word. Option names come in any case;
+``kafka.`` options that have no meaning here are let pass, as a consumer would.
+
+Source: Spark's "Structured Streaming + Kafka Integration Guide".
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from mpbroker.client.addresses import Address, parse_addresses
+from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.errors import AddressError
+from mpbroker.client.record_fetcher import READ_COMMITTED, READ_UNCOMMITTED
+from mpbroker.errors import MpbrokerError
+
+logger = logging.getLogger(__name__)
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+_PREFIX: Final = "kafka."
+# What Spark's connector sets itself, and refuses from the user.
+_REFUSED: Final = {
+    "kafka.auto.offset.reset": "use startingOffsets, or a checkpoint",
+    "kafka.key.deserializer": "keys are bytes; convert the column",
+    "kafka.value.deserializer": "values are bytes; convert the column",
+    "kafka.key.serializer": "cast the key column to binary or string",
+    "kafka.value.serializer": "cast the value column to binary or string",
+    "kafka.enable.auto.commit": "offsets are kept in the checkpoint",
+    "kafka.interceptor.classes": "interceptors could break the query",
+}
+_STRATEGIES: Final = ("subscribe", "subscribepattern", "assign")
+_INTEGER_MAX: Final = (1 << 63) - 1
+
+
+class OptionError(MpbrokerError):
+    """An option that cannot be used; the text names it, its value and what is right."""
+
+
+class Subscription(NamedTuple):
+    """Which partitions are read: of named topics, of a pattern's, or just these."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: tuple[TopicPartition, ...] = ()
+
+
+class OffsetRequest(NamedTuple):
+    """Where to start or end.
+
+    Exactly one applies, in this order: one timestamp for all, timestamps by partition,
+    offsets by partition, one of EARLIEST and LATEST for all.
+    """
+
+    everywhere: int = LATEST
+    offsets: Mapping[TopicPartition, int] | None = None
+    timestamps: Mapping[TopicPartition, int] | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a reader needs to know; plain values that travel to executors."""
+
+    bootstrap: tuple[Address, ...]
+    subscription: Subscription
+    starting: OffsetRequest
+    ending: OffsetRequest
+    unmatched_timestamp_is_latest: bool = False
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    poll_timeout_ms: int = 120_000
+    fetch_retries: int = 3
+    fetch_retry_interval_ms: int = 10
+    isolation_level: int = READ_UNCOMMITTED
+    partition_max_bytes: int = 4 * 1024 * 1024
+    request_timeout_ms: int = 30_000
+    commit_group: str | None = None
+
+
+def parse_source_options(
+    options: Mapping[str, str], *, streaming: bool
+) -> SourceOptions:
+    """Read and check the options of a query.
+
+    Raises:
+        OptionError: names the option, its value and what is expected.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    for name, reason in _REFUSED.items():
+        if name in given:
+            raise OptionError(f"{name} is not supported: {reason}")
+    if streaming:
+        for name in ("endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp"):
+            if name in given:
+                raise OptionError(f"{name} is not valid in streaming queries")
+    for name in given:
+        if name.startswith(_PREFIX) and name not in _UNDERSTOOD:
+            logger.warning("option %s has no meaning here and is ignored", name)
+    starting = _offset_request(given, "starting", LATEST if streaming else EARLIEST)
+    if not streaming and _asks_for(starting, LATEST):
+        raise OptionError(
+            "startingOffsets must not be latest in a batch query: it would read"
+            " nothing; use earliest or offsets"
+        )
+    ending = _offset_request(given, "ending", LATEST)
+    if _asks_for(ending, EARLIEST):
+        raise OptionError(
+            "endingOffsets must not be earliest: nothing would be read; use latest or"
+            " offsets"
+        )
+    return SourceOptions(
+        bootstrap=parse_bootstrap(given),
+        subscription=_subscription(given),
+        starting=starting,
+        ending=ending,
+        unmatched_timestamp_is_latest=_choice(
+            given, "startingOffsetsByTimestampStrategy", ("error", "latest")
+        )
+        == "latest",
+        max_offsets_per_trigger=_integer(given, "maxOffsetsPerTrigger", 1),
+        min_offsets_per_trigger=_integer(given, "minOffsetsPerTrigger", 1),
+        max_trigger_delay_ms=_duration(given, "maxTriggerDelay", 15 * 60_000),
+        min_partitions=_integer(given, "minPartitions", 1),
+        max_records_per_partition=_integer(given, "maxRecordsPerPartition", 1),
+        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+        include_headers=_boolean(given, "includeHeaders", False),
+        poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 0) or 120_000,
+        fetch_retries=_or(_integer(given, "fetchOffset.numRetries", 1), 3),
+        fetch_retry_interval_ms=_or(
+            _integer(given, "fetchOffset.retryIntervalMs", 0), 10
+        ),
+        isolation_level=READ_COMMITTED
+        if _choice(
+            given, "kafka.isolation.level", ("read_uncommitted", "read_committed")
+        )
+        == "read_committed"
+        else READ_UNCOMMITTED,
+        partition_max_bytes=_or(
+            _integer(given, "kafka.max.partition.fetch.bytes", 1), 4 * 1024 * 1024
+        ),
+        request_timeout_ms=_or(_integer(given, "kafka.request.timeout.ms", 1), 30_000),
+        commit_group=given.get("commitgroup"),
+    )
+
+
+_UNDERSTOOD: Final = {
+    "kafka.bootstrap.servers",
+    "kafka.isolation.level",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.request.timeout.ms",
+}
+
+
+def parse_bootstrap(given: Mapping[str, str]) -> tuple[Address, ...]:
+    """Read kafka.bootstrap.servers.
+
+    Args:
+        given: options by name in lower case.
+    """
+    text = given.get("kafka.bootstrap.servers")
+    if not text:
+        raise OptionError(
+            "kafka.bootstrap.servers is not set; give HOST:PORT[,HOST:PORT...]"
+        )
+    try:
+        return tuple(parse_addresses(text))
+    except AddressError as error:
+        raise OptionError(f"kafka.bootstrap.servers: {error}") from None
+
+
+def _subscription(given: Mapping[str, str]) -> Subscription:
+    chosen = [name for name in _STRATEGIES if name in given]
+    if len(chosen) != 1:
+        found = f"{', '.join(chosen)} are given" if chosen else "none is given"
+        raise OptionError(
+            f"exactly one of subscribe, subscribePattern and assign is needed; {found}"
+        )
+    value = given[chosen[0]].strip()
+    if chosen[0] == "subscribe":
+        topics = tuple(name.strip() for name in value.split(",") if name.strip())
+        if not topics:
+            raise OptionError(f"subscribe={value!r} names no topic; give T1,T2")
+        return Subscription(topics=topics)
+    if chosen[0] == "subscribepattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise OptionError(
+                f"subscribePattern={value!r} is no regular expression: {error}"
+            ) from None
+        if not value:
+            raise OptionError("subscribePattern is empty; give a regular expression")
+        return Subscription(pattern=value)
+    topics_given = _json(value, "assign", '{"topic":[0,1]}')
+    partitions = []
+    for topic, numbers in topics_given.items():
+        if not isinstance(numbers, list) or not all(map(_is_partition, numbers)):
+            raise _unreadable("assign", value, '{"topic":[0,1]}')
+        partitions += [TopicPartition(topic, number) for number in numbers]
+    if not partitions:
+        raise OptionError(f"assign={value!r} names no partition")
+    return Subscription(partitions=tuple(sorted(set(partitions))))
+
+
+def _offset_request(given: Mapping[str, str], side: str, default: int) -> OffsetRequest:
+    timestamp = _integer(given, f"{side}Timestamp", 0)
+    if timestamp is not None:
+        return OffsetRequest(timestamp_ms=timestamp)
+    name = f"{side}OffsetsByTimestamp"
+    text = given.get(name.lower())
+    if text is not None:
+        return OffsetRequest(timestamps=_by_partition(text, name, lowest=0))
+    name = f"{side}Offsets"
+    text = given.get(name.lower())
+    if text is None:
+        return OffsetRequest(everywhere=default)
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return OffsetRequest(everywhere=EARLIEST if word == "earliest" else LATEST)
+    return OffsetRequest(offsets=_by_partition(text, name, lowest=EARLIEST))
+
+
+def _asks_for(request: OffsetRequest, word: int) -> bool:
+    if request.timestamp_ms is not None or request.timestamps is not None:
+        return False
+    if request.offsets is not None:
+        return word in request.offsets.values()
+    return request.everywhere == word
+
+
+def _by_partition(text: str, name: str, lowest: int) -> dict[TopicPartition, int]:
+    example = '{"topic":{"0":23,"1":-2}}' if lowest else '{"topic":{"0":1700000000000}}'
+    found: dict[TopicPartition, int] = {}
+    for topic, entries in _json(text, name, example).items():
+        if not isinstance(entries, dict):
+            raise _unreadable(name, text, example)
+        for number, value in entries.items():
+            if not (number.isascii() and number.isdigit()) or not (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and lowest <= value <= _INTEGER_MAX
+            ):
+                raise _unreadable(name, text, example)
+            found[TopicPartition(topic, int(number))] = value
+    return found
+
+
+def _json(text: str, name: str, example: str) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise _unreadable(name, text, example) from None
+    if not isinstance(found, dict):
+        raise _unreadable(name, text, example)
+    return found
+
+
+def _unreadable(name: str, value: str, example: str) -> OptionError:
+    return OptionError(f"{name}={value!r} cannot be read; it looks like {example}")
+
+
+def _is_partition(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _integer(given: Mapping[str, str], name: str, lowest: int) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = lowest - 1
+    if not lowest <= value <= _INTEGER_MAX:
+        raise OptionError(f"{name}={text!r} is not an integer of at least {lowest}")
+    return value
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name}={text!r} is neither true nor false")
+    return text == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return what is given, or the first choice."""
+    value = given.get(name.lower(), choices[0]).lower()
+    if value not in choices:
+        raise OptionError(f"{name}={value!r} is none of {', '.join(choices)}")
+    return value
+
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+
+
+def _duration(given: Mapping[str, str], name: str, default_ms: int) -> int:
+    text = given.get(name.lower())
+    if text is None:
+        return default_ms
+    match = re.fullmatch(r"\s*(\d{1,12})\s*([a-z]*)\s*", text.lower())
+    if match is None or (match[2] or "ms") not in _UNITS_MS:
+        raise OptionError(f"{name}={text!r} is not a duration such as 15m, 30s, 500ms")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]

@@ -1,0 +1,187 @@
+"""Read one range of offsets on an executor, the next answer on its way meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from mpbroker.client.admin import list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.client.record_fetcher import (
+    FetchedBatch,
+    LeaderLostError,
+    OffsetOutOfRangeError,
+    RecordFetcher,
+)
+from mpbroker.protocol.record_columns import read_columns
+from mpbroker.spark.arrow import record_batch
+from mpbroker.spark.offsets import DataLossError, OffsetRange
+from mpbroker.spark.options import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from mpbroker.spark.options import SourceOptions
+
+logger = logging.getLogger(__name__)
+
+# Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
+# record; more than this only takes memory (Spark's own default is 10,000).
+_BATCH_ROWS: Final = 10_000
+_MAX_WAIT_MS: Final = 500
+_RETRY_S: Final = 0.1
+
+
+def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range, in order.
+
+    A connection that is lost is made again, from the offset reached; so is a leader.
+
+    Raises:
+        DataLossError: part of the range is gone, and fail_on_data_loss.
+        BrokerUnavailableError: no progress for poll_timeout_ms.
+        ApiError: refused by the broker.
+        RecordBatchError, ProtocolError: a batch is corrupt.
+    """
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in _read(range_, options):
+        pending.append(batch)
+        rows += batch.num_rows
+        if rows >= _BATCH_ROWS:
+            yield _joined(pending)
+            pending, rows = [], 0
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches)
+
+
+def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    position = range_.start
+    patience_s = options.poll_timeout_ms / 1000
+    deadline = time.monotonic() + patience_s
+    while position < range_.end:
+        try:
+            for batch, reached in _read_connected(range_, position, options):
+                if reached > position:
+                    deadline = time.monotonic() + patience_s
+                position = reached
+                if batch is not None:
+                    yield batch
+                if time.monotonic() > deadline:
+                    break
+        except (BrokerUnavailableError, LeaderLostError) as error:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailableError(
+                    f"{range_.partition}: no record from offset {position} on in"
+                    f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs): {error}"
+                ) from error
+            time.sleep(_RETRY_S)
+        else:
+            if position < range_.end and time.monotonic() > deadline:
+                raise BrokerUnavailableError(
+                    f"{range_.partition}: no record from offset {position} on in"
+                    f" {patience_s:g} s (kafkaConsumer.pollTimeoutMs)"
+                )
+
+
+def _read_connected(
+    range_: OffsetRange, position: int, options: SourceOptions
+) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+    """Yield what one connection brings, each time with the offset reached."""
+    partition = range_.partition
+    timeout_s = options.request_timeout_ms / 1000
+    with Cluster(options.bootstrap, timeout_s) as cluster:
+        topic = cluster.topic(partition.topic)
+        leaders = {
+            partition._replace(partition=each.partition_index): each.leader_id
+            for each in topic.partitions
+        }
+        if partition not in leaders:
+            raise DataLossError(f"{partition} does not exist any more")
+        fetcher = RecordFetcher(
+            cluster,
+            {partition: position},
+            leaders,
+            isolation_level=options.isolation_level,
+            max_wait_ms=_MAX_WAIT_MS,
+            partition_max_bytes=options.partition_max_bytes,
+        )
+        while position < range_.end:
+            try:
+                fetched = fetcher.fetch()
+            except OffsetOutOfRangeError:
+                position = _after_loss(cluster, leaders, range_, position, options)
+                fetcher.positions[partition] = position
+                yield None, position
+                continue
+            for batch in fetched:
+                rows = _rows(batch, range_, options)
+                if rows is not None and rows.num_rows:
+                    yield rows, batch.header.next_offset
+                position = batch.header.next_offset
+                if position >= range_.end:
+                    return
+            position = max(position, fetcher.positions[partition])
+            yield None, position
+
+
+def _rows(
+    batch: FetchedBatch, range_: OffsetRange, options: SourceOptions
+) -> pa.RecordBatch | None:
+    header = batch.header
+    if header.base_offset >= range_.end:
+        return None
+    columns = read_columns(
+        header, batch.data, batch.first_offset, with_headers=options.include_headers
+    )
+    rows = columns.rows
+    if header.last_offset >= range_.end:
+        rows = bisect_left(memoryview(columns.offsets).cast("q"), range_.end)
+    return record_batch(
+        columns,
+        batch.partition.topic,
+        batch.partition.partition,
+        int(header.timestamp_type),
+        rows,
+    )
+
+
+def _after_loss(
+    cluster: Cluster,
+    leaders: Mapping[TopicPartition, int],
+    range_: OffsetRange,
+    position: int,
+    options: SourceOptions,
+) -> int:
+    """Say where to go on after offsets that are gone, or raise."""
+    partition = range_.partition
+    ends = {}
+    for which in (EARLIEST, LATEST):
+        ends[which] = list_offsets(cluster, {partition: which}, leaders)[
+            partition
+        ].offset
+    earliest, latest = ends[EARLIEST], ends[LATEST]
+    if position < earliest:
+        lost = min(earliest, range_.end)
+        why = f"the log starts at {earliest} now (retention, or deleted records)"
+    else:
+        lost = range_.end
+        why = f"the log ends at {latest} (the topic was deleted and made again?)"
+    text = f"{partition}: offsets {position} to {lost - 1} cannot be read: {why}"
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}. Some data may have been lost; set failOnDataLoss=false to go on"
+            " without them"
+        )
+    logger.warning("%s; %d offsets are skipped", text, lost - position)
+    return lost
