@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -116,6 +117,7 @@ class BrokerConfig(BrokerValues):
     advertised: Mapping[str, AdvertisedEndPoint]
     warnings: tuple[str, ...]
     definition: ConfigDef
+    _load_again: Callable[[], BrokerConfig]
     _resolved: Mapping[str, ResolvedValue]
     _per_listener: Mapping[tuple[str, str], ConfigValue]
 
@@ -174,7 +176,18 @@ class BrokerConfig(BrokerValues):
         settings = settings_of_file(file) if file is not None else []
         settings += settings_of_environment(environ)
         settings += settings_of_arguments(arguments)
-        return cls(settings, environ=environ, cores=cores or available_cores())
+        config = cls(settings, environ=environ, cores=cores or available_cores())
+        again = partial(cls.load, arguments, file, environ, cores=cores)
+        object.__setattr__(config, "_load_again", again)
+        return config
+
+    def load_again(self) -> BrokerConfig:
+        """Resolve the same sources once more: the file may have changed.
+
+        Raises:
+            ConfigError: as load(); this configuration stays as it is.
+        """
+        return self._load_again()
 
     def resolved(self, name: str) -> ResolvedValue:
         """Return the value of a key with its source.

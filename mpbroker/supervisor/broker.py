@@ -31,6 +31,7 @@ from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor.child import Role
+from mpbroker.supervisor.control_setup import BrokerControl
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.roles import Roles
@@ -119,6 +120,7 @@ class Broker:
         registry = roles.registry()
         for row in range(registry.row_count):
             memory.table.initialise_row(row)
+        identity = _identity(cluster_id, listeners, paths)
         supervisor = Supervisor(
             roles,
             memory,
@@ -126,7 +128,7 @@ class Broker:
             processors,
             config.num_io_threads,
             lambda: _caught_up_rows(registry),
-            _identity(cluster_id, listeners, paths),
+            identity,
         )
         service = Service(
             manager,
@@ -143,7 +145,11 @@ class Broker:
         gc.enable()
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
+        control = None
         try:
+            control = BrokerControl(
+                config, memory, supervisor, registry, identity, roles.use
+            )
             service.begin()
             if supervisor.start():
                 service.all_started()
@@ -151,6 +157,8 @@ class Broker:
         finally:
             service.stopping()
             supervisor.stop()
+            if control is not None:
+                control.close()
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
         return 1 if supervisor.failed else 0

@@ -1,0 +1,217 @@
+"""ControlCommands: what each command of the control socket does.
+
+They run in the supervisor's loop, so none waits: what takes time is begun here, and
+whoever asked looks at ``status`` until it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
+from mpbroker.supervisor.child import Child, Role
+from mpbroker.supervisor.control_deaths import (
+    DeathRecords,
+    describe_events,
+    executed_request,
+)
+from mpbroker.supervisor.control_view import BrokerView, NameOfRow
+
+_MAX_CONNECTIONS_AN_ANSWER: Final = 2000
+_LOOK_EVERY_S: Final = 1.0
+# With more partitions than this a look takes milliseconds: less often then.
+_MANY_ROWS: Final = 20_000
+_LOOK_AT_MANY_S: Final = 10.0
+
+
+class ControlError(MpbrokerError):
+    """A command that cannot be carried out; the text says why."""
+
+
+class ControlCommands:
+    """The commands of one broker.
+
+    Attributes:
+        deaths: what is kept of the dead.
+
+    Args:
+        view: its shared memory.
+        children: of all roles, as the supervisor has them.
+        identity: what is published of the broker; see broker.py.
+        deaths: likewise.
+        rows: how many rows of the partition table are in use.
+        name_of_row: the topic and partition of a row.
+        actions: further commands, by name.
+        resizing: whether processes still start or retire.
+        arena: where requests lie.
+    """
+
+    def __init__(
+        self,
+        *,
+        view: BrokerView,
+        children: list[Child],
+        identity: Mapping[str, Any],
+        deaths: DeathRecords,
+        rows: Callable[[], int],
+        name_of_row: NameOfRow,
+        actions: Mapping[str, Callable[[dict[str, Any]], Any]],
+        resizing: Callable[[], bool],
+        arena: memoryview,
+    ) -> None:
+        self._view = view
+        self._children = children
+        self._identity = identity
+        self.deaths = deaths
+        self._rows = rows
+        self._name_of_row = name_of_row
+        self._resizing = resizing
+        self._arena = arena
+        self._unsynced_since: dict[int, tuple[int, int]] = {}
+        self._next_look = 0.0
+        self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "status": self._status,
+            "figures": self._figures,
+            "connections": self._connections,
+            "blackbox": self._black_box,
+            **actions,
+        }
+
+    def execute(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Carry a command out; return what msgpack can say.
+
+        Raises:
+            MpbrokerError: it cannot be done; the text is for the user.
+        """
+        command = self._commands.get(name)
+        if command is None:
+            there_are = ", ".join(sorted(self._commands))
+            raise ControlError(f"{name!r:.60} is no command; there are {there_are}")
+        return command(arguments)
+
+    def look(self) -> None:
+        """From time to time: note since when partitions have had unsynced records."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        rows = self._rows()
+        self._next_look = now + (
+            _LOOK_AT_MANY_S if rows > _MANY_ROWS else _LOOK_EVERY_S * 0.9
+        )
+        now_ns, before = time.monotonic_ns(), self._unsynced_since
+        self._unsynced_since = {
+            row: before[row]
+            if row in before and before[row][0] == durable
+            else (durable, now_ns)
+            for row, (durable, _) in self._view.unsynced_rows(rows).items()
+        }
+
+    # -- what it answers ---------------------------------------------------------------
+
+    def _figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._view.figures() | {
+            "processes": self._processes(),
+            "limits": self._identity["limits"],
+            "resizing": self._resizing(),
+        }
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        rows = self._rows()
+        since = {row: at for row, (_, at) in self._unsynced_since.items()}
+        offline = [self._name_of_row(row) for row in self._view.offline_rows(rows)]
+        shown = {k: v for k, v in self._identity.items() if k not in ("deaths",)}
+        return (
+            shown
+            | self._figures(arguments)
+            | {
+                "uptime_s": round(time.time() - self._identity["started"], 3),
+                "deaths": self.deaths.total,
+                "power_cut": self._view.power_cut(rows, self._name_of_row, since),
+                "offline": [list(name) for name in offline if name is not None],
+            }
+        )
+
+    def _processes(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [describe_child(child, now) for child in self._children]
+
+    def _connections(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        first = integer(arguments, "from", 0, 1 << 31, 0)
+        limit = integer(arguments, "limit", 1, _MAX_CONNECTIONS_AN_ANSWER, 1000)
+        found, more_from = self._view.connections(first, limit)
+        return {"connections": found, "more_from": more_from}
+
+    def _black_box(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        living = []
+        for child in self._children:
+            role, number = child.role.value, child.number
+            box = self._view.box(role, number)
+            living.append(
+                {
+                    "role": role,
+                    "id": number,
+                    "pid": child.pid,
+                    "request": (
+                        executed_request(self._view.control, self._arena, number)
+                        if child.role is Role.HANDLER
+                        else None
+                    ),
+                    "events": describe_events(box),
+                }
+            )
+        return {"deaths": self.deaths.kept(), "living": living}
+
+
+def describe_child(child: Child, now: float) -> dict[str, Any]:
+    """One process as ``status`` shows it."""
+    return {
+        "role": child.role.value,
+        "id": child.number,
+        "pid": child.pid,
+        "state": child.state.name,
+        "restarts": child.restarts,
+        "last_exit": child.last_exit,
+        "uptime_s": round(now - child.started_at, 3) if child.is_alive else 0.0,
+    }
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def integer(
+    arguments: Mapping[str, Any],
+    name: str,
+    low: int,
+    high: int,
+    default: int | None = None,
+) -> int:
+    """Read a whole number.
+
+    Raises:
+        ControlError: it is missing, no number, or out of bounds.
+    """
+    value = arguments.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ControlError(f"{name}: {value!r:.60} is not a whole number")
+    if not low <= value <= high:
+        raise ControlError(f"{name}: {value} is not in {low} to {high}")
+    return value
+
+
+def role_and_number(arguments: Mapping[str, Any]) -> tuple[Role, int]:
+    """Read which process is meant.
+
+    Raises:
+        ControlError: there is no such role, or no number.
+    """
+    try:
+        role = Role(arguments.get("role"))
+    except ValueError:
+        roles = ", ".join(each.value for each in Role)
+        raise ControlError(
+            f"role: {arguments.get('role')!r:.60} is none; there are {roles}"
+        ) from None
+    return role, integer(arguments, "id", 0, max(MAX_HANDLERS, MAX_PROCESSORS), 0)

@@ -1,0 +1,128 @@
+"""Compose the control socket of one broker: where it is, what it reads and does."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from mpbroker.config import BrokerConfig
+from mpbroker.storage.topics import TopicRegistry
+from mpbroker.supervisor.child import Child
+from mpbroker.supervisor.control_protocol import (
+    ControlSocketError,
+    default_socket_path,
+)
+from mpbroker.supervisor.control_server import ControlServer
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from mpbroker.supervisor.control_commands import ControlCommands
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0
+
+
+class BrokerControl:
+    """The control socket, and what it needs to know from the start on.
+
+    The commands are built when the first one comes, or the first process dies: a
+    start does not pay for them.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        memory: BrokerMemory,
+        supervisor: Supervisor,
+        registry: TopicRegistry,
+        identity: dict[str, Any],
+        use: Callable[[BrokerConfig], None],
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._supervisor = supervisor
+        self._registry = registry
+        self._identity = identity
+        self._use = use
+        self._commands: ControlCommands | None = None
+        path = control_socket_path(config, os.environ)
+        try:
+            self._server: ControlServer | None = ControlServer(
+                supervisor, path, self._execute
+            )
+        except ControlSocketError as error:
+            # Where nobody has asked for it, it is no reason not to serve: the file
+            # system of a data directory may know no sockets.
+            if config.control_socket_path is not None:
+                raise
+            _LOG.warning("mpbroker ctl cannot reach this broker: %s", error)
+            self._server = None
+        identity["limits"] = {
+            "queued_max_requests": config.queued_max_requests,
+            "uid": os.geteuid(),
+        }
+        identity["control_socket"] = path if self._server is not None else None
+        supervisor.on_death = self._record
+        supervisor.every(_LOOK_S, self._look)
+
+    def close(self) -> None:
+        """Close the socket and remove its file."""
+        if self._server is not None:
+            self._server.close()
+
+    def _execute(self, name: str, arguments: dict[str, Any]) -> Any:
+        return self._built().execute(name, arguments)
+
+    def _record(self, child: Child) -> None:
+        commands = self._built()
+        commands.deaths.record(
+            child.role.value, child.number, child.pid, child.last_exit
+        )
+        self._identity["deaths"] = commands.deaths.published()
+
+    def _look(self) -> None:
+        self._built().look()
+
+    def _built(self) -> ControlCommands:
+        if self._commands is None:
+            from mpbroker.supervisor.control_actions import ControlActions
+            from mpbroker.supervisor.control_commands import ControlCommands
+            from mpbroker.supervisor.control_deaths import DeathRecords
+            from mpbroker.supervisor.control_view import BrokerView
+
+            memory, supervisor = self._memory, self._supervisor
+            view = BrokerView(
+                memory.control.words, memory.table.segment.words, memory.boxes.words
+            )
+            actions = ControlActions(self._config, supervisor, view, self._use)
+            self._commands = ControlCommands(
+                view=view,
+                children=supervisor.children,
+                identity=self._identity,
+                deaths=DeathRecords(view, memory.arena),
+                rows=self._rows,
+                name_of_row=self._name_of_row,
+                actions=actions.commands(),
+                resizing=lambda: supervisor.resizing,
+                arena=memory.arena.view,
+            )
+        return self._commands
+
+    def _rows(self) -> int:
+        self._registry.catch_up()
+        return self._registry.row_count
+
+    def _name_of_row(self, row: int) -> tuple[str, int] | None:
+        partition = self._registry.partition_by_row(row)
+        return None if partition is None else (partition.topic.name, partition[1])
+
+
+def control_socket_path(config: BrokerConfig, environ: Mapping[str, str]) -> str:
+    """Where the socket of a broker with these settings is."""
+    if config.control_socket_path is not None:
+        return os.path.abspath(os.path.expanduser(config.control_socket_path))
+    return default_socket_path(config.log_dirs[0], environ.get("RUNTIME_DIRECTORY", ""))
