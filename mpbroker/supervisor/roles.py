@@ -64,6 +64,10 @@ class Roles:
         self._listeners = listeners
         self._cluster_id = cluster_id
 
+    def use(self, config: BrokerConfig) -> None:
+        """Give other settings to all processes that are started from now on."""
+        self._config = config
+
     def registry(
         self, on_removed: Callable[[Topic], None] | None = None
     ) -> TopicRegistry:
