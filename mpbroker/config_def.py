@@ -205,12 +205,19 @@ class ConfigKey:
 
     def with_default(self, default: ConfigValue) -> ConfigKey:
         """Return this key with another default."""
+        return self._with(default, self.validator)
+
+    def with_validator(self, validator: Validator) -> ConfigKey:
+        """Return this key with other limits."""
+        return self._with(self.default, validator)
+
+    def _with(self, default: ConfigValue, validator: Validator | None) -> ConfigKey:
         return ConfigKey(
             self.name,
             self.type,
             default,
             self.documentation,
-            validator=self.validator,
+            validator=validator,
             importance=self.importance,
             update_mode=self.update_mode,
             aliases=self.aliases,
@@ -322,6 +329,18 @@ class ConfigDef:
             self._what,
             (
                 key.with_default(defaults[key.name]) if key.name in defaults else key
+                for key in self
+            ),
+        )
+
+    def with_validators(self, validators: Mapping[str, Validator]) -> ConfigDef:
+        """Return these keys with the limits of some replaced."""
+        return ConfigDef(
+            self._what,
+            (
+                key.with_validator(validators[key.name])
+                if key.name in validators
+                else key
                 for key in self
             ),
         )

@@ -24,6 +24,11 @@ from mpbroker.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
+from mpbroker.config.pool_limits import (
+    HANDLERS_KEY,
+    PROCESSORS_KEY,
+    pool_validators,
+)
 from mpbroker.config.sources import (
     Setting,
     Source,
@@ -150,6 +155,7 @@ class BrokerConfig(BrokerValues):
         put(self, "log_dirs", tuple(_absolute(path) for path in self.log_dirs))
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
+        put(self, "definition", self._limit_pools())
         self._check_together()
         put(self, "warnings", (*reader.warnings, *self._replication_warnings()))
 
@@ -255,6 +261,35 @@ class BrokerConfig(BrokerValues):
             if item.partition("://")[0].strip().upper() not in controller
         ]
         return parse_listeners(wanted, protocols, key=key)
+
+    def own_processors(self) -> dict[str, int]:
+        """Return the processors of listeners that have a number of their own, by name.
+
+        The others have num.network.threads each.
+        """
+        return {
+            endpoint.listener_name: number
+            for endpoint in self.endpoints
+            if isinstance(
+                number := self._per_listener.get(
+                    (endpoint.listener_name.lower(), PROCESSORS_KEY)
+                ),
+                int,
+            )
+        }
+
+    def _limit_pools(self) -> ConfigDef:
+        names = [endpoint.listener_name for endpoint in self.endpoints]
+        definition = self.definition.with_validators(
+            pool_validators(names, self.own_processors())
+        )
+        for name in (HANDLERS_KEY, PROCESSORS_KEY):
+            entry = self._resolved[name]
+            try:
+                definition.key(name).check(entry.value)
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({entry.origin})") from None
+        return definition
 
     def _check_together(self) -> None:
         self.connection_overrides()

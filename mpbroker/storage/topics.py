@@ -96,6 +96,7 @@ class TopicRegistry:
         now_ms: Callable[[], int],
         on_removed: Callable[[Topic], None] | None = None,
         initialise_row: Callable[[int], None] | None = None,
+        on_broker_config: Callable[[], None] | None = None,
     ) -> None:
         """Replay the log so far.
 
@@ -109,6 +110,8 @@ class TopicRegistry:
                 is gone from the registry; not for what was deleted before this start.
             initialise_row: makes a row of the partition table usable, before the
                 partition that gets it is published.
+            on_broker_config: called when catch_up() finds a dynamic broker config
+                changed.
         """
         self._initialise_row = initialise_row
         self._log = log
@@ -124,8 +127,10 @@ class TopicRegistry:
         self._set_defaults(defaults_of_broker(self._static))
         self._producer_ids = iter(range(0))
         self._on_removed: Callable[[Topic], None] | None = None
+        self._on_broker_config: Callable[[], None] | None = None
         self.catch_up()
         self._on_removed = on_removed
+        self._on_broker_config = on_broker_config
 
     # -- reading ----------------------------------------------------------------------
 
@@ -415,6 +420,8 @@ class TopicRegistry:
                 topic.config = self._resolve(resource_name)
         elif resource_type == BROKER_RESOURCE:
             self._replay_broker_config()
+            if self._on_broker_config is not None:
+                self._on_broker_config()
 
     def _replay_broker_config(self) -> None:
         values = dict(self._static)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
-from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.layout import (
     HEADER,
@@ -34,6 +33,7 @@ from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_setup import BrokerControl
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
@@ -96,20 +96,11 @@ class Broker:
             config.socket_receive_buffer_bytes,
             inherited,
         )
-        processors = [
-            _processors_of(config, listener.endpoint.listener_name)
-            for listener in listeners
-        ]
-        if sum(processors) > MAX_PROCESSORS:
-            raise ConfigError(
-                f"num.network.threads: {sum(processors)} over all listeners; at most"
-                f" {MAX_PROCESSORS} can run; lower it, or that of single listeners"
-                " (listener.name.NAME.num.network.threads)"
-            )
+        names = [listener.endpoint.listener_name for listener in listeners]
         memory = BrokerMemory(
             config.socket_request_max_bytes,
             config.queued_max_requests,
-            config.queued_max_request_bytes // sum(processors),
+            config.queued_max_request_bytes // _processors(config, names),
         )
         clean = all(directory.clean for directory in directories)
         memory.control.words[HEADER + HEADER_CLEAN_START] = clean
@@ -125,8 +116,7 @@ class Broker:
             roles,
             memory,
             listeners,
-            processors,
-            config.num_io_threads,
+            PoolSettings(config, registry, names),
             lambda: _caught_up_rows(registry),
             identity,
         )
@@ -164,10 +154,10 @@ class Broker:
         return 1 if supervisor.failed else 0
 
 
-def _processors_of(config: BrokerConfig, listener_name: str) -> int:
-    number = config.for_listener(listener_name, "num.network.threads")
-    assert isinstance(number, int)
-    return number
+def _processors(config: BrokerConfig, listeners: list[str]) -> int:
+    """How many processors the broker is started with, over all listeners."""
+    own = config.own_processors()
+    return sum(own.get(name, config.num_network_threads) for name in listeners)
 
 
 def _caught_up_rows(registry: Any) -> int:

@@ -60,6 +60,7 @@ class BrokerMemory:
         self.processor_bells = [Doorbell() for _ in range(MAX_PROCESSORS)]
         self.acceptor_bell = Doorbell()  # one for all: it only says "look at the phase"
         self.housekeeper_bell = Doorbell()
+        self.supervisor_bell = Doorbell()  # a dynamic config has changed
         self.handovers = [_handover_pair() for _ in range(MAX_PROCESSORS)]
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)

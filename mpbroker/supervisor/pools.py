@@ -64,20 +64,6 @@ class PoolSizes(NamedTuple):
     handlers: int
     processors: tuple[int, ...]  # of each listener, by its number
 
-    def check(self) -> None:
-        """Raise MpbrokerError if there cannot be so many, or so few."""
-        if not 1 <= self.handlers <= MAX_HANDLERS:
-            raise MpbrokerError(
-                f"{self.handlers} handlers: not possible; it must be 1 to"
-                f" {MAX_HANDLERS} (num.io.threads)"
-            )
-        if min(self.processors) < 1 or sum(self.processors) > MAX_PROCESSORS:
-            each = " + ".join(map(str, self.processors))
-            raise MpbrokerError(
-                f"{each} processors: not possible; it must be at least 1 a listener and"
-                f" at most {MAX_PROCESSORS} over all (num.network.threads)"
-            )
-
 
 class ChildWords(NamedTuple):
     """Where a child's row says who it is and whether it serves."""
@@ -186,11 +172,20 @@ class Pools:
 
     # -- the way there -----------------------------------------------------------------
 
-    def step(self) -> None:
-        """Do what can be done now to come nearer to the wanted sizes."""
+    def step(self) -> bool:
+        """Do what can be done now to come nearer to the wanted sizes.
+
+        Returns:
+            Whether that was anything.
+        """
+        before = self._states()
         for pool in self._pools:
             if not self._is_settled(pool):
                 self._step(pool)
+        return self._states() != before
+
+    def _states(self) -> list[tuple[Role, int, ChildState]]:
+        return [(child.role, child.number, child.state) for child in self._children]
 
     def next_step_s(self) -> float | None:
         """When to look again, in seconds; None: when something happens."""

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import setproctitle
@@ -69,7 +69,9 @@ class Roles:
         self._config = config
 
     def registry(
-        self, on_removed: Callable[[Topic], None] | None = None
+        self,
+        on_removed: Callable[[Topic], None] | None = None,
+        on_broker_config: Callable[[], None] | None = None,
     ) -> TopicRegistry:
         """A process's own view of the topics."""
         config, memory = self._config, self._memory
@@ -81,6 +83,7 @@ class Roles:
             now_ms=_now_ms,
             on_removed=on_removed,
             initialise_row=memory.table.initialise_row,
+            on_broker_config=on_broker_config,
         )
 
     def _logs(self, registry: TopicRegistry) -> LogManager:
@@ -135,7 +138,9 @@ class Roles:
     def run_handler(self, handler: int) -> None:
         config, memory = self._config, self._memory
         become_child(f"data-plane-kafka-request-handler-{handler}", memory)
-        registry = self.registry(lambda topic: logs.forget(topic))
+        registry = self.registry(
+            lambda topic: logs.forget(topic), memory.supervisor_bell.ring
+        )
         logs = self._logs(registry)
         channel = HandlerEnd(
             handler,
@@ -198,6 +203,16 @@ class Roles:
             disk,
             memory.handler_bells[handler],
         ).run()
+
+    def write_broker_configs(self, texts: Mapping[str, str]) -> None:
+        """Set dynamic configs of this broker, on behalf of the supervisor.
+
+        It does not do so itself: whoever holds the log's mutex may have been stopped.
+        """
+        become_child("config-writer", self._memory)
+        self.registry().alter_broker_config(
+            str(self._config.node_id), lambda before: {**before, **texts}
+        )
 
     def run_housekeeper(self) -> None:
         # Imported here: nobody else needs them, and no client waits for this process.

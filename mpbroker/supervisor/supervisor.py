@@ -22,7 +22,8 @@ from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
-from mpbroker.supervisor.pools import Pools, PoolSizes, child_words
+from mpbroker.supervisor.pool_settings import PoolSettings
+from mpbroker.supervisor.pools import Pools, child_words
 from mpbroker.supervisor.recovery import Repair
 from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.signals import SignalSocket
@@ -48,12 +49,13 @@ class Supervisor:
         roles: Roles,
         memory: BrokerMemory,
         listeners: Sequence[Listener],
-        num_processors: Sequence[int],
-        num_handlers: int,
+        settings: PoolSettings,
         partition_rows: Callable[[], int],
         identity: dict[str, Any],
     ) -> None:
+        self._roles = roles
         self._memory = memory
+        self._settings = settings
         self._words = memory.control.words
         self._listeners = listeners
         self._partition_rows = partition_rows
@@ -62,9 +64,13 @@ class Supervisor:
         self._signals = SignalSocket()
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
+        # Rung when a dynamic config has changed; the next turn looks.
+        bell = memory.supervisor_bell.fd
+        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
         self._by_pidfd: dict[int, Child] = {}
         self._watched: dict[int, Callable[[int], None]] = {}
         self._tasks: list[_Task] = []
+        self._asides: dict[int, int] = {}  # pidfds by process id
         self._stopping = False
         self._ending = False
         self.failed = False
@@ -78,7 +84,7 @@ class Supervisor:
             roles,
             memory,
             listeners,
-            PoolSizes(num_handlers, tuple(num_processors)),
+            settings.sizes(),
             self.children,
             self._spawn,
         )
@@ -129,8 +135,7 @@ class Supervisor:
             child.restart_at = time.monotonic() + _FORK_RETRY_S
             return
         if pid == 0:
-            for fd in (*self.only_ours, *self._by_pidfd):
-                os.close(fd)
+            self._close_others()
             box = box_number(child.role.value, child.number)
             open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
             _live(child.run)
@@ -157,13 +162,43 @@ class Supervisor:
             self._publish()
         return all(child.state is ChildState.READY for child in self.children)
 
+    def _fork_aside(
+        self, run: Callable[[], None], ended: Callable[[int], None]
+    ) -> None:
+        """Run something in a process of its own, and then ``ended(wait status)``."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _LOG.error("fork: %s", error.strerror)
+            ended(1)
+            return
+        if pid == 0:
+            self._close_others()
+            _live(run)
+        pidfd = self._asides[pid] = os.pidfd_open(pid)
+
+        def reap(_: int) -> None:
+            self.unwatch(pidfd)
+            os.close(pidfd)
+            del self._asides[pid]
+            ended(os.waitpid(pid, 0)[1])
+
+        self.watch(pidfd, select.EPOLLIN, reap)
+
+    def _close_others(self) -> None:
+        """In a child: close what is only the supervisor's."""
+        for fd in (*self.only_ours, *self._by_pidfd):
+            os.close(fd)
+
     # -- the loop ----------------------------------------------------------------------
 
     def run(self) -> None:
         """Supervise until told to stop, or until it cannot go on."""
         while not self._stopping and not self.failed:
             self._all_ready()
-            self._pools.step()
+            self._pools.want(self._settings.sizes())
+            if self._pools.step():
+                self._publish()
             self._turn(self._until_due())
 
     def _until_due(self) -> float:
@@ -264,20 +299,30 @@ class Supervisor:
     ) -> None:
         """Change how many handlers there are, and processors of each listener.
 
-        Returns at once; ``resizing`` says whether it is still under way.
+        Returns at once; ``resizing`` says whether it is still under way. The same as
+        setting num.io.threads and num.network.threads of this broker with
+        IncrementalAlterConfigs: it holds from now on, whatever the broker is started
+        with, until it is set or deleted there.
 
         Raises:
             MpbrokerError: no such size is possible; nothing is changed.
         """
-        sizes = self._pools.sizes
-        if handlers is not None:
-            sizes = sizes._replace(handlers=handlers)
-        if processors is not None:
-            each = tuple(processors for _ in sizes.processors)
-            sizes = sizes._replace(processors=each)
-        sizes.check()
-        self._pools.want(sizes)
-        self._publish()
+        if self._stopping or self._ending:
+            raise MpbrokerError("the broker is stopping: nothing is resized any more")
+        self._settings.ask(handlers, processors)
+        self._write_configs()
+
+    def _write_configs(self) -> None:
+        """Keep what was asked for, so that it holds after the next start too."""
+        texts = self._settings.to_write()
+        if texts:
+            self._fork_aside(
+                partial(self._roles.write_broker_configs, texts), self._configs_written
+            )
+
+    def _configs_written(self, status: int) -> None:
+        self._settings.written(has_worked=status == 0)
+        self._write_configs()
 
     @property
     def resizing(self) -> bool:
@@ -320,6 +365,9 @@ class Supervisor:
             listener.sock.close()
         self._end(Phase.DRAINING, (Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)
         self._end(Phase.STOPPED, tuple(Role), _STOP_S)
+        for pid, pidfd in self._asides.items():
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitpid(pid, 0)
         self._telemetry.close()
         self._signals.close()
 

@@ -42,6 +42,7 @@ def broker_memory(
             *memory.processor_bells,
             memory.acceptor_bell,
             memory.housekeeper_bell,
+            memory.supervisor_bell,
         ):
             os.close(bell.fd)
         for pair in memory.handovers:

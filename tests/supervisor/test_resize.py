@@ -1,0 +1,187 @@
+"""Pools change their size under load, and no client notices."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from tests.supervisor.load import (
+    Load,
+    api_versions,
+    ask,
+    children,
+    create_topic,
+    dial,
+    frame,
+    kill,
+    produce_body,
+    read_log,
+    receive_frame,
+    states,
+)
+from tests.supervisor.resizing import (
+    HANDLERS,
+    OF_ALL,
+    PROCESSORS,
+    alter,
+    resize,
+    sizes,
+    wait_for_sizes,
+)
+from tests.supervisor.test_kills import fetch_body, high_watermark
+from tests.support.children import wait_until
+
+
+@pytest.fixture
+def broker(make_broker):
+    made = make_broker({"num.network.threads": 1, "num.io.threads": 2})
+    create_topic(made)
+    return made
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_handlers_come_and_go_under_load_and_nobody_notices(broker, acks):
+    chosen = random.Random(acks)
+    with Load(broker, 8, acks) as load:
+        for _ in range(6):
+            number = chosen.randint(1, 8)
+            resize(broker, handlers=number)
+            load.run(60)
+            wait_for_sizes(broker, number, 1)
+        load.run(20)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_the_last_of_several_resizes_wins(broker):
+    with Load(broker, 4) as load:
+        for number in (8, 1, 5, 3):
+            resize(broker, handlers=number)
+        load.run(50)
+        wait_for_sizes(broker, 3, 1)
+        load.run(50)
+    assert sum(load.losses) == 0
+
+
+def test_a_retired_handlers_id_is_given_to_the_next(broker):
+    resize(broker, handlers=4)
+    wait_for_sizes(broker, 4, 1)
+    resize(broker, handlers=2)
+    wait_for_sizes(broker, 2, 1)
+    assert set(children(broker, "handler")) == {("handler", 0), ("handler", 1)}
+    resize(broker, handlers=3)
+    wait_for_sizes(broker, 3, 1)
+    assert ("handler", 2) in children(broker)
+    with dial(broker) as sock:
+        assert api_versions(sock)
+
+
+def test_a_fetch_that_waits_is_handed_to_the_handlers_that_stay(broker):
+    with dial(broker) as consumer, dial(broker) as producer:
+        resize(broker, handlers=6)
+        wait_for_sizes(broker, 6, 1)
+        consumers = [dial(broker) for _ in range(12)]
+        for sock in consumers:
+            sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(20_000), 7))
+        api_versions(producer)
+        resize(broker, handlers=1)
+        wait_for_sizes(broker, 1, 1)
+        ask(producer, ApiKey.PRODUCE, 9, produce_body(b"at last"))
+        for sock in consumers:
+            answer = receive_frame(sock)
+            assert answer[:4] == b"\0\0\0\x07"
+            assert high_watermark(memoryview(answer)[4:])[0] == 1
+            sock.close()
+        api_versions(consumer)
+
+
+def test_a_death_in_the_middle_of_a_resize_only_makes_it_longer(broker):
+    with Load(broker, 8) as load:
+        for number in (6, 2, 7, 1):
+            before = children(broker, "handler")
+            resize(broker, handlers=number)
+            for _, victim in before:
+                if victim % 2:
+                    kill(broker, "handler", victim)
+            load.run(30)
+            wait_for_sizes(broker, number, 1)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_a_handler_that_is_killed_while_it_should_retire_has_retired(broker):
+    pid = children(broker)["handler", 1]
+    os.kill(pid, signal.SIGSTOP)
+    resize(broker, handlers=1)
+    wait_until(
+        lambda: [c["state"] for c in states(broker) if c["pid"] == pid] == ["DRAINING"]
+    )
+    os.kill(pid, signal.SIGKILL)
+    wait_for_sizes(broker, 1, 1)
+
+
+# -- where sizes come from --------------------------------------------------------
+
+
+def test_of_this_broker_wins_over_of_all_and_that_over_what_it_was_started_with(broker):
+    assert alter(broker, {HANDLERS: 5}, OF_ALL).error_code == 0
+    wait_for_sizes(broker, 5, 1)
+    resize(broker, handlers=3)
+    wait_for_sizes(broker, 3, 1)
+    alter(broker, {HANDLERS: None})
+    wait_for_sizes(broker, 5, 1)
+    alter(broker, {HANDLERS: None}, OF_ALL)
+    wait_for_sizes(broker, 2, 1)
+
+
+def test_a_resize_holds_after_the_next_start(broker):
+    resize(broker, handlers=3, processors=2)
+    wait_for_sizes(broker, 3, 2)
+    broker.stop()
+    broker.start()
+    assert sizes(broker) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        (HANDLERS, 60, "between 1 and 59"),
+        (HANDLERS, 0, "between 1 and 59"),
+        (PROCESSORS, 17, "between 1 and 16"),
+        (PROCESSORS, -1, "between 1 and 16"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_with_its_limit(broker, name, value, limit):
+    answer = alter(broker, {name: value})
+    assert answer.error_code == 42  # INVALID_REQUEST
+    assert answer.error_message.startswith(f"{name}={value}: not accepted")
+    assert limit in answer.error_message
+    assert sizes(broker) == (2, 1)
+
+
+def described(broker, name):
+    resource = DescribeConfigsResource(
+        resource_type=4, resource_name="1", configuration_keys=[name]
+    )
+    request = DescribeConfigsRequest(resources=[resource])
+    with dial(broker) as sock:
+        body = ask(sock, ApiKey.DESCRIBE_CONFIGS, 1, request.encode(1))
+    (config,) = DescribeConfigsResponse.decode(1, body).results[0].configs
+    return config.value, config.config_source, config.read_only
+
+
+def test_describe_configs_tells_the_live_size_and_who_set_it(broker):
+    assert described(broker, HANDLERS) == ("2", 4, False)
+    resize(broker, handlers=3)
+    assert described(broker, HANDLERS) == ("3", 2, False)
