@@ -1,0 +1,532 @@
+"""GroupCoordinator: all groups of the broker, one method an API.
+
+Sans-IO: requests and time come in, records and answers go out through the outbox. A
+group's records are all in one partition of __consumer_offsets, found from its id as
+Kafka finds it. A partition is loaded before its groups are served; if it cannot be
+written any more its groups are dropped, for the log is the truth.
+
+Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final
+
+from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.classic_protocol import ClassicProtocol
+from mpbroker.coordinator.group_config import GroupConfig
+from mpbroker.coordinator.group_listing import GroupListing
+from mpbroker.coordinator.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    group_metadata_key,
+)
+from mpbroker.coordinator.offset_metadata_manager import (
+    OffsetMetadataManager,
+    Topics,
+    no_offset,
+)
+from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.outbox import NOW, Call, Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+)
+from mpbroker.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from mpbroker.protocol.messages.join_group import JoinGroupRequest
+from mpbroker.protocol.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+)
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from mpbroker.protocol.messages.sync_group import SyncGroupRequest
+
+S = ClassicGroupState
+
+# Groups looked at for expiry between two looks at requests.
+_EXPIRY_SLICE: Final = 200
+_OFFSET_FETCH_GROUPS_SINCE: Final = 8
+_TOPIC_IDS_SINCE: Final = 10
+_OFFSET_FETCH_ERROR_SINCE: Final = 2
+_GROUP_ID_NOT_FOUND_SINCE: Final = 9
+
+
+@lru_cache(maxsize=65536)
+def java_hash(text: str) -> int:
+    """String.hashCode(), as its absolute value: by it Kafka picks the partition."""
+    value = 0
+    encoded = text.encode("utf-16-be", "surrogatepass")
+    for index in range(0, len(encoded), 2):
+        value = value * 31 + (encoded[index] << 8 | encoded[index + 1]) & 0xFFFF_FFFF
+    if value >= 0x8000_0000:
+        value = 0x1_0000_0000 - value
+    return value & 0x7FFF_FFFF
+
+
+class GroupCoordinator:
+    """Who is in which group, and how far each has read.
+
+    Args:
+        num_partitions: of __consumer_offsets, once it is known.
+        new_id: makes the random part of a member id.
+        allows: the authoriser's hook: (call, operation, group id) -> allowed.
+    """
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        outbox: Outbox,
+        timers: Timers,
+        topics: Topics,
+        num_partitions: int,
+        new_id: Callable[[], str],
+        allows: Callable[[Call, str, str], bool] | None = None,
+    ) -> None:
+        self._config = config
+        self._out = outbox
+        self._timers = timers
+        self.num_partitions = num_partitions
+        self._allows = allows
+        self._groups: dict[str, ClassicGroup] = {}
+        self._loading: set[int] = set()
+        self._failed: set[int] = set()
+        self.offsets = OffsetMetadataManager(config, outbox, topics, self.partition_for)
+        self._topics = topics
+        self._classic = ClassicProtocol(
+            config, outbox, timers, self.partition_for, new_id
+        )
+        self._listing = GroupListing(self._groups, self.check_group)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def partition_for(self, group_id: str) -> int:
+        return java_hash(group_id) % self.num_partitions
+
+    def group(self, group_id: str) -> ClassicGroup | None:
+        return self._groups.get(group_id)
+
+    # -- who may ask, and about what -----------------------------------------------
+
+    def check_group(
+        self, call: Call, group_id: str, operation: str, *, empty_id: bool = False
+    ) -> None:
+        """Raise why a request about a group cannot be served here and now.
+
+        Args:
+            empty_id: whether "" is a group; old consumers commit to it.
+
+        Raises:
+            ApiError: GROUP_AUTHORIZATION_FAILED, INVALID_GROUP_ID,
+                COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE.
+        """
+        if self._allows is not None and not self._allows(call, operation, group_id):
+            raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        if not group_id and not empty_id:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID)
+        partition = self.partition_for(group_id)
+        if partition in self._loading:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if partition in self._failed:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    # -- the classic protocol ------------------------------------------------------
+
+    def join_group(self, call: Call, request: JoinGroupRequest, now_ms: int) -> None:
+        config = self._config
+        try:
+            self.check_group(call, request.group_id, "READ")
+            least = config.group_min_session_timeout_ms
+            most = config.group_max_session_timeout_ms
+            if not least <= request.session_timeout_ms <= most:
+                raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
+            group = self._groups.get(request.group_id)
+            if group is None:
+                if request.member_id:
+                    raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+                group = ClassicGroup(request.group_id, now_ms)
+                self._classic.join(call, group, request, now_ms)
+                self._groups[request.group_id] = group
+            else:
+                self._classic.join(call, group, request, now_ms)
+        except ApiError as error:
+            too_many = error.error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
+            self._classic.refuse_join(
+                call, error.error_code, "" if too_many else request.member_id
+            )
+
+    def sync_group(self, call: Call, request: SyncGroupRequest, now_ms: int) -> None:
+        try:
+            self.check_group(call, request.group_id, "READ")
+            group = self._member_group(request.group_id)
+            self._classic.sync(call, group, request, now_ms)
+        except ApiError as error:
+            self._classic.answer_sync(call, None, None, error.error_code)
+
+    def heartbeat(self, call: Call, request: HeartbeatRequest, now_ms: int) -> None:
+        try:
+            self.check_group(call, request.group_id, "READ")
+            group = self._member_group(request.group_id)
+            self._classic.heartbeat(call, group, request, now_ms)
+        except ApiError as error:
+            self._out.answer(call, HeartbeatResponse(error_code=error.error_code))
+
+    def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
+        try:
+            self.check_group(call, request.group_id, "READ")
+            group = self._groups.get(request.group_id)
+            self._classic.leave(call, group, request, now_ms)
+        except ApiError as error:
+            self._out.answer(call, LeaveGroupResponse(error_code=error.error_code))
+
+    def _member_group(self, group_id: str) -> ClassicGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return group
+
+    # -- offsets -------------------------------------------------------------------
+
+    def offset_commit(
+        self, call: Call, request: OffsetCommitRequest, now_ms: int
+    ) -> None:
+        group_id = request.group_id
+        try:
+            self.check_group(call, group_id, "READ", empty_id=True)
+            self._validate_commit(call, request, now_ms)
+        except ApiError as error:
+            self._out.answer(call, refused_commit(request, error.error_code))
+            return
+        topics, wrote = self.offsets.commit(group_id, request, call.version, now_ms)
+        after = (self.partition_for(group_id),) if wrote else NOW
+        self._out.answer(call, OffsetCommitResponse(topics=topics), after)
+
+    def _validate_commit(
+        self, call: Call, request: OffsetCommitRequest, now_ms: int
+    ) -> None:
+        group_id, generation = request.group_id, request.generation_id_or_member_epoch
+        group = self._groups.get(group_id)
+        if group is None:
+            if generation >= 0:
+                known = call.version >= _GROUP_ID_NOT_FOUND_SINCE
+                raise ApiError(
+                    ErrorCode.GROUP_ID_NOT_FOUND
+                    if known
+                    else ErrorCode.ILLEGAL_GENERATION
+                )
+            # No group management: a group that only holds offsets.
+            self._groups[group_id] = ClassicGroup(group_id, now_ms)
+            return
+        group.validate_offset_commit(
+            request.member_id, request.group_instance_id, generation
+        )
+        self._classic.touch(group, request.member_id, now_ms)
+
+    def offset_fetch(
+        self, call: Call, request: OffsetFetchRequest, now_ms: int
+    ) -> None:
+        if call.version >= _OFFSET_FETCH_GROUPS_SINCE:
+            groups = [
+                self._fetch_group(call, group, stable=request.require_stable)
+                for group in request.groups
+            ]
+            self._out.answer(call, OffsetFetchResponse(groups=groups))
+            return
+        rows = None
+        if request.topics is not None:
+            rows = [
+                OffsetFetchRequestTopics(
+                    name=row.name, partition_indexes=row.partition_indexes
+                )
+                for row in request.topics
+            ]
+        asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
+        found = self._fetch_group(call, asked, stable=request.require_stable)
+        self._out.answer(call, _single_group(call.version, request, found))
+
+    def _fetch_group(
+        self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
+    ) -> OffsetFetchResponseGroup:
+        group_id = asked.group_id
+        try:
+            self.check_group(call, group_id, "DESCRIBE", empty_id=True)
+        except ApiError as error:
+            return OffsetFetchResponseGroup(
+                group_id=group_id, error_code=error.error_code
+            )
+        by_id = call.version >= _TOPIC_IDS_SINCE
+        topics = asked.topics
+        if topics is None:
+            offsets = self.offsets.offsets(group_id)
+            topics = [
+                OffsetFetchRequestTopics(
+                    name=name,
+                    topic_id=(self._topics.topic_id(name) or b"") if by_id else b"",
+                    partition_indexes=list(partitions),
+                )
+                for name, partitions in (offsets.topics.items() if offsets else ())
+            ]
+            if by_id:
+                topics = [row for row in topics if row.topic_id]
+        answers = []
+        for row in topics:
+            name = self._topics.topic_name(row.topic_id) if by_id else row.name
+            if name is None:
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+                found = [no_offset(index, code) for index in row.partition_indexes]
+            else:
+                found = self.offsets.fetch(
+                    group_id, name, row.partition_indexes, stable=stable
+                )
+            answers.append(
+                OffsetFetchResponseTopics(
+                    name=row.name,
+                    topic_id=row.topic_id or bytes(16),
+                    partitions=found,
+                )
+            )
+        return OffsetFetchResponseGroup(group_id=group_id, topics=answers)
+
+    def offset_delete(
+        self, call: Call, request: OffsetDeleteRequest, now_ms: int
+    ) -> None:
+        group_id = request.group_id
+        try:
+            self.check_group(call, group_id, "DELETE")
+            group = self._groups.get(group_id)
+            if group is None or group.is_in(S.DEAD):
+                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
+            if not group.is_in(S.EMPTY) and group.protocol_type != "consumer":
+                raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+        except ApiError as error:
+            self._out.answer(call, OffsetDeleteResponse(error_code=error.error_code))
+            return
+        topics = self.offsets.delete(
+            group_id,
+            request.topics,
+            lambda topic: not group.is_in(S.EMPTY) and group.is_subscribed_to(topic),
+        )
+        after = self._written([group_id])
+        self._out.answer(call, OffsetDeleteResponse(topics=topics), after)
+
+    def _written(self, group_ids: Iterable[str]) -> tuple[int, ...]:
+        """The partitions of these groups to which something is to be written."""
+        partitions = {self.partition_for(group_id) for group_id in group_ids}
+        return tuple(partitions & self._out.records.keys())
+
+    # -- administration --------------------------------------------------------------
+
+    def describe_groups(self, call: Call, request: Message, now_ms: int) -> None:
+        self._out.answer(call, self._listing.describe(call, request))
+
+    def list_groups(self, call: Call, request: Message, now_ms: int) -> None:
+        loading = bool(self._loading)
+        self._out.answer(call, self._listing.list(call, request, loading=loading))
+
+    def delete_groups(
+        self, call: Call, request: DeleteGroupsRequest, now_ms: int
+    ) -> None:
+        """Forget empty groups with all that they have committed."""
+        results = []
+        for group_id in dict.fromkeys(request.groups_names):
+            code = ErrorCode.NONE
+            try:
+                self.check_group(call, group_id, "DELETE", empty_id=True)
+                self._delete_group(group_id, now_ms)
+            except ApiError as error:
+                code = error.error_code
+            results.append(DeletableGroupResult(group_id=group_id, error_code=code))
+        after = self._written(row.group_id for row in results)
+        self._out.answer(call, DeleteGroupsResponse(results=results), after)
+
+    def _delete_group(self, group_id: str, now_ms: int) -> None:
+        group = self._groups.get(group_id)
+        if group is None or group.is_in(S.DEAD):
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
+        if not group.is_in(S.EMPTY):
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP)
+        self.offsets.remove_all(group_id)
+        self._remove_group(group, now_ms)
+
+    def _remove_group(self, group: ClassicGroup, now_ms: int) -> None:
+        self._classic.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
+        group.transition_to(S.DEAD, now_ms)
+        del self._groups[group.group_id]
+        self._out.write(
+            self.partition_for(group.group_id), group_metadata_key(group.group_id), None
+        )
+
+    # -- time ------------------------------------------------------------------------
+
+    def start_expiry(self, now_ms: int) -> None:
+        """Look for offsets that nobody needs, every so often."""
+        interval = self._config.offsets_retention_check_interval_ms
+        self._timers.schedule("expiry", now_ms + interval, self._expire_offsets)
+
+    def _expire_offsets(self, now_ms: int) -> None:
+        self._expire_slice(list(self._groups), now_ms)
+        self.start_expiry(now_ms)
+
+    def _expire_slice(self, group_ids: list[str], now_ms: int) -> None:
+        for group_id in group_ids[:_EXPIRY_SLICE]:
+            group = self._groups.get(group_id)
+            if group is None or self.partition_for(group_id) in self._loading:
+                continue
+            self.offsets.expire(group_id, group, now_ms)
+            if (
+                group.is_in(S.EMPTY)
+                and not group.pending_join_members
+                and self.offsets.offsets(group_id) is None
+            ):
+                self._remove_group(group, now_ms)
+        rest = group_ids[_EXPIRY_SLICE:]
+        if rest:
+            self._timers.schedule(
+                "expiry slice",
+                now_ms + 1,
+                lambda at_ms: self._expire_slice(rest, at_ms),
+            )
+
+    # -- the log ---------------------------------------------------------------------
+
+    def begin_loading(self, partitions: Iterable[int]) -> None:
+        """Serve no group of these until they are loaded."""
+        self._loading.update(partitions)
+
+    def replay(
+        self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
+    ) -> None:
+        """Take over a record of the log, in the log's order."""
+        if isinstance(key, OffsetCommitKey):
+            committed = None
+            if isinstance(value, OffsetCommitValue):
+                committed = OffsetAndMetadata.of_record(value)
+                if key.group not in self._groups:
+                    self._groups[key.group] = ClassicGroup(key.group, now_ms)
+            self.offsets.replay(
+                key.group, key.topic, key.partition, committed, producer_id
+            )
+        elif isinstance(key, GroupMetadataKey):
+            if isinstance(value, GroupMetadataValue):
+                group = ClassicGroup.of_record(key.group, value, now_ms)
+                self._groups[key.group] = group
+            else:
+                self._groups.pop(key.group, None)
+
+    def loaded(self, partition: int, now_ms: int) -> None:
+        """All records of a partition are replayed: serve its groups."""
+        self._loading.discard(partition)
+        for group_id, group in self._groups.items():
+            if self.partition_for(group_id) == partition:
+                self._loaded_group(group, now_ms)
+
+    def _loaded_group(self, group: ClassicGroup, now_ms: int) -> None:
+        for member in group.members.values():
+            self._classic.schedule_session(group, member, now_ms)
+        if len(group.members) > self._config.group_max_size:
+            self._classic.maybe_prepare_rebalance(group, now_ms)
+
+    def refuse_waiting(self) -> None:
+        """The broker stops: answer what waits for other members."""
+        for group in self._groups.values():
+            if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
+                self._classic.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
+
+    def failed(self, partition: int) -> None:
+        """A partition cannot be written: what memory says beyond it is not true."""
+        self._failed.add(partition)
+        for group_id, group in list(self._groups.items()):
+            if self.partition_for(group_id) == partition:
+                del self._groups[group_id]
+                self.offsets.forget(group_id)
+                self._classic.forget(group, ErrorCode.NOT_COORDINATOR)
+                group.state = S.DEAD
+        self._out.records.pop(partition, None)
+
+
+def refused_commit(
+    request: OffsetCommitRequest, error_code: ErrorCode
+) -> OffsetCommitResponse:
+    """The same error for every partition: the response has no place for just one."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=row.name,
+                topic_id=row.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=error_code
+                    )
+                    for part in row.partitions
+                ],
+            )
+            for row in request.topics
+        ]
+    )
+
+
+def _single_group(
+    version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
+) -> OffsetFetchResponse:
+    """The answer of versions that ask for one group."""
+    topics = found.topics
+    if found.error_code and version < _OFFSET_FETCH_ERROR_SINCE:
+        code = ErrorCode(found.error_code)
+        topics = [
+            OffsetFetchResponseTopics(
+                name=row.name,
+                partitions=[no_offset(index, code) for index in row.partition_indexes],
+            )
+            for row in request.topics or ()
+        ]
+    return OffsetFetchResponse(
+        error_code=found.error_code,
+        topics=[
+            OffsetFetchResponseTopic(
+                name=row.name,
+                partitions=[_single_partition(part) for part in row.partitions],
+            )
+            for row in topics
+        ],
+    )
+
+
+def _single_partition(
+    part: OffsetFetchResponsePartitions,
+) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=part.partition_index,
+        committed_offset=part.committed_offset,
+        committed_leader_epoch=part.committed_leader_epoch,
+        metadata=part.metadata,
+        error_code=part.error_code,
+    )

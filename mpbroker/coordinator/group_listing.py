@@ -1,0 +1,113 @@
+"""ListGroups and DescribeGroups: what there is, for people and tools.
+
+Source: Kafka protocol guide; GroupMetadataManager.listGroups and describeGroups;
+KIP-518 and KIP-848 for the filters, KIP-1043 for GROUP_ID_NOT_FOUND.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.outbox import Call
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsResponse,
+)
+from mpbroker.protocol.messages.list_groups import ListedGroup, ListGroupsResponse
+
+S = ClassicGroupState
+
+_NOT_FOUND_SINCE: Final = 6
+_AUTHORIZED_OPERATIONS_SINCE: Final = 3
+# READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: Kafka's bits of a group.
+_ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+_NOT_ASKED: Final = -(1 << 31)
+
+
+class GroupListing:
+    """The coordinator's groups, to be looked at."""
+
+    def __init__(
+        self, groups: Mapping[str, ClassicGroup], check_group: Callable[..., None]
+    ) -> None:
+        self._groups = groups
+        self._check_group = check_group
+
+    def list(self, call: Call, request: Any, *, loading: bool) -> ListGroupsResponse:
+        """Name the groups that pass the filters; an empty filter lets all pass."""
+        states = {state.casefold() for state in request.states_filter}
+        types = {name.casefold() for name in request.types_filter}
+        found = []
+        for group in self._groups.values():
+            if states and group.state.value.casefold() not in states:
+                continue
+            if types and group.type_name not in types:
+                continue
+            try:
+                self._check_group(call, group.group_id, "DESCRIBE", empty_id=True)
+            except ApiError:
+                continue
+            found.append(
+                ListedGroup(
+                    group_id=group.group_id,
+                    protocol_type=group.protocol_type or "",
+                    group_state=group.state.value,
+                    group_type=group.type_name.capitalize(),
+                )
+            )
+        code = ErrorCode.NONE
+        if loading:
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ListGroupsResponse(error_code=code, groups=found)
+
+    def describe(self, call: Call, request: Any) -> DescribeGroupsResponse:
+        """Say what is known of each group that is asked about."""
+        operations = _NOT_ASKED
+        if (
+            call.version >= _AUTHORIZED_OPERATIONS_SINCE
+            and request.include_authorized_operations
+        ):
+            operations = _ALL_OPERATIONS
+        described = []
+        for group_id in request.groups:
+            try:
+                self._check_group(call, group_id, "DESCRIBE", empty_id=True)
+                row = self._describe(call, group_id)
+                row.authorized_operations = operations
+            except ApiError as error:
+                row = DescribedGroup(group_id=group_id, error_code=error.error_code)
+            described.append(row)
+        return DescribeGroupsResponse(groups=described)
+
+    def _describe(self, call: Call, group_id: str) -> DescribedGroup:
+        group = self._groups.get(group_id)
+        if group is None:
+            row = DescribedGroup(group_id=group_id, group_state=S.DEAD.value)
+            if call.version >= _NOT_FOUND_SINCE:
+                row.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+                row.error_message = f"Group {group_id} not found."
+            return row
+        stable = group.is_in(S.STABLE)
+        protocol = group.protocol_name or ""
+        return DescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=protocol if stable else "",
+            members=[
+                DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(protocol) if stable else b"",
+                    member_assignment=member.assignment if stable else b"",
+                )
+                for member in group.members.values()
+            ],
+        )

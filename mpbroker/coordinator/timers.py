@@ -1,0 +1,101 @@
+"""Timers by name, for thousands of members whose deadlines move all the time.
+
+A heap of deadlines. A member's deadline moves with each of its heartbeats, and always
+away from now: such a move only changes a number, and the heap learns of it when the
+old deadline comes. So a heartbeat costs one dictionary store, whatever the size.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Final
+
+NEVER: Final = 1 << 62
+
+
+class _Timer:
+    __slots__ = ("deadline_ms", "entry_ms", "expire", "number")
+
+    def __init__(
+        self, deadline_ms: int, number: int, expire: Callable[[int], None]
+    ) -> None:
+        self.deadline_ms = deadline_ms
+        self.entry_ms = deadline_ms  # where its entry is in the heap
+        self.number = number
+        self.expire = expire
+
+
+class Timers:
+    """Callables to be called once, at their deadline."""
+
+    def __init__(self) -> None:
+        self._timers: dict[Hashable, _Timer] = {}
+        self._heap: list[tuple[int, int, Hashable]] = []
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._timers
+
+    def schedule(
+        self, name: Hashable, deadline_ms: int, expire: Callable[[int], None]
+    ) -> None:
+        """Call ``expire(now_ms)`` at the deadline; replaces the timer of that name."""
+        timer = self._timers.get(name)
+        if timer is not None and timer.entry_ms <= deadline_ms:
+            timer.deadline_ms = deadline_ms
+            timer.expire = expire
+            return
+        self._numbers += 1
+        self._timers[name] = _Timer(deadline_ms, self._numbers, expire)
+        heapq.heappush(self._heap, (deadline_ms, self._numbers, name))
+
+    def cancel(self, name: Hashable) -> None:
+        self._timers.pop(name, None)
+        if len(self._heap) > 2 * len(self._timers) + 64:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Drop the entries of timers that are no more."""
+        self._heap = [
+            entry
+            for entry in self._heap
+            if (timer := self._timers.get(entry[2])) is not None
+            and timer.number == entry[1]
+        ]
+        heapq.heapify(self._heap)
+
+    def expire(self, now_ms: int) -> int:
+        """Call all that are due; return how many that were.
+
+        What is scheduled meanwhile for now or earlier is called too.
+        """
+        heap, timers = self._heap, self._timers
+        expired = 0
+        while heap and heap[0][0] <= now_ms:
+            _, number, name = heapq.heappop(heap)
+            timer = timers.get(name)
+            if timer is None or timer.number != number:
+                continue  # cancelled, or replaced by an earlier one
+            if timer.deadline_ms > now_ms:
+                timer.entry_ms = timer.deadline_ms
+                heapq.heappush(heap, (timer.deadline_ms, number, name))
+                continue
+            del timers[name]
+            expired += 1
+            timer.expire(now_ms)
+            heap = self._heap  # a cancel may have rebuilt it
+        return expired
+
+    @property
+    def next_ms(self) -> int:
+        """When ``expire`` has something to look at; NEVER if there is nothing."""
+        heap = self._heap
+        while heap:
+            deadline_ms, number, name = heap[0]
+            timer = self._timers.get(name)
+            if timer is not None and timer.number == number:
+                return deadline_ms
+            heapq.heappop(heap)
+        return NEVER
