@@ -12,13 +12,14 @@ from mpbroker.errors import MpbrokerError
 
 
 class ExitCode(IntEnum):
-    """Exit codes; 69 is EX_UNAVAILABLE of BSD's sysexits.h."""
+    """Exit codes; 69 and 78 are EX_UNAVAILABLE and EX_CONFIG of BSD's sysexits.h."""
 
     OK = 0
     ERROR = 1
     USAGE = 2
     NOT_FOUND = 10
     UNAVAILABLE = 69
+    CONFIG = 78
 
 
 EXIT_CODE_HELP: Final = """\
@@ -28,6 +29,7 @@ Exit codes:
   2   the command line was wrong
   10  not found: no such topic, partition, setting or record; nothing matched
   69  no broker could be reached
+  78  the broker's settings are wrong: starting it again cannot help
 """
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
+from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
 
 # For the other commands; MPBROKER_ otherwise begins the settings of a broker.
@@ -161,8 +162,12 @@ def run_serve(arguments: Sequence[str]) -> int:
     except CliError as error:
         print(f"mpbroker: {error}", file=sys.stderr)
         return error.exit_code
+    except ConfigError as error:
+        # It names the setting, the value, the limit and the fix. A service manager
+        # tells by the code that there is no use in starting it again.
+        print(f"mpbroker: {error}", file=sys.stderr)
+        return ExitCode.CONFIG
     except MpbrokerError as error:
-        # ConfigError among them: names the setting, the value, the limit and the fix.
         print(f"mpbroker: {error}", file=sys.stderr)
         return ExitCode.ERROR
 

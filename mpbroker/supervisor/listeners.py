@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.config.listeners import EndPoint
 from mpbroker.config_def import ConfigError
+from mpbroker.errors import MpbrokerError
 from mpbroker.supervisor.systemd import InheritedSocket
 
 _LOG = logging.getLogger(__name__)
@@ -23,8 +24,8 @@ _LOG = logging.getLogger(__name__)
 STORED_PREFIX: Final = "stored-"
 
 
-class AddressError(ConfigError):
-    """Nobody can listen there just now; it may be another matter later."""
+class AddressError(MpbrokerError):
+    """Nobody can listen there just now; the settings need not be wrong."""
 
 
 class Origin(Enum):

@@ -8,8 +8,7 @@ import socket
 import pytest
 
 from mpbroker.config.listeners import EndPoint, parse_listeners
-from mpbroker.config_def import ConfigError
-from mpbroker.supervisor.listeners import open_listeners
+from mpbroker.supervisor.listeners import AddressError, open_listeners
 
 
 def endpoints(*texts: str) -> list[EndPoint]:
@@ -78,7 +77,7 @@ def test_a_name_is_resolved(opened):
 def test_a_port_in_use_is_told_in_one_line_with_what_to_do(opened):
     (taken,) = opened("PLAINTEXT://127.0.0.1:0")
     setting = f"PLAINTEXT://127.0.0.1:{taken.port}"
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(AddressError) as refused:
         opened(setting)
     message = str(refused.value)
     assert "\n" not in message
@@ -87,14 +86,14 @@ def test_a_port_in_use_is_told_in_one_line_with_what_to_do(opened):
 
 
 def test_an_address_that_is_not_ours_is_told_too(opened):
-    with pytest.raises(ConfigError, match=r"203\.0\.113\.7.*Cannot assign"):
+    with pytest.raises(AddressError, match=r"203\.0\.113\.7.*Cannot assign"):
         opened("PLAINTEXT://203.0.113.7:9092")
 
 
 def test_if_one_cannot_be_opened_none_is_left_open(opened):
     (taken,) = opened("PLAINTEXT://127.0.0.1:0")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(ConfigError):
+    with pytest.raises(AddressError):
         opened("PLAINTEXT://127.0.0.1:0", f"B://127.0.0.1:{taken.port}")
     assert os.listdir("/proc/self/fd") == before
 
