@@ -1,0 +1,136 @@
+"""Kill everything, many times, under a load that knows every answer.
+
+python -m tests.chaos [--help]        or scripts/chaos, which sets up what is missing
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.campaign import Campaign, Promises, Result, dying_command, table
+
+# Figures of a quiet machine with two cores; a loaded one pauses by itself.
+_HANDLER = Promises(disconnects=0, pause_ms=100)
+_PROCESSOR = Promises(disconnects=None, pause_ms=None)
+
+
+def main() -> int:
+    arguments = _arguments()
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="mpbroker-chaos-"))
+    results: list[Result] = []
+    try:
+        results += timed_kills(folder / "timed", arguments)
+        results += line_deaths(folder / "lines", arguments)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(table(results))
+    broken = [result.stage for result in results if not result.ok]
+    events = sum(result.events for result in results)
+    print(
+        f"{events} events in {time.monotonic() - began:.0f} s:",
+        f"BROKEN: {', '.join(broken)}" if broken else "all promises kept",
+    )
+    return 1 if broken else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+
+    def count(name: str, default: int, what: str) -> None:
+        variable = f"MPBROKER_CHAOS_{name.upper().replace('-', '_')}"
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=int(os.environ.get(variable, default)),
+            help=f"{what} (default {default}; or ${variable})",
+        )
+
+    count("peace", 3, "seconds without any kill, to compare with")
+    count("handlers", 300, "timed kills of handlers")
+    count("processors", 300, "timed kills of processors")
+    count("acceptors", 100, "timed kills of acceptors")
+    count("supervisors", 30, "timed kills of the supervisor")
+    count("lines", 1000, "self-kills at random source lines")
+    count("connections", 64, "clients")
+    count("seed", 1, "of all that is random")
+    parser.add_argument(
+        "--pauses",
+        action="store_true",
+        help="hold pauses to what is promised: on a quiet machine only",
+    )
+    return parser.parse_args()
+
+
+def _promise(promises: Promises, arguments: argparse.Namespace) -> Promises:
+    if arguments.pauses:
+        return promises
+    return Promises(promises.disconnects, promises.errors, None)
+
+
+def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
+    """Kill processes of each kind once they have served for half a second."""
+    campaign = Campaign(folder, arguments.connections, arguments.seed)
+    try:
+        if arguments.peace:
+            say(campaign.peace(arguments.peace))
+        for role, count, promises in (
+            ("handler", arguments.handlers, _HANDLER),
+            ("acceptor", arguments.acceptors, _HANDLER),
+            ("processor", arguments.processors, _PROCESSOR),
+        ):
+            if count:
+                say(campaign.kills(role, count, _promise(promises, arguments)))
+        say(campaign.leftovers())
+        if arguments.supervisors:
+            say(campaign.supervisor_kills(arguments.supervisors))
+            say(campaign.leftovers())
+        return campaign.results
+    finally:
+        campaign.close()
+
+
+def line_deaths(folder: Path, arguments: argparse.Namespace) -> list[Result]:
+    """Let handlers, then processors, then both die at random source lines."""
+    results = []
+    shares = (("handler", 0.5, 1500), ("processor", 0.25, 1500), ("both", 0.25, 3000))
+    for role, share, mean_lines in shares:
+        count = int(arguments.lines * share)
+        if not count:
+            continue
+        go = folder / f"{role}.go"
+        campaign = Campaign(
+            folder / role,
+            min(arguments.connections, 16),
+            arguments.seed,
+            command=dying_command(go, "none", role, mean_lines),
+        )
+        promises = Promises(disconnects=0 if role == "handler" else None)
+        try:
+            say(campaign.own_deaths(f"self-kill {role} by line", count, promises, go))
+            results += campaign.results
+        finally:
+            campaign.close()
+    return results
+
+
+def say(result: Result) -> None:
+    """One line as soon as a stage is over."""
+    verdict = "ok" if result.ok else "BROKEN: " + "; ".join(result.broken)
+    print(
+        f"{result.stage}: {result.events} in {result.seconds:.0f} s,"
+        f" {result.answers} answers, worst pause {result.worst_pause_ms:.0f} ms:"
+        f" {verdict}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""Stages of chaos over one broker after another, and what each must not cost."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.census import (
+    census,
+    differences,
+    excess_files,
+    settled_census,
+)
+from tests.chaos.clients import Fleet
+from tests.chaos.events import (
+    Event,
+    Kills,
+    Nothing,
+    OwnDeaths,
+    SupervisorKills,
+    median_ms,
+)
+from tests.chaos.peek import Peek
+from tests.support.broker import Broker
+
+PARTITIONS: Final = 4
+_ROUND_S: Final = (
+    45.0  # after so long a stage turns to a new topic and verifies the old
+)
+_QUIET_S: Final = 30.0
+_WARM_UP_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What clients may notice of a stage; None: anything."""
+
+    disconnects: int | None = 0
+    errors: int | None = 0
+    pause_ms: float | None = None
+
+
+@dataclass
+class Result:
+    """What a stage did and cost."""
+
+    stage: str
+    promises: Promises
+    events: int = 0
+    seconds: float = 0.0
+    answers: int = 0
+    records: int = 0
+    errors: int = 0
+    wrong: int = 0
+    disconnects: int = 0
+    refused: int = 0
+    stuck: int = 0
+    worst_pause_ms: float = 0.0
+    worst_what: str = ""
+    own_stall_ms: float = 0.0
+    respawn_ms: float = 0.0
+    slowest_respawn_ms: float = 0.0
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[str]:
+        """The promises that were not kept."""
+        promises = self.promises
+        found = []
+        if self.wrong:
+            found.append(f"{self.wrong} wrong answers")
+        if self.stuck:
+            found.append(f"{self.stuck} clients stuck")
+        if promises.errors is not None and self.errors > promises.errors:
+            found.append(f"{self.errors} errors; promised {promises.errors}")
+        if promises.disconnects is not None and self.disconnects > promises.disconnects:
+            found.append(
+                f"{self.disconnects} disconnects; promised {promises.disconnects}"
+            )
+        # What we were late ourselves was not the broker.
+        pause_ms = self.worst_pause_ms - self.own_stall_ms
+        if promises.pause_ms is not None and pause_ms > promises.pause_ms:
+            found.append(f"a pause of {pause_ms:.0f} ms; promised {promises.pause_ms}")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken and not self.complaints
+
+
+class Campaign:
+    """One broker, its clients, and stages one after another.
+
+    Args:
+        folder: where the broker's data goes.
+        connections: how many clients.
+        seed: of all that is random.
+        config: the broker's, on top of what the campaign wants.
+        command: what to run instead of mpbroker.
+        stuck_s: who waits longer for an answer waits for ever.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        connections: int = 64,
+        seed: int = 1,
+        config: dict[str, object] | None = None,
+        command: list[str] | None = None,
+        stuck_s: float = 20.0,
+        acks_1_share: float = 0.3,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.broker = Broker(
+            folder / "data",
+            {
+                "listeners": "A://127.0.0.1:0,B://127.0.0.1:0",
+                "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
+                "inter.broker.listener.name": "A",
+                "num.network.threads": 2,
+                "num.io.threads": 4,
+                # Memory for large requests runs out at once if any of it is lost.
+                "socket.request.max.bytes": 1 << 20,
+                "queued.max.request.bytes": 16 << 20,
+                **(config or {}),
+            },
+            command=command,
+        )
+        self.broker.start()
+        # So that a restarted broker is found where it was.
+        listeners = self.broker.listeners
+        self.broker.config["listeners"] = ",".join(
+            f"{name}://{address}" for name, address in listeners.items()
+        )
+        self._fresh = settled_census(self.broker)
+        self.fleet = Fleet(
+            [_split(address) for address in listeners.values()],
+            connections,
+            seed,
+            stuck_s,
+            acks_1_share,
+        )
+        self._topics = 0
+        self.results: list[Result] = []
+
+    # -- stages --------------------------------------------------------------------
+
+    def kills(self, role: str, count: int, promises: Promises) -> Result:
+        """Kill processes of one role."""
+        event = Kills(self.broker, role, count, self.rng)
+        return self.stage(event.name, [event], promises)
+
+    def peace(self, seconds: int) -> Result:
+        """Kill nobody, to know what the machine itself costs."""
+        return self.stage("nobody is killed (seconds)", [Nothing(seconds)], Promises())
+
+    def supervisor_kills(self, count: int) -> Result:
+        """Kill the supervisor; what was acknowledged stays, all else may be lost."""
+        event = SupervisorKills(self.broker, count, self.rng, self.fleet.was_away)
+        return self.stage(event.name, [event], Promises(disconnects=None))
+
+    def own_deaths(self, name: str, count: int, promises: Promises, go: Path) -> Result:
+        """Let the processes kill themselves, from now on."""
+        go.touch()
+        return self.stage(name, [OwnDeaths(self.broker, count)], promises)
+
+    def stage(
+        self,
+        name: str,
+        events: list[Event],
+        promises: Promises,
+        also: Callable[[float], None] = lambda now: None,
+    ) -> Result:
+        """Run the clients until all has happened; verify what they were told."""
+        result = Result(name, promises)
+        began = time.monotonic()
+        fleet = self.fleet
+        before = (fleet.answers, fleet.disconnects, fleet.refused)
+        errors_before = fleet.errors.total()
+        fleet.own_stall_s = 0.0
+        while self._round(events, result, also):
+            pass
+        result.seconds = time.monotonic() - began
+        result.events = sum(event.done for event in events)
+        result.answers = fleet.answers - before[0]
+        result.disconnects = fleet.disconnects - before[1]
+        result.refused = fleet.refused - before[2]
+        result.errors = fleet.errors.total() - errors_before
+        if result.errors:
+            result.complaints += [f"{n} x {what}" for what, n in fleet.errors.items()]
+        result.stuck = fleet.stuck
+        result.own_stall_ms = fleet.own_stall_s * 1000
+        times = [each for event in events for each in getattr(event, "respawn_s", [])]
+        result.respawn_ms = median_ms(times)
+        result.slowest_respawn_ms = max(times, default=0.0) * 1000
+        for event in events:
+            getattr(event, "close", lambda: None)()
+        self.results.append(result)
+        return result
+
+    def _round(
+        self, events: list[Event], result: Result, also: Callable[[float], None]
+    ) -> bool:
+        """One topic's worth of a stage; False when the stage is over."""
+        fleet = self.fleet
+        self._topics += 1
+        ledger = self._begin(f"chaos-{self._topics}")
+        until = time.monotonic() + _ROUND_S
+        warm_at = time.monotonic() + _WARM_UP_S
+        go_on, warm = True, False
+        while go_on and not fleet.stuck and time.monotonic() < until:
+            fleet.turn()
+            now = time.monotonic()
+            if now < warm_at:
+                continue
+            if not warm:
+                warm = True
+                fleet.forget_pauses()  # of the first touch of each log
+            also(now)
+            for event in events:
+                if event.done < event.wanted:
+                    event.turn(now)
+            go_on = any(event.done < event.wanted for event in events)
+        end = time.monotonic() + _WARM_UP_S / 2
+        while not fleet.stuck and time.monotonic() < end:
+            fleet.turn()  # the last of the deaths is worth a look too
+            for event in events:
+                event.turn(time.monotonic())
+        if fleet.settle():
+            result.records += self._verify(ledger)
+        result.wrong += ledger.wrong_count
+        result.complaints += ledger.wrong
+        worst = fleet.worst
+        if worst.worst_pause_s * 1000 > result.worst_pause_ms:
+            result.worst_pause_ms = worst.worst_pause_s * 1000
+            result.worst_what = worst.worst_what
+        fleet.was_away()
+        return go_on and not fleet.stuck and not ledger.wrong_count
+
+    def _begin(self, topic: str):
+        while True:
+            try:
+                return self.fleet.begin(topic, PARTITIONS)
+            except OSError:
+                continue  # that connection's processor was killed, or killed itself
+
+    def _verify(self, ledger) -> int:
+        while True:
+            try:
+                return ledger.verify(self.fleet.addresses[0])
+            except OSError:
+                continue
+
+    # -- what is left ----------------------------------------------------------------
+
+    def leftovers(self) -> Result:
+        """After all of it: exactly what a fresh broker holds."""
+        result = Result("what is left", Promises())
+        self.fleet.hang_up()
+        self.results.append(result)
+        deadline = time.monotonic() + _QUIET_S
+        while True:
+            held = self._held()
+            if not held or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        result.complaints = held
+        return result
+
+    def _held(self) -> list[str]:
+        peek = Peek(self.broker.pid)
+        try:
+            held = [f"{count} {what}" for what, count in peek.in_use().items()]
+        finally:
+            peek.close()
+        held += differences(self._fresh, census(self.broker))
+        return held + excess_files(self.broker)
+
+    def close(self) -> None:
+        """End all; the broker must stop in order."""
+        self.fleet.close()
+        if all(result.ok for result in self.results):
+            self.broker.close()
+        else:
+            self.broker.kill()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+_COLUMNS: Final = (
+    ("stage", 30),
+    ("events", 6),
+    ("s", 6),
+    ("answers", 9),
+    ("records", 8),
+    ("wrong", 5),
+    ("errors", 6),
+    ("lost", 5),
+    ("stuck", 5),
+    ("longest pause", 22),
+    ("own", 6),
+    ("respawn", 15),
+    ("", 6),
+)
+
+
+def table(results: list[Result]) -> str:
+    """All stages, a line each, and what went wrong."""
+    lines = [
+        "  ".join(
+            name.ljust(width) if not i else name.rjust(width)
+            for i, (name, width) in enumerate(_COLUMNS)
+        )
+    ]
+    for result in results:
+        respawn = f"{result.respawn_ms:.1f} / {result.slowest_respawn_ms:.0f}"
+        cells = (
+            result.stage,
+            str(result.events),
+            f"{result.seconds:.1f}",
+            str(result.answers),
+            str(result.records),
+            str(result.wrong),
+            str(result.errors),
+            str(result.disconnects),
+            str(result.stuck),
+            f"{result.worst_what} {result.worst_pause_ms:.0f} ms",
+            f"{result.own_stall_ms:.0f}",
+            f"{respawn} ms" if result.respawn_ms else "",
+            "ok" if result.ok else "BROKEN",
+        )
+        lines.append(
+            "  ".join(
+                cell.ljust(width) if not i else cell.rjust(width)
+                for i, (cell, (_, width)) in enumerate(
+                    zip(cells, _COLUMNS, strict=True)
+                )
+            )
+        )
+    for result in results:
+        for text in result.broken + result.complaints:
+            lines.append(f"  {result.stage}: {text}")
+    return "\n".join(lines)
+
+
+def dying_command(go: Path, fault: str, role: str, mean_lines: int) -> list[str]:
+    """The command of a broker whose processes die at random source lines.
+
+    Only once the file ``go`` is there.
+    """
+    module = [sys.executable, "-m", "tests.chaos.dying"]
+    return [*module, str(go), fault, role, str(mean_lines)]

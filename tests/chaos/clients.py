@@ -1,0 +1,437 @@
+"""Many clients in one loop, which know what every request of theirs must answer.
+
+Each keeps one request in flight, some of them three; the mix is produces with acks=all
+and acks=1, fetches of what was acknowledged, fetches that wait at the log's end,
+metadata, and new connections. A client that loses its connection dials again at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import select
+import socket
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tests.bench import wire
+from tests.chaos.ledger import Batch, Ledger
+
+_REDIAL_S: Final = 0.005
+_TURN_S: Final = 0.002
+_RECEIVE_BYTES: Final = 1 << 18
+_FETCH_BYTES: Final = 1 << 16
+_FLOOD: Final = 20  # answers after which a client that churns dials anew
+_IN_PROGRESS: Final = {0, errno.EINPROGRESS, errno.EAGAIN}
+
+
+class Expected(NamedTuple):
+    """An answer that must come."""
+
+    correlation_id: int
+    what: str
+    sent_at: float
+    patience_s: float  # so long the broker was allowed to wait before it answers
+    check: Callable[[bytes], None]
+
+
+class Client:
+    """One connection after another, as long as the fleet runs."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        self.fleet = fleet
+        self.rng = random.Random(f"{fleet.seed} {number}")
+        self.window = 3 if number % 4 == 0 else 1
+        self.churns = number % 8 == 7
+        self.address = fleet.addresses[number % len(fleet.addresses)]
+        self.sock: socket.socket | None = None
+        self.connected = False
+        self.expected: deque[Expected] = deque()
+        self.disconnects = 0
+        self.worst_pause_s = 0.0
+        self.worst_what = ""
+        self.stuck = False
+        self.redial_at = 0.0
+        self._received = bytearray()
+        self._unsent = b""
+        self._correlation_id = 0
+        self._answers = 0
+        # Since when it waits, and whether for a connection.
+        self._waits_since = time.monotonic()
+        self._cut_off = True
+
+    # -- the connection ------------------------------------------------------------
+
+    def dial(self, now: float) -> None:
+        self.sock = sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connected = False
+        if sock.connect_ex(self.address) not in _IN_PROGRESS:
+            self._refused(now)
+            return
+        self.fleet.register(self, select.EPOLLOUT)
+
+    def _refused(self, now: float) -> None:
+        self.fleet.refused += 1
+        self._close()
+        self.redial_at = now + _REDIAL_S
+
+    def _close(self) -> None:
+        if self.sock is not None:
+            self.fleet.forget(self)
+            self.sock.close()
+            self.sock = None
+        self.expected.clear()
+        self._received.clear()
+        self._unsent = b""
+        self._answers = 0
+
+    def hang_up(self) -> None:
+        """End the connection of our own accord."""
+        self._close()
+
+    def _lost(self, now: float) -> None:
+        self.disconnects += 1
+        if not self.expected:
+            self._waits_since = now
+        self._cut_off = True
+        self._close()
+        self.redial_at = now
+
+    def happens(self, events: int, now: float) -> None:
+        """Deal with what epoll says of its socket."""
+        assert self.sock is not None
+        if not self.connected:
+            if self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._refused(now)
+                return
+            self.connected = True
+            self.fleet.modify(self, select.EPOLLIN)
+            self._ask(now)
+            return
+        if events & select.EPOLLOUT:
+            self._send(now)
+        if self.sock is not None and events & ~select.EPOLLOUT:
+            self._receive(now)
+
+    # -- questions -----------------------------------------------------------------
+
+    def _ask(self, now: float) -> None:
+        """Fill the window."""
+        if self.fleet.quiet:
+            return
+        if not self.expected and not self._cut_off:
+            self._waits_since = now
+        frames = []
+        while len(self.expected) < self.window:
+            frames.append(self._next_request(now))
+        if frames:
+            self._unsent += b"".join(frames)
+            self._send(now)
+
+    def _next_request(self, now: float) -> bytes:
+        kind = self.rng.random()
+        if kind < 0.62:
+            return self._produce(now)
+        if kind < 0.80:
+            where = self.fleet.ledger.some_batch(self.rng.random())
+            if where is not None:
+                return self._fetch(now, *where, 0)
+        elif kind < 0.90:
+            partition = self.rng.randrange(self.fleet.ledger.partitions)
+            end = self.fleet.ledger.ends[partition]
+            return self._fetch(now, partition, end, self.rng.choice((0, 20, 100)))
+        elif kind < 0.95:
+            return self._same(now, "api versions", wire.api_versions())
+        return self._same(now, "metadata", wire.metadata([self.fleet.ledger.topic]))
+
+    def _stamped(
+        self,
+        now: float,
+        framed: bytes,
+        what: str,
+        check: Callable[[bytes], None],
+        patience_s: float = 0.0,
+    ) -> bytes:
+        self._correlation_id += 1
+        stamped = bytearray(framed)
+        struct.pack_into(">i", stamped, wire.CORRELATION_ID_AT, self._correlation_id)
+        self.expected.append(
+            Expected(self._correlation_id, what, now, patience_s, check)
+        )
+        return bytes(stamped)
+
+    def _produce(self, now: float) -> bytes:
+        fleet, rng = self.fleet, self.rng
+        size = 100 if rng.random() < 0.97 else rng.randrange(13_000, 120_000)
+        batch = fleet.ledger.send(
+            next(fleet.numbers),
+            rng.randrange(fleet.ledger.partitions),
+            1 if rng.random() < 0.8 else 3,
+            size,
+        )
+        acks = 1 if rng.random() < fleet.acks_1_share else -1
+        framed = wire.produce(
+            fleet.ledger.topic, batch.partition, batch.encode(), acks=acks
+        )
+
+        def check(payload: bytes, batch: Batch = batch) -> None:
+            answer = wire.parse_produce(payload)
+            if answer.error_code:
+                fleet.errors[f"produce: {answer.error_code}"] += 1
+            else:
+                fleet.ledger.acknowledge(batch, answer.base_offset)
+
+        return self._stamped(now, framed, f"produce acks={acks}", check)
+
+    def _fetch(self, now: float, partition: int, offset: int, wait_ms: int) -> bytes:
+        fleet = self.fleet
+        framed = wire.fetch(
+            fleet.ledger.topic,
+            partition,
+            offset,
+            max_bytes=_FETCH_BYTES,
+            max_wait_ms=wait_ms,
+        )
+        must_be_there = offset < fleet.ledger.ends[partition]
+
+        def check(payload: bytes) -> None:
+            answer = wire.parse_fetch(payload)
+            if answer.error_code:
+                fleet.errors[f"fetch: {answer.error_code}"] += 1
+                return
+            records = wire.iter_records(answer.records)
+            where = f"fetch of {partition}@{offset}"
+            if must_be_there and (not records or records[0].offset != offset):
+                first = records[0].offset if records else None
+                fleet.ledger.complain(f"{where} begins with {first}")
+            offsets = [record.offset for record in records]
+            if offsets != list(
+                range(offsets[0], offsets[0] + len(offsets)) if offsets else ()
+            ):
+                fleet.ledger.complain(f"{where} has gaps: {offsets[:9]}")
+            fleet.ledger.read(partition, records)
+
+        return self._stamped(now, framed, "fetch", check, wait_ms / 1000)
+
+    def _same(self, now: float, what: str, framed: bytes) -> bytes:
+        """A question whose answer never changes."""
+        fleet = self.fleet
+
+        def check(payload: bytes) -> None:
+            known = fleet.constant.setdefault((what, self.address), payload[4:])
+            if payload[4:] != known:
+                fleet.ledger.complain(f"{what} answered {payload[4:]!r:.80}")
+
+        return self._stamped(now, framed, what, check)
+
+    def _send(self, now: float) -> None:
+        assert self.sock is not None
+        try:
+            sent = self.sock.send(self._unsent) if self._unsent else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lost(now)
+            return
+        was_blocked, self._unsent = self._unsent, self._unsent[sent:]
+        if self._unsent or len(was_blocked) > sent:
+            self.fleet.modify(self, select.EPOLLIN | select.EPOLLOUT)
+        elif sent:
+            self.fleet.modify(self, select.EPOLLIN)
+
+    # -- answers -------------------------------------------------------------------
+
+    def _receive(self, now: float) -> None:
+        assert self.sock is not None
+        try:
+            data = self.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost(now)
+            return
+        received = self._received
+        received += data
+        while len(received) >= 4:
+            end = 4 + int.from_bytes(received[:4], "big")
+            if len(received) < end:
+                break
+            payload = bytes(received[4:end])
+            del received[:end]
+            self._answered(payload, now)
+        if self.churns and self._answers >= _FLOOD and not self.expected:
+            self._close()
+            self._waits_since, self._cut_off = now, True
+            self.redial_at = now
+        elif not (self.churns and self._answers >= _FLOOD):
+            self._ask(now)
+
+    def _answered(self, payload: bytes, now: float) -> None:
+        fleet = self.fleet
+        if not self.expected:
+            fleet.ledger.complain(f"an answer to no question: {payload!r:.40}")
+            return
+        expected = self.expected.popleft()
+        self._note_pause(expected, now)
+        fleet.answers += 1
+        self._answers += 1
+        answered = int.from_bytes(payload[:4], "big")
+        if answered != expected.correlation_id:
+            fleet.ledger.complain(
+                f"correlation id {answered} in answer to {expected.correlation_id}"
+                f" ({expected.what})"
+            )
+            return
+        try:
+            expected.check(payload)
+        except (wire.AnswerError, IndexError, struct.error) as error:
+            fleet.ledger.complain(f"{expected.what}: {error!r}: {payload!r:.60}")
+
+    def _note_pause(self, expected: Expected, now: float) -> None:
+        pause = now - self._waits_since - expected.patience_s
+        self._waits_since, self._cut_off = now, False
+        if pause > self.worst_pause_s:
+            self.worst_pause_s = pause
+            self.worst_what = expected.what
+
+    def look(self, now: float, stuck_s: float) -> None:
+        """Dial if it has to; see whether it waits for ever."""
+        if self.sock is None:
+            if now >= self.redial_at and not self.fleet.quiet:
+                self.dial(now)
+        elif self.expected:
+            patience_s = self.expected[0].patience_s + stuck_s
+            self.stuck = now - self._waits_since > patience_s
+        elif self.connected:
+            self._ask(now)
+
+    def rest(self) -> None:
+        """Nothing is owed to it while nothing is asked."""
+        self._waits_since = time.monotonic()
+        self.worst_pause_s, self.worst_what = 0.0, ""
+
+
+class Fleet:
+    """All clients of one broker.
+
+    Args:
+        addresses: of the broker's listeners; clients are spread over them.
+        count: how many clients.
+        seed: of all that is random.
+        stuck_s: who waits longer for an answer waits for ever.
+        acks_1_share: of the produces, how many are content with acks=1.
+    """
+
+    def __init__(
+        self,
+        addresses: list[tuple[str, int]],
+        count: int,
+        seed: int = 1,
+        stuck_s: float = 20.0,
+        acks_1_share: float = 0.3,
+    ) -> None:
+        self.addresses = addresses
+        self.seed = seed
+        self.stuck_s = stuck_s
+        self.acks_1_share = acks_1_share
+        self.numbers = iter(range(1 << 62))
+        self.errors: Counter[str] = Counter()
+        self.refused = 0
+        self.answers = 0
+        self.quiet = False
+        self.own_stall_s = 0.0
+        self.constant: dict[tuple[str, tuple[str, int]], bytes] = {}
+        self.ledger = Ledger("none", 1)
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Client] = {}
+        self._turned_at = time.monotonic()
+        self._look_at = 0.0
+        self.clients = [Client(self, number) for number in range(count)]
+
+    def begin(self, topic: str, partitions: int) -> Ledger:
+        """Turn to a new topic; the old one's ledger is closed."""
+        with wire.Connection(self.addresses[0]) as connection:
+            connection.create_topic(topic, partitions)
+        self.ledger = Ledger(topic, partitions)
+        self.constant.clear()
+        self.quiet = False
+        self._turned_at = time.monotonic()
+        for client in self.clients:
+            client.rest()
+        return self.ledger
+
+    def forget_pauses(self) -> None:
+        """Begin to look for pauses now."""
+        self.own_stall_s = 0.0
+        for client in self.clients:
+            client.worst_pause_s, client.worst_what = 0.0, ""
+
+    def register(self, client: Client, events: int) -> None:
+        assert client.sock is not None
+        self._by_fd[client.sock.fileno()] = client
+        self._epoll.register(client.sock.fileno(), events)
+
+    def modify(self, client: Client, events: int) -> None:
+        assert client.sock is not None
+        self._epoll.modify(client.sock.fileno(), events)
+
+    def forget(self, client: Client) -> None:
+        assert client.sock is not None
+        if self._by_fd.pop(client.sock.fileno(), None) is not None:
+            self._epoll.unregister(client.sock.fileno())
+
+    def turn(self) -> None:
+        """Do what can be done now, for all clients; wait for it a moment."""
+        events = self._epoll.poll(_TURN_S)
+        now = time.monotonic()
+        # Nobody but ourselves is late then.
+        self.own_stall_s = max(self.own_stall_s, now - self._turned_at - _TURN_S)
+        for fd, event in events:
+            client = self._by_fd.get(fd)
+            if client is not None:
+                client.happens(event, time.monotonic())
+        if now >= self._look_at:
+            self._look_at = now + _TURN_S
+            for client in self.clients:
+                client.look(now, self.stuck_s)
+        self._turned_at = time.monotonic()
+
+    def was_away(self) -> None:
+        """We did something else meanwhile; the time is not the broker's."""
+        self._turned_at = time.monotonic()
+
+    def settle(self) -> bool:
+        """Ask nothing more; wait for what is owed. False if somebody is stuck."""
+        self.quiet = True
+        while not self.stuck and any(client.expected for client in self.clients):
+            self.turn()
+        return not self.stuck
+
+    def hang_up(self) -> None:
+        for client in self.clients:
+            client.hang_up()
+
+    def close(self) -> None:
+        self.hang_up()
+        self._epoll.close()
+
+    @property
+    def stuck(self) -> int:
+        """How many clients wait for ever."""
+        return sum(client.stuck for client in self.clients)
+
+    @property
+    def disconnects(self) -> int:
+        return sum(client.disconnects for client in self.clients)
+
+    @property
+    def worst(self) -> Client:
+        """The client with the longest pause."""
+        return max(self.clients, key=lambda client: client.worst_pause_s)

@@ -1,0 +1,175 @@
+"""What is done to a broker while its clients work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from tests.chaos.peek import Peek
+from tests.supervisor.load import children, states
+from tests.support.broker import Broker
+
+# A process that lived half a second is started again at once: the supervisor's limit on
+# restarts is part of what is tested, and not what these kills are about.
+_GOOD_LIFE_S: Final = 0.5
+_SPREAD_S: Final = 0.1
+_LOOK_S: Final = 0.005
+
+
+class Event(Protocol):
+    """Something that happens again and again, in the turns of the clients' loop."""
+
+    name: str
+    done: int
+    wanted: int
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+
+
+@dataclass
+class Kills:
+    """SIGKILL for processes of one role, each once it has served for a while.
+
+    Attributes:
+        done: how many were killed.
+        respawn_s: from each kill to the successor's first turn, as far as it was seen:
+            our own loop looks once in its turn.
+    """
+
+    broker: Broker
+    role: str
+    wanted: int
+    rng: random.Random
+    done: int = 0
+    respawn_s: list[float] = field(default_factory=list)
+    _peek: Peek | None = None
+    _due: dict[int, float] = field(default_factory=dict)  # by pid
+    _dead: dict[int, tuple[int, float]] = field(default_factory=dict)  # by number
+    _look_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"kill {self.role}"
+
+    def turn(self, now: float) -> None:
+        if self._peek is None:
+            self._peek = Peek(self.broker.pid)
+        if now < self._look_at:
+            return
+        serving = self._serving()
+        if self.role not in ("handler", "processor"):
+            self._look_at = now + _LOOK_S  # it costs more than a look at two words
+        for number, (pid, killed_at) in list(self._dead.items()):
+            if serving.get(number, pid) != pid:
+                self.respawn_s.append(time.monotonic() - killed_at)
+                del self._dead[number]
+        for number, pid in serving.items():
+            if number in self._dead:
+                continue
+            due = self._due.setdefault(
+                pid, now + _GOOD_LIFE_S + self.rng.uniform(0, _SPREAD_S)
+            )
+            if now >= due and self.done < self.wanted:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self._dead[number] = (pid, time.monotonic())
+                del self._due[pid]
+                self.done += 1
+
+    def _serving(self) -> dict[int, int]:
+        if self.role in ("handler", "processor"):
+            assert self._peek is not None
+            return self._peek.serving(self.role)
+        return {
+            number: pid for (_, number), pid in children(self.broker, self.role).items()
+        }
+
+    def close(self) -> None:
+        if self._peek is not None:
+            self._peek.close()
+            self._peek = None
+
+
+@dataclass
+class SupervisorKills:
+    """SIGKILL for the supervisor, and a new broker over the same data.
+
+    Its children end with it; the service manager's part is ours.
+    """
+
+    broker: Broker
+    wanted: int
+    rng: random.Random
+    was_away: Callable[[], None]
+    done: int = 0
+    respawn_s: list[float] = field(default_factory=list)
+    name: str = "kill supervisor"
+    _due: float = 0.0
+
+    def turn(self, now: float) -> None:
+        if not self._due:
+            self._due = now + self.rng.uniform(0.1, 0.5)
+        if now < self._due or self.done >= self.wanted:
+            return
+        began = time.monotonic()
+        os.kill(self.broker.pid, signal.SIGKILL)
+        self.broker.kill()
+        self.broker.start()
+        self.respawn_s.append(time.monotonic() - began)
+        self.done += 1
+        self._due = 0.0
+        self.was_away()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class OwnDeaths:
+    """Nothing is done: the processes kill themselves, and are counted."""
+
+    broker: Broker
+    wanted: int
+    done: int = 0
+    respawn_s: list[float] = field(default_factory=list)
+    name: str = "self-kill at a line"
+    _look_at: float = 0.0
+
+    def turn(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = now + 0.05
+            self.done = sum(child["restarts"] for child in states(self.broker))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def median_ms(times_s: list[float]) -> float:
+    return statistics.median(times_s) * 1000 if times_s else 0.0
+
+
+@dataclass
+class Nothing:
+    """Leave the broker in peace for a while: what its clients' pauses are by nature."""
+
+    wanted: int
+    done: int = 0
+    name: str = "nothing"
+    _next: float = 0.0
+
+    def turn(self, now: float) -> None:
+        """Count seconds."""
+        if now >= self._next:
+            self.done += bool(self._next)
+            self._next = now + 1.0
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,139 @@
+"""A broker's shared memory from outside: who serves, and what is in use.
+
+Through /proc/PID/fd of the supervisor, read-only and without asking anyone; so it works
+on a broker that is stuck.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from typing import Final
+
+from mpbroker.ipc import layout
+from mpbroker.ipc.layout import (
+    CONNECTION_STATE,
+    HANDLER_ACTIVE,
+    HANDLER_BUSY_SLOT,
+    HANDLER_INCARNATION,
+    HANDLER_PID,
+    HANDLER_READY,
+    MAX_HANDLERS,
+    MAX_PROCESSORS,
+    PROCESSOR_COUNTERS,
+    PROCESSOR_HANDED,
+    PROCESSOR_INCARNATION,
+    PROCESSOR_LISTENER,
+    PROCESSOR_PID,
+    PROCESSOR_READY,
+    PROCESSOR_REGISTERED,
+    PROCESSOR_ROWS_USED,
+    REQUEST_RING,
+    RING_HEAD,
+    RING_TAIL,
+    ROW_INTENT,
+    ROW_SYNC_OWNER,
+    ROW_WORDS,
+    SLOT_STATE,
+    STATE_MASK,
+    SlotState,
+    connection_row,
+    handler_row,
+    processor_row,
+    response_ring,
+    slot_row,
+    slots_in_use,
+)
+
+_CONTROL: Final = "/memfd:mpbroker-control"
+_PARTITIONS: Final = "/memfd:mpbroker-partitions"
+_ROWS_LOOKED_AT: Final = 512
+
+
+class Peek:
+    """What one supervisor's segments say right now."""
+
+    def __init__(self, pid: int) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._pid = pid
+        self._words = self._attach(_CONTROL)
+        self._rows = self._attach(_PARTITIONS)
+
+    def _attach(self, name: str) -> memoryview:
+        folder = f"/proc/{self._pid}/fd"
+        for fd in os.listdir(folder):
+            if os.readlink(f"{folder}/{fd}").startswith(name):
+                opened = os.open(f"{folder}/{fd}", os.O_RDONLY)
+                try:
+                    size = os.fstat(opened).st_size
+                    mapped = mmap.mmap(opened, size, prot=mmap.PROT_READ)
+                finally:
+                    os.close(opened)
+                self._maps.append(mapped)
+                return memoryview(mapped).cast("q")
+        raise FileNotFoundError(f"process {self._pid} has no {name}")
+
+    def close(self) -> None:
+        for words in (self._words, self._rows):
+            words.release()
+        for mapped in self._maps:
+            mapped.close()
+
+    def serving(self, role: str) -> dict[int, int]:
+        """Process ids by number, of the handlers or processors that serve now."""
+        words = self._words
+        found = {}
+        if role == "handler":
+            for number in range(MAX_HANDLERS):
+                row = handler_row(number)
+                incarnation = words[row + HANDLER_INCARNATION]
+                if (
+                    words[row + HANDLER_ACTIVE]
+                    and incarnation
+                    and words[row + HANDLER_READY] == incarnation
+                ):
+                    found[number] = words[row + HANDLER_PID]
+        else:
+            for number in range(MAX_PROCESSORS):
+                row = processor_row(number)
+                incarnation = words[row + PROCESSOR_INCARNATION]
+                if (
+                    words[row + PROCESSOR_LISTENER]
+                    and incarnation
+                    and words[row + PROCESSOR_READY] == incarnation
+                ):
+                    found[number] = words[row + PROCESSOR_PID]
+        return found
+
+    def in_use(self) -> dict[str, int]:
+        """What requests and connections hold; nothing, in a fresh or quiet broker."""
+        words = self._words
+        held: Counter[str] = Counter()
+        for processor in range(MAX_PROCESSORS):
+            row = processor_row(processor)
+            for slot in slots_in_use(words, processor):
+                state = words[slot_row(slot) + SLOT_STATE] & STATE_MASK
+                if state != SlotState.FREE:
+                    held[f"slots {SlotState(state).name}"] += 1
+            first = processor * layout.CONNECTIONS_PER_PROCESSOR
+            for index in range(first, first + words[row + PROCESSOR_ROWS_USED]):
+                if words[connection_row(index) + CONNECTION_STATE] & STATE_MASK:
+                    held["connection rows"] += 1
+            held["connections counted"] += words[row + PROCESSOR_COUNTERS]
+            held["connections on their way"] += max(
+                0, words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
+            )
+            ring = response_ring(processor)
+            held["answers on a ring"] += (
+                words[ring + RING_TAIL] - words[ring + RING_HEAD]
+            )
+        held["requests on the ring"] = (
+            words[REQUEST_RING + RING_TAIL] - words[REQUEST_RING + RING_HEAD]
+        )
+        for handler in range(MAX_HANDLERS):
+            held["busy handlers"] += words[handler_row(handler) + HANDLER_BUSY_SLOT] > 0
+        for index in range(_ROWS_LOOKED_AT):
+            held["intents"] += self._rows[index * ROW_WORDS + ROW_INTENT] != 0
+            held["syncs owned"] += self._rows[index * ROW_WORDS + ROW_SYNC_OWNER] != 0
+        return {name: count for name, count in held.items() if count}
