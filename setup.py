@@ -4,6 +4,8 @@ Optional: where no compiler is, or the build fails, the installation goes on wit
 and the Python twin beside it is used.
 """
 
+from glob import glob
+
 from setuptools import Extension, setup
 
 setup(
@@ -17,6 +19,14 @@ setup(
             "mpbroker.protocol._columns",
             ["mpbroker/protocol/_columns.c"],
             depends=["mpbroker/protocol/_varint.h"],
+            optional=True,
+        ),
+        Extension(
+            "mpbroker._core",
+            sorted(glob("mpbroker/native/*.c")),
+            depends=["mpbroker/native/core.h"],
+            # What the sources share stays theirs.
+            extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"],
             optional=True,
         ),
     ]

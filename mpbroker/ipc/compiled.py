@@ -6,13 +6,14 @@ nothing but speed. Chosen once, at import, for the whole process.
 
 import os
 from operator import attrgetter
-from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpbroker.ipc import arena, layout
 
-if TYPE_CHECKING:
+try:
     from mpbroker import _core
+except ImportError:  # no compiler where this was installed
+    _core = None  # type: ignore[assignment]
 
 # Anything but the empty string: use the Python twins although the core is there.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
@@ -20,13 +21,12 @@ PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
 _VERSION: Final = 1
 
 
-def _load() -> "tuple[ModuleType | None, str]":
+def _obstacle() -> str:
+    """Why the compiled core is not used; empty if it is."""
     if os.environ.get(PURE_PYTHON_VARIABLE):
-        return None, f"pure Python, because {PURE_PYTHON_VARIABLE} is set"
-    try:
-        from mpbroker import _core
-    except ImportError:
-        return None, "pure Python; a C compiler at installation makes it faster"
+        return f"pure Python, because {PURE_PYTHON_VARIABLE} is set"
+    if _core is None:
+        return "pure Python; a C compiler at installation makes it faster"
     try:
         if _core.VERSION != _VERSION:
             raise ValueError(f"version {_core.VERSION}, not {_VERSION}")
@@ -37,11 +37,13 @@ def _load() -> "tuple[ModuleType | None, str]":
             values.append(int(attrgetter(attribute)(places[module])))
         _core.configure(tuple(values))
     except (AttributeError, ValueError) as error:
-        # Left from another version of the sources: an editable install keeps it.
-        return None, f"pure Python; the compiled core is of another build: {error}"
-    return _core, "compiled"
+        # Left over from other sources: an editable installation keeps it.
+        return f"pure Python; the compiled core is of another build: {error}"
+    return ""
 
 
-_core_or_none, DESCRIPTION = _load()
-core: "Final" = _core_or_none
+_OBSTACLE: Final = _obstacle()
+core: Final = None if _OBSTACLE else _core
 IS_COMPILED: Final = core is not None
+# For people: --version and the log.
+DESCRIPTION: Final = _OBSTACLE or "compiled core"

@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 1. No other file holds one.
+"""Every offset in shared memory, layout version 2. No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
 stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
@@ -35,7 +35,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 
 WORD: Final = 8
 LINE: Final = 16  # words
@@ -63,6 +63,8 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   5     clean start      supervisor, at start: 1 if the last stop was clean
 #   6     death epoch      supervisor: bumped after every repair
 #   7     active handlers  supervisor: how many handlers share the ring
+#   8     keeper           the keeper, at its start: +1 asks for all sockets again
+#   9     TCP counters     the keeper, at its start: 1 exact, -1 not to be relied on
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -71,6 +73,8 @@ HEADER_PHASE: Final = 4
 HEADER_CLEAN_START: Final = 5
 HEADER_DEATH_EPOCH: Final = 6
 HEADER_ACTIVE_HANDLERS: Final = 7
+HEADER_KEEPER: Final = 8
+HEADER_COUNTERS: Final = 9
 
 
 class Phase(IntEnum):
@@ -122,20 +126,33 @@ CELL_COUNT: Final = 8
 #   1     pid            supervisor
 #   2     incarnation    supervisor: +1 at every respawn
 #   3     ready          the processor: its incarnation, once it serves
+#   4     move order     supervisor: +1 says that 5 and 6 hold an order to be obeyed
+#   5     move targets   supervisor: bit per processor that may get connections
+#   6     move count      supervisor: how many to give away; -1: all, and none is kept
 #   16    handed         the listener's acceptor: connections ever passed to it
 #   32    registered     the processor: connections ever registered
 #   33    slots used     the processor: slots from this one on were never touched,
 #   34    rows used      and connection rows; nobody needs to look there
-#   35-63 counters       the processor (ProcessorCounter)
+#   35-59 counters       the processor (ProcessorCounter)
+#   60    move done      the processor: the last order it has carried out
+#   61    lent           the processor: blocks that hold bytes of connections it gave
+#                        away, and that their new owners still read from
+#   63    delivered      the keeper: the incarnation that has been sent its sockets
 PROCESSOR_LISTENER: Final = 0
 PROCESSOR_PID: Final = 1
 PROCESSOR_INCARNATION: Final = 2
 PROCESSOR_READY: Final = 3
+PROCESSOR_MOVE_ORDER: Final = 4
+PROCESSOR_MOVE_TARGETS: Final = 5
+PROCESSOR_MOVE_COUNT: Final = 6
 PROCESSOR_HANDED: Final = 16
 PROCESSOR_REGISTERED: Final = 32
 PROCESSOR_SLOTS_USED: Final = 33
 PROCESSOR_ROWS_USED: Final = 34
 PROCESSOR_COUNTERS: Final = 35
+PROCESSOR_MOVE_DONE: Final = 60
+PROCESSOR_LENT: Final = 61
+PROCESSOR_DELIVERED: Final = 63
 PROCESSOR_WORDS: Final = 64
 
 
@@ -155,6 +172,10 @@ class ProcessorCounter(IntEnum):
     WAITS_FOR_RING = 10
     IDLE_NS = 11
     CLOSED_BY_HANDLER = 12
+    RESUMED = 13  # connections taken over from the dead
+    MOVED_IN = 14
+    MOVED_OUT = 15
+    LOST = 16  # connections of the dead that could not be carried on
 
 
 # --- handler rows ---------------------------------------------------------------
@@ -277,21 +298,22 @@ class ResponseKind(IntEnum):
 
 
 # --- connection rows ------------------------------------------------------------
-# All that a successor needs to carry a connection on. Written by its processor.
+# All that a successor needs to carry a connection on. A row is written by the
+# processor that owns it (word 22), wherever in the table it lies; the one store to
+# the owner's word gives it away.
 #
 #   word  field            notes
-#   0     state            ConnectionState in bits 0-7, generation above
+#   0     state            bits 0-7 ConnectionState, bit 8 which copy counts,
+#                          generation above
 #   1     listener         listener index
 #   2     fd               in the processor, for logs
 #   3     slot + 1         the slot whose block it reads into; 0: none
-#   4     start            bytes from the block's start: first byte not yet consumed
-#   5     end              bytes from the block's start: first free byte
+#   4-5   position         two copies: (bytes of the client's stream before the block)
+#                          << POSITION_SHIFT | start, the first byte in the block that
+#                          is not yet consumed
 #   6     extent           bytes, in the arena: a frame that outgrew the block; 0: none
 #   7     extent length    bytes: that whole frame, with its size field
-#   8     extent have      bytes of it received
-#   9     sent             bytes of the current answer handed to the kernel
-#   10    bytes in         total ever received
-#   11    bytes out        total ever sent
+#   8-9   sent             two copies: bytes of the answers before this one
 #   12    opened           ns
 #   13    active           ns: last time anything moved
 #   14    accept sequence  the acceptor's running number
@@ -299,18 +321,22 @@ class ResponseKind(IntEnum):
 #   18    local port
 #   19-20 peer address     IPv6 form, 16 bytes
 #   21    peer port
+#   22    owner + 1        the processor that has, or is to have, the socket
+#   23    holder           owner's incarnation << 8 | owner, once it has the socket
+#   24    cookie           SO_COOKIE: which socket this row is about, beyond doubt
+#
+# How much of the stream has been received, and how much of an answer sent, is not
+# here: the kernel counts it (network/tcp_counters.py) and counts right whenever we
+# die. A finished answer moves position and sent together: their other copies are
+# written first, and the store to the state says which count.
 CONNECTION_STATE: Final = 0
 CONNECTION_LISTENER: Final = 1
 CONNECTION_FD: Final = 2
 CONNECTION_SLOT: Final = 3
-CONNECTION_START: Final = 4
-CONNECTION_END: Final = 5
+CONNECTION_POSITION: Final = 4
 CONNECTION_EXTENT: Final = 6
 CONNECTION_EXTENT_LENGTH: Final = 7
-CONNECTION_EXTENT_HAVE: Final = 8
-CONNECTION_SENT: Final = 9
-CONNECTION_BYTES_IN: Final = 10
-CONNECTION_BYTES_OUT: Final = 11
+CONNECTION_SENT: Final = 8
 CONNECTION_OPENED: Final = 12
 CONNECTION_ACTIVE: Final = 13
 CONNECTION_ACCEPT_SEQUENCE: Final = 14
@@ -318,7 +344,14 @@ CONNECTION_LOCAL_ADDRESS: Final = 16
 CONNECTION_LOCAL_PORT: Final = 18
 CONNECTION_PEER_ADDRESS: Final = 19
 CONNECTION_PEER_PORT: Final = 21
+CONNECTION_OWNER: Final = 22
+CONNECTION_HOLDER: Final = 23
+CONNECTION_COOKIE: Final = 24
 CONNECTION_WORDS: Final = 32
+
+CONNECTION_COPY_SHIFT: Final = 8
+POSITION_SHIFT: Final = 14  # a block's request part is shorter than 16 KiB
+POSITION_MASK: Final = (1 << POSITION_SHIFT) - 1
 
 
 class ConnectionState(IntEnum):

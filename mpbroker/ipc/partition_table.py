@@ -170,6 +170,11 @@ class PartitionRow:
         self.lock()
         self.unlock()
 
+    def settle_and_unlock(self) -> None:
+        """Settle the intent, as the lock's owner, and release the lock."""
+        self._settle_intent()
+        self.unlock()
+
     # -- the committed copy ------------------------------------------------------
 
     def snapshot(self) -> LogState:

@@ -11,11 +11,15 @@ so no wake-up is lost between live processes (without it, pure Python lost 0.5 %
     pop    processor:  RESPONDING, head            alone, so without the mutex
 
 A full ring is no error: ``put`` says False and the processor stops reading.
+
+The four are compiled where the core is (native/ring.c); the classes here are the
+specification, and all the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     NOTIFICATION_RING_CAPACITY,
@@ -48,6 +52,7 @@ from mpbroker.ipc.segment import Segment
 _REQUEST_MASK: Final = REQUEST_RING_CAPACITY - 1
 _RESPONSE_MASK: Final = RESPONSE_RING_CAPACITY - 1
 _GENERATION: Final = ~0xFF_FFFF  # all but state and handler
+_HELD: Final = int(SlotState.HELD)
 _READY: Final = int(SlotState.READY)
 _CLAIMED: Final = int(SlotState.CLAIMED)
 _RESPONDING: Final = int(SlotState.RESPONDING)
@@ -69,6 +74,14 @@ class RequestRing:
         self._mutex = RobustMutex(control, REQUEST_RING + RING_MUTEX).argument
         self._doorbells = doorbells
         self._limit = limit
+        if core is not None and type(self) is RequestRing:
+            bells = [doorbell.fd for doorbell in doorbells]
+            compiled = core.RequestRing(
+                control.view, REQUEST_RING, REQUEST_RING_CAPACITY, limit, bells
+            )
+            # Over the methods: a method that called it would cost what it saves.
+            self.put = compiled.put  # type: ignore[method-assign]
+            self.take = compiled.take  # type: ignore[method-assign]
 
     @staticmethod
     def initialise(control: Segment) -> None:
@@ -216,6 +229,33 @@ class RequestRing:
                 words[entry] = TOMB
         pthread_mutex_unlock(self._mutex)
 
+    def retract(self, slots: Iterable[int]) -> list[int]:
+        """Undo a put that its dead processor did not commit.
+
+        Args:
+            slots: the dead processor's.
+
+        Returns:
+            Those that were marked as published and are not; they are HELD again.
+        """
+        words = self._words
+        result = spin_lock(self._mutex)
+        if result:
+            owner_died(self._mutex, result)
+        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        published = {
+            words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            for position in range(head, tail)
+        }
+        retracted = []
+        for slot in slots:
+            state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            if words[state] & ~_GENERATION == _READY and slot not in published:
+                words[state] = (words[state] & _GENERATION) | _HELD
+                retracted.append(slot)
+        pthread_mutex_unlock(self._mutex)
+        return retracted
+
     def reclaim(self, handler: int) -> None:
         """Undo a take that its dead handler did not commit.
 
@@ -267,6 +307,14 @@ class ResponseRing:
         self._base = response_ring(processor)
         self._mutex = RobustMutex(control, self._base + RING_MUTEX).argument
         self._doorbell = doorbell
+        self.compiled = None
+        if core is not None and type(self) is ResponseRing:
+            capacity = RESPONSE_RING_CAPACITY
+            self.compiled = core.ResponseRing(
+                control.view, self._base, capacity, capacity, [doorbell.fd]
+            )
+            self.push = self.compiled.push  # type: ignore[method-assign]
+            self.pop = self.compiled.pop  # type: ignore[method-assign]
 
     @staticmethod
     def initialise(control: Segment, processor: int) -> None:

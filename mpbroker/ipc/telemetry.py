@@ -119,6 +119,11 @@ def start_time(pid: int) -> int:
         return 0
 
 
+def broker_names() -> list[tuple[str, int, bool]]:
+    """Names of all segments, their brokers' process ids, and whether these live."""
+    return [(name, int(name.split("-")[1]), alive) for name, alive in _names()]
+
+
 def brokers() -> list[str]:
     """Names of the segments of live brokers on this machine."""
     return [name for name, alive in _names() if alive]

@@ -18,6 +18,7 @@ from mpbroker.ipc.arena import (
     ExtentAllocator,
     progress_words,
 )
+from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     MAX_PROCESSORS,
     SLOT_BLOCK,
@@ -108,6 +109,10 @@ class ProcessorEnd:
         """Take all answered slots; ``arm``: if none, the doorbell will ring."""
         return self._responses.pop(arm=arm)
 
+    def answered(self) -> list[int]:
+        """The slots whose answers wait to be received."""
+        return self._responses.waiting()
+
     def forget(self, slot: int) -> bool:
         """Take back a request that is not published yet: its connection is gone."""
         if slot in self._unpublished:
@@ -163,6 +168,17 @@ class HandlerEnd:
         self._unplaced: deque[tuple[int, bytes | list[bytes | FilePart]]] = deque()
         self._claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         self._parked = (handler + 1) << STATE_HANDLER_SHIFT | _PARKED
+        # The same in C, of answers that fit their block; None: all is done here.
+        self.compiled = None
+        rings = tuple(ring.compiled for ring in responses if ring.compiled is not None)
+        if core is not None and len(rings) == len(responses):
+            region_bytes = arena_layout.processor_region_bytes
+            self.compiled = core.HandlerEnd(
+                control.view, arena.view, region_bytes, rings
+            )
+            # Over the methods: a method that called it would cost what it saves.
+            self._answer = self.compiled.answer  # type: ignore[method-assign]
+            self._push = self.compiled.flush  # type: ignore[method-assign]
         self._adopt_extents()
 
     def _adopt_extents(self) -> None:
@@ -206,6 +222,8 @@ class HandlerEnd:
 
     def send_bytes(self, slot: int, frame: bytes) -> None:
         """Answer with a whole frame, its size field included."""
+        if self.compiled is not None and self.compiled.send_bytes(slot, frame):
+            return
         length = len(frame)
         if length <= ANSWER_BYTES:
             where = self._layout.block(slot) + ANSWER_AT
@@ -251,6 +269,9 @@ class HandlerEnd:
         """Push all answers to their processors' queues."""
         if self._unplaced:
             self._place()
+        self._push()
+
+    def _push(self) -> None:
         if self._answered:
             answered, self._answered = self._answered, {}
             for processor, slots in answered.items():

@@ -21,6 +21,7 @@ from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Deferred, Reques
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.server.plain_requests import PlainRequests
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -59,13 +60,17 @@ class ProduceService:
         group_commit: GroupCommit,
         *,
         sync_acks_all: bool,
+        plain: PlainRequests | None = None,
     ) -> None:
         self._channel = channel
         self._purgatory = purgatory
         self._group_commit = group_commit
         self._sync_acks_all = sync_acks_all
         self._handler = ProduceHandler(
-            registry, log, lambda log: purgatory.notify_waiters(log.row)
+            registry,
+            log,
+            lambda log: purgatory.notify_waiters(log.row),
+            None if plain is None else plain.learn,
         )
 
     def handle(self, request: Request) -> bytes | Deferred:

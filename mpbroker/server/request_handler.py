@@ -34,6 +34,7 @@ from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.server.dispatcher import Answer, RequestDispatcher
 from mpbroker.server.fetching import send_parts
 from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.plain_requests import PlainRequests
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
 from mpbroker.storage.disk_sync import DiskSync
@@ -45,6 +46,10 @@ _SLOW_NS: Final = 300_000
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
 _GIVE_BACK_NS: Final = 5_000_000_000
+
+
+def _never_plain(slot: int) -> None:
+    return None
 
 
 class RequestHandler:
@@ -60,6 +65,7 @@ class RequestHandler:
         group_commit: GroupCommit,
         disk: DiskSync,
         doorbell: Doorbell,
+        plain: PlainRequests | None = None,
     ) -> None:
         self._words = control.words
         self._row = handler_row(handler)
@@ -69,6 +75,8 @@ class RequestHandler:
         purgatory.on_bug = self._answer_bug
         self._group_commit = group_commit
         self._disk = disk
+        self._plain = plain
+        self._execute_plain = _never_plain if plain is None else plain.execute
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
@@ -148,13 +156,15 @@ class RequestHandler:
                 commit.process_finished()
 
     def _execute(self, slots: list[int]) -> None:
-        words, row = self._words, self._row
+        words, row, execute_plain = self._words, self._row, self._execute_plain
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
         before = started = time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
         for slot in slots:
             words[row + HANDLER_BUSY_SLOT] = slot + 1
-            api_key = self._execute_one(slot)
+            api_key = execute_plain(slot)
+            if api_key is None:
+                api_key = self._execute_one(slot)
             now = time.monotonic_ns()
             totals[requests + api_key] += 1
             totals[spent + api_key] += now - before
@@ -171,7 +181,10 @@ class RequestHandler:
         received = channel.request(slot)
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
-            self._send(request, self._dispatcher.dispatch(request))
+            answer = self._dispatcher.dispatch(request)
+            self._send(request, answer)
+            if self._plain is not None and isinstance(answer, bytes):
+                self._plain.remember(request, received.body, answer)
             return request.api_key
         if request is None:
             channel.close_connection(slot)

@@ -20,6 +20,7 @@ from mpbroker.config_def import LONG_MAX
 from mpbroker.ipc.partition_table import LogState, PartitionRow
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
@@ -73,6 +74,19 @@ class PartitionLog(LogSync):
         self._limits_of: LogConfig | None = None
         self._flush_messages = LONG_MAX
         self._roll_after = _UNKNOWN  # a batch with a later timestamp starts a segment
+        self._plan: AppendPlan | None = None
+
+    def append_plan(self) -> AppendPlan | None:
+        """Return what the compiled core may append by; kept up to date from now on.
+
+        None: appends of this log have to be more than bytes at the end of a file.
+        """
+        if self._limits_of is not self.config or self._flush_messages < LONG_MAX:
+            return None
+        if self._plan is None:
+            self._plan = AppendPlan(self.row.index, self._positions)
+            self._put_limits_into(self._plan)
+        return self._plan
 
     def append(
         self,
@@ -233,6 +247,11 @@ class PartitionLog(LogSync):
             row.clear_intent()
         # Where a waiting fetch of these records will begin to read.
         self._remember(end_offset, segment, size)
+        if self._plan is not None:
+            self._plan.segment = segment
+            self._plan.active_base = active_base
+            self._plan.structure = self._structure
+            self._plan.roll_after = min(self._roll_after, LONG_MAX)
         if producers is not None and producers.end_offset == end_offset:
             if producer_id >= 0:
                 self._apply(producers, batch, marker, end_offset, last_offset)
@@ -339,6 +358,16 @@ class PartitionLog(LogSync):
         self._epoch = self.leader_epoch
         self._roll_after = _UNKNOWN
         self._limits_of = config
+        if self._plan is not None:
+            self._put_limits_into(self._plan)
+
+    def _put_limits_into(self, plan: AppendPlan) -> None:
+        plan.segment = None  # until the next append says where
+        plan.max_size = self._max_size
+        plan.max_entries = self._max_entries
+        plan.max_time_entries = self._max_time_entries
+        plan.index_interval = self._interval
+        plan.epoch = self._epoch
 
     def _is_old(self, timestamp: int, size: int, lived_ms: int) -> bool:
         """Say whether a batch comes segment.ms after the first of its segment.

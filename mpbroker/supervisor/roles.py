@@ -29,6 +29,7 @@ from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch_session import FetchSessions
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.plain_requests import PlainRequests
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
@@ -37,6 +38,7 @@ from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
+from mpbroker.supervisor.keeper import Keeper
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.signals import reset_in_child
@@ -110,6 +112,7 @@ class Roles:
             listener.sock,
             memory.control,
             {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.keeper_link,
             memory.acceptor_bell,
             self._config.socket_send_buffer_bytes,
         ).run()
@@ -131,6 +134,7 @@ class Roles:
             memory.ring,
             memory.processor_bells[processor],
             memory.handovers[processor][1],
+            memory.keeper_link,
             config.socket_request_max_bytes,
             config.connections_max_idle_ms * _MS,
         ).run()
@@ -153,8 +157,15 @@ class Roles:
         purgatory = Purgatory(handler, memory.table, memory.notices)
         disk = DiskSync()
         commit = GroupCommit(handler, disk, purgatory.notify)
+        plain = PlainRequests.of(channel, memory.table, registry, purgatory)
         produce = ProduceService(
-            channel, registry, logs.log, purgatory, commit, sync_acks_all=True
+            channel,
+            registry,
+            logs.log,
+            purgatory,
+            commit,
+            sync_acks_all=True,
+            plain=plain,
         )
         fetch = FetchService(
             channel,
@@ -202,6 +213,7 @@ class Roles:
             commit,
             disk,
             memory.handler_bells[handler],
+            plain,
         ).run()
 
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
@@ -213,6 +225,17 @@ class Roles:
         self.registry().alter_broker_config(
             str(self._config.node_id), lambda before: {**before, **texts}
         )
+
+    def run_keeper(self) -> None:
+        memory = self._memory
+        become_child("socket-keeper", memory)
+        Keeper(
+            memory.control,
+            memory.keeper_pair[1],
+            {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.keeper_bell,
+            memory.processor_bells,
+        ).run()
 
     def run_housekeeper(self) -> None:
         # Imported here: nobody else needs them, and no client waits for this process.

@@ -1,4 +1,7 @@
-"""A process killed at any line of a ring's operation leaves all of it or nothing."""
+"""A process killed at any point of a ring's operation leaves all of it or nothing.
+
+Any point is any source line of the Python twin, and any step of the compiled one.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,39 @@ from tests.support.children import (
     deaths,
     fork,
     kill_at_line,
+    kill_at_step,
     lines_of,
     running,
+    steps_of,
 )
 from tests.support.memory import broker_memory, claimer_of, state_of
 
 FILES = ("mpbroker/ipc/ring.py",)
 
+pytestmark = pytest.mark.usefixtures("rings")
+
+
+def is_compiled(operation, memory):
+    return memory.responses[0].compiled is not None and operation not in IN_PYTHON
+
 
 def each_death(operation, memory):
-    """Run ``operation`` in a child that dies; once for each line it has."""
-    total = lines_of(lambda: operation(memory), FILES)
-    assert total > 5
+    """Say where ``operation`` may die: a number for each point of it."""
+    if is_compiled(operation, memory):
+        total = steps_of(lambda: operation(memory))
+        assert total > 2
+    else:
+        total = lines_of(lambda: operation(memory), FILES)
+        assert total > 5
     return deaths(total, 1000, seed=1)
 
 
-def die_in(operation, memory, line):
+def die_in(operation, memory, point):
     def work():
-        kill_at_line(line, FILES)
+        if is_compiled(operation, memory):
+            kill_at_step(point)
+        else:
+            kill_at_line(point, FILES)
         operation(memory)
 
     assert fork(work) == -signal.SIGKILL
@@ -61,6 +79,9 @@ def notify(memory):
 
 def take_notices(memory):
     memory.notices[4].take()
+
+
+IN_PYTHON = (notify, take_notices)  # only there
 
 
 def test_a_processor_killed_in_a_put_has_published_all_or_nothing(memory):

@@ -23,6 +23,8 @@ from mpbroker.ipc.robust_mutex import RobustMutex
 from tests.support.children import die, fork, running
 from tests.support.memory import claimer_of, slots_of, state_of
 
+pytestmark = pytest.mark.usefixtures("rings")
+
 
 def take(memory, count=16, handler=0, handlers=1, *, arm=False):
     return memory.ring.take(count, handler, handlers, arm=arm)

@@ -122,7 +122,7 @@ def test_a_mutex_that_cannot_be_taken_over_is_an_error_not_a_hang(segment):
         # Let go after EOWNERDEAD without marking it consistent: ENOTRECOVERABLE.
         import mpbroker.ipc.robust_mutex as module
 
-        module.pthread_mutex_lock(mutex.argument)
+        module.spin_lock(mutex.argument)
         module.pthread_mutex_unlock(mutex.argument)
 
     def take_and_die() -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
+from mpbroker.ipc.compiled import core
+
 # Generous: a loaded machine must not fail a test, a child that hangs must.
 TIMEOUT_S: Final = 30.0
 
@@ -158,6 +160,20 @@ def lines_of(work: Callable[[], object], files: tuple[str, ...]) -> int:
     finally:
         sys.settrace(previous)
     return count
+
+
+def kill_at_step(number: int) -> None:
+    """Kill this process at the n-th step, from now on, of the compiled core."""
+    assert core is not None
+    core.die_at_step(number)
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """Count the steps of the compiled core that ``work`` takes."""
+    assert core is not None
+    before = core.steps_done()
+    work()
+    return core.steps_done() - before
 
 
 def deaths(total_lines: int, wanted: int, seed: int) -> Iterator[int]:

@@ -63,6 +63,14 @@ class Topics(Protocol):
     def topic_by_id(self, topic_id: bytes) -> Topic | None: ...
 
 
+class Learn(Protocol):
+    """Where plain produces are learnt: see server.plain_requests."""
+
+    def __call__(
+        self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
+    ) -> None: ...
+
+
 class ProduceOutcome:
     """A request's answer so far, and the logs that must be on disk before it goes."""
 
@@ -135,6 +143,7 @@ class ProduceHandler:
         topics: the registry.
         log: finds a partition's log.
         appended: told of every log that has grown, to wake waiting fetches.
+        learn: told of what a plain produce was judged by and appended to.
     """
 
     def __init__(
@@ -142,10 +151,12 @@ class ProduceHandler:
         topics: Topics,
         log: Callable[[Topic, int], PartitionLog],
         appended: Callable[[PartitionLog], None],
+        learn: Learn | None = None,
     ) -> None:
         self._topics = topics
         self._log = log
         self._appended = appended
+        self._learn = learn
         self._policies: dict[int, tuple[LogConfig, ValidationPolicy]] = {}
 
     def handle(
@@ -233,9 +244,8 @@ class ProduceHandler:
             return None
         try:
             log = self._log(topic, request.partition)
-            batch = validate_produce(
-                request.records, self._policy(topic, version), now_ms
-            )
+            policy = self._policy(topic, version)
+            batch = validate_produce(request.records, policy, now_ms)
             result = log.append(batch, slot=progress.slot, now_ms=now_ms)
         except ApiError:
             return None
@@ -243,6 +253,8 @@ class ProduceHandler:
             progress.note(0, result.base_offset)
         else:
             self._appended(log)
+            if self._learn is not None:
+                self._learn(topic, request.partition, log, policy)
         return SingleOutcome(request, result, log)
 
     def _append(

@@ -1,0 +1,268 @@
+/* The compiled core: the leaf operations of the request path, on the same words in
+ * shared memory, and the same slots of Python objects, as their Python twins.
+ *
+ * Rules, beside those of ipc/README.md:
+ *   - an offset comes from ipc/layout.py at import (struct layout), never from here;
+ *   - a number read from shared memory is checked against the mapping before it is used;
+ *   - a commit is a release store; what another process publishes is read by acquire;
+ *   - between taking and releasing a lock nothing allocates, raises or calls Python;
+ *   - STEP() stands where a death would be interesting: tests die at each of them.
+ */
+
+#ifndef MPBROKER_CORE_H
+#define MPBROKER_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdatomic.h>
+
+#if PY_VERSION_HEX < 0x030C0000
+#include <structmember.h>
+#define Py_T_LONGLONG T_LONGLONG
+#define Py_T_OBJECT_EX T_OBJECT_EX
+#define Py_READONLY READONLY
+#endif
+
+/* name here, and where mpbroker.ipc.compiled finds its value */
+#define LAYOUT_FIELDS(X)                                                              \
+    X(RING_MUTEX, "layout.RING_MUTEX")                                                \
+    X(RING_HEAD, "layout.RING_HEAD")                                                  \
+    X(RING_TAIL, "layout.RING_TAIL")                                                  \
+    X(RING_SLEEPERS, "layout.RING_SLEEPERS")                                          \
+    X(RING_ENTRIES, "layout.RING_ENTRIES")                                            \
+    X(TOMB, "layout.TOMB")                                                            \
+    X(MAX_SLOTS, "layout.MAX_SLOTS")                                                  \
+    X(MAX_PROCESSORS, "layout.MAX_PROCESSORS")                                        \
+    X(MAX_PARTITIONS, "layout.MAX_PARTITIONS")                                        \
+    X(SLOTS_PER_PROCESSOR, "layout.SLOTS_PER_PROCESSOR")                              \
+    X(CONTROL_WORDS, "layout.CONTROL_WORDS")                                          \
+    X(SLOTS, "layout.SLOTS")                                                          \
+    X(SLOT_WORDS, "layout.SLOT_WORDS")                                                \
+    X(SLOT_STATE, "layout.SLOT_STATE")                                                \
+    X(SLOT_REQUEST_OFFSET, "layout.SLOT_REQUEST_OFFSET")                              \
+    X(SLOT_REQUEST_LENGTH, "layout.SLOT_REQUEST_LENGTH")                              \
+    X(SLOT_RECEIVED, "layout.SLOT_RECEIVED")                                          \
+    X(SLOT_BLOCK, "layout.SLOT_BLOCK")                                                \
+    X(SLOT_INTENT, "layout.SLOT_INTENT")                                              \
+    X(SLOT_INTENT_BASE, "layout.SLOT_INTENT_BASE")                                    \
+    X(SLOT_PROGRESS, "layout.SLOT_PROGRESS")                                          \
+    X(SLOT_PROGRESS_OFFSET, "layout.SLOT_PROGRESS_OFFSET")                            \
+    X(SLOT_RESPONSE_KIND, "layout.SLOT_RESPONSE_KIND")                                \
+    X(SLOT_RESPONSE_OFFSET, "layout.SLOT_RESPONSE_OFFSET")                            \
+    X(SLOT_RESPONSE_LENGTH, "layout.SLOT_RESPONSE_LENGTH")                            \
+    X(STATE_HANDLER_SHIFT, "layout.STATE_HANDLER_SHIFT")                              \
+    X(STATE_MASK, "layout.STATE_MASK")                                                \
+    X(GENERATION_SHIFT, "layout.GENERATION_SHIFT")                                    \
+    X(STATE_HELD, "layout.SlotState.HELD")                                            \
+    X(STATE_READY, "layout.SlotState.READY")                                          \
+    X(STATE_CLAIMED, "layout.SlotState.CLAIMED")                                      \
+    X(STATE_RESPONDING, "layout.SlotState.RESPONDING")                                \
+    X(KIND_NONE, "layout.ResponseKind.NONE")                                          \
+    X(KIND_BYTES, "layout.ResponseKind.BYTES")                                        \
+    X(ROW_WORDS, "layout.ROW_WORDS")                                                  \
+    X(ROW_MUTEX, "layout.ROW_MUTEX")                                                  \
+    X(ROW_VERSION, "layout.ROW_VERSION")                                              \
+    X(ROW_INTENT, "layout.ROW_INTENT")                                                \
+    X(ROW_STATUS, "layout.ROW_STATUS")                                                \
+    X(ROW_LOG_START_OFFSET, "layout.ROW_LOG_START_OFFSET")                            \
+    X(ROW_STRUCTURE, "layout.ROW_STRUCTURE")                                          \
+    X(ROW_WAITERS, "layout.ROW_WAITERS")                                              \
+    X(ROW_COPIES, "layout.ROW_COPIES")                                                \
+    X(ROW_COPY_WORDS, "layout.ROW_COPY_WORDS")                                        \
+    X(ROW_ONLINE, "layout.RowStatus.ONLINE")                                          \
+    X(ANSWER_AT, "arena.ANSWER_AT")                                                   \
+    X(ANSWER_BYTES, "arena.ANSWER_BYTES")                                             \
+    X(BLOCK_BYTES, "arena.BLOCK_BYTES")                                               \
+    X(REQUEST_PART_BYTES, "arena.REQUEST_PART_BYTES")
+
+struct layout {
+#define X(name, where) int64_t name;
+    LAYOUT_FIELDS(X)
+#undef X
+};
+
+extern struct layout L;
+
+/* -- shared memory ------------------------------------------------------------------ */
+
+/* A mapping, kept alive by the Segment that made it. */
+typedef struct {
+    uint8_t *base;
+    int64_t size;
+} memory;
+
+typedef _Atomic int64_t word;
+
+static inline word *
+word_at(const memory *m, int64_t index)
+{
+    return (word *)(m->base + index * 8);
+}
+
+static inline int64_t
+load(const memory *m, int64_t index)
+{
+    return atomic_load_explicit(word_at(m, index), memory_order_acquire);
+}
+
+static inline int64_t
+load_relaxed(const memory *m, int64_t index)
+{
+    return atomic_load_explicit(word_at(m, index), memory_order_relaxed);
+}
+
+/* Release even where the order is a lock's business: on x86-64 it costs nothing. */
+static inline void
+store(const memory *m, int64_t index, int64_t value)
+{
+    atomic_store_explicit(word_at(m, index), value, memory_order_release);
+}
+
+static inline int
+has_words(const memory *m, int64_t first, int64_t count)
+{
+    return first >= 0 && count >= 0 && count <= m->size / 8
+           && first <= m->size / 8 - count;
+}
+
+static inline int
+has_bytes(const memory *m, int64_t offset, int64_t length)
+{
+    return offset >= 0 && length >= 0 && length <= m->size
+           && offset <= m->size - length;
+}
+
+static inline int64_t
+slot_row(int64_t slot)
+{
+    return L.SLOTS + slot * L.SLOT_WORDS;
+}
+
+static inline int
+is_slot(int64_t slot)
+{
+    return slot >= 0 && slot < L.MAX_SLOTS;
+}
+
+/* All of a slot's state word but its state and its handler. */
+static inline int64_t
+generation_of(int64_t state)
+{
+    return state & ~(((int64_t)1 << L.GENERATION_SHIFT) - 1);
+}
+
+/* Read `view` (a Segment's bytes) as a mapping; 0 and an exception if it is none. */
+int get_memory(PyObject *view, memory *m);
+
+/* Refuse to work before, or without, a layout; 0 and an exception. */
+int is_configured(void);
+
+/* -- death in tests ------------------------------------------------------------------- */
+
+extern int64_t steps_done, step_to_die_at;
+void die_here(void);
+
+#define STEP()                                                                        \
+    do {                                                                              \
+        if (++steps_done == step_to_die_at)                                           \
+            die_here();                                                               \
+    } while (0)
+
+/* -- locks ---------------------------------------------------------------------------- */
+
+/* As pthread_mutex_lock: 0, EOWNERDEAD, or an error that means damage. */
+int lock_spinning(void *mutex);
+int lock_repaired(void *mutex, int *owner_died);
+void unlock(void *mutex);
+int mark_consistent(void *mutex);
+/* Let Python know, once no lock is held, that some were repaired. */
+void tell_of_repairs(void);
+extern PyObject *repair_hook;
+PyObject *damaged(int result);
+
+static inline void *
+mutex_at(const memory *m, int64_t index)
+{
+    return m->base + index * 8;
+}
+
+/* -- doorbells, clock, CRC -------------------------------------------------------------- */
+
+void ring_bell(int fd);
+uint32_t crc32c(const uint8_t *data, size_t length);
+
+/* Push answered slots onto a _core.ResponseRing; 0 and an exception. */
+int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
+
+/* -- big-endian numbers of the protocol -------------------------------------------------- */
+
+static inline int64_t
+read_big(const uint8_t *at, int bytes)
+{
+    uint64_t value = at[0] & 0x80 ? ~(uint64_t)0 : 0;
+    for (int i = 0; i < bytes; i++)
+        value = value << 8 | at[i];
+    return (int64_t)value;
+}
+
+static inline uint8_t *
+write_big(uint8_t *at, int64_t value, int bytes)
+{
+    for (int i = bytes - 1; i >= 0; i--, value >>= 8)
+        at[i] = (uint8_t)value;
+    return at + bytes;
+}
+
+/* -- plain produces (produce.c) ------------------------------------------------------------ */
+
+/* Where the slots of storage's AppendPlan are in the object. */
+typedef struct {
+    Py_ssize_t row, segment, segment_fd, active_base, structure, max_size, max_entries,
+        max_time_entries, index_interval, epoch, roll_after, positions;
+} plan_offsets;
+
+typedef struct {
+    int acks, version, partition;
+    const uint8_t *topic;
+    int topic_bytes;
+    uint8_t *batch;
+    int64_t batch_bytes;
+} single_produce;
+
+typedef struct {
+    int64_t base_offset, log_start_offset, row, position;
+    int has_waiters, row_is_held;
+} appended;
+
+int parse_single_produce(uint8_t *body, int64_t size, int version, single_produce *p);
+int is_plain_batch(const single_produce *p, int64_t max_message_bytes,
+                   int64_t before_max_ms, int64_t after_max_ms, int64_t now_ms);
+int append_plain(const memory *control, const memory *arena, const memory *rows,
+                 const plan_offsets *at, PyObject *plan, int64_t slot,
+                 const single_produce *p, appended *result);
+int64_t encode_single_answer(uint8_t *out, int64_t room, const single_produce *p,
+                             const appended *result);
+
+/* Slots of a Python class with __slots__, by name; 0 and an exception. */
+int slot_offset(PyTypeObject *type, const char *name, Py_ssize_t *offset);
+
+static inline PyObject *
+get_slot(PyObject *object, Py_ssize_t offset)
+{
+    return *(PyObject **)((char *)object + offset);
+}
+
+static inline void
+set_slot(PyObject *object, Py_ssize_t offset, PyObject *value)
+{
+    PyObject **place = (PyObject **)((char *)object + offset);
+    PyObject *old = *place;
+    *place = value;
+    Py_XDECREF(old);
+}
+
+extern PyTypeObject RequestRing_Type, ResponseRing_Type, HandlerEnd_Type,
+    ProcessorEnd_Type;
+
+#endif

@@ -1,0 +1,387 @@
+/* The plainest Produce: one topic, one partition, one uncompressed batch without a
+ * producer id, to a segment that needs neither an index entry nor a roll.
+ *
+ * The twins: protocol/fast_produce.py, protocol/log_validator.py and
+ * storage/partition_log.py, whose order of stores this is. Whatever is not exactly
+ * plain is left to them, before anything was written: so this file decides nothing
+ * about validity, and refuses nobody. tests/server/test_plain_requests.py holds both
+ * against each other.
+ */
+
+#include "core.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BATCH_HEADER 61
+#define FLEXIBLE_FROM 9
+#define TOPIC_IDS_FROM 13
+
+/* -- the request -------------------------------------------------------------------- */
+
+static int
+parse_flexible(uint8_t *body, int64_t size, single_produce *p)
+{
+    /* no transactional id, acks, timeout, one topic, length of its name plus one */
+    if (size < 9 || body[0] != 0 || body[7] != 2 || body[8] == 0 || body[8] >= 0x80)
+        return 0;
+    p->acks = (int)read_big(body + 1, 2);
+    p->topic = body + 9;
+    p->topic_bytes = body[8] - 1;
+    int64_t at = 9 + p->topic_bytes;
+    if (at + 5 > size || body[at] != 2)
+        return 0;
+    p->partition = (int)read_big(body + at + 1, 4);
+    at += 5;
+    uint64_t length = 0;
+    for (int shift = 0;; shift += 7) {
+        if (at >= size || shift > 28)
+            return 0;
+        uint8_t byte = body[at++];
+        length |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80)
+            break;
+    }
+    /* then no tagged fields of partition, topic and request */
+    if (length == 0 || at + (int64_t)length - 1 + 3 != size
+        || body[size - 1] | body[size - 2] | body[size - 3])
+        return 0;
+    p->batch = body + at;
+    p->batch_bytes = (int64_t)length - 1;
+    return 1;
+}
+
+int
+parse_single_produce(uint8_t *body, int64_t size, int version, single_produce *p)
+{
+    p->version = version;
+    if (version >= FLEXIBLE_FROM)
+        return version < TOPIC_IDS_FROM && parse_flexible(body, size, p);
+    /* no transactional id, acks, timeout, one topic, length of its name */
+    if (size < 14 || read_big(body, 2) != -1 || read_big(body + 8, 4) != 1)
+        return 0;
+    p->acks = (int)read_big(body + 2, 2);
+    p->topic_bytes = (int)read_big(body + 12, 2);
+    p->topic = body + 14;
+    int64_t at = 14 + (int64_t)p->topic_bytes;
+    if (p->topic_bytes < 0 || at + 12 > size || read_big(body + at, 4) != 1)
+        return 0;
+    p->partition = (int)read_big(body + at + 4, 4);
+    p->batch_bytes = read_big(body + at + 8, 4);
+    p->batch = body + at + 12;
+    return p->batch_bytes >= 0 && at + 12 + p->batch_bytes == size;
+}
+
+/* -- the batch ------------------------------------------------------------------------ */
+
+typedef struct {
+    const uint8_t *at, *end;
+} cursor;
+
+/* A zig-zag varint of at most 35 bits: a longer one is not plain. */
+static inline int
+read_varint(cursor *c, int64_t *value)
+{
+    uint64_t raw = 0;
+    for (int shift = 0; shift < 35; shift += 7) {
+        if (c->at == c->end)
+            return 0;
+        uint8_t byte = *c->at++;
+        raw |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80) {
+            *value = (int64_t)((raw >> 1) ^ (0 - (raw & 1)));
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static inline int
+skip_bytes(cursor *c)
+{
+    int64_t length;
+    if (!read_varint(c, &length) || length < -1 || length > c->end - c->at)
+        return 0;
+    if (length > 0)
+        c->at += length;
+    return 1;
+}
+
+/* Visit every record; the newest and oldest delta, or 0 if one is not plain. */
+static int
+walk_plain(cursor c, int64_t count, int64_t *newest, int64_t *oldest)
+{
+    for (int64_t index = 0; index < count; index++) {
+        int64_t length, delta, offset_delta;
+        if (!read_varint(&c, &length) || length < 6 || length > c.end - c.at)
+            return 0;
+        cursor r = {c.at + 1, c.at + length};
+        c.at += length;
+        if (!read_varint(&r, &delta) || !read_varint(&r, &offset_delta)
+            || offset_delta != index || !skip_bytes(&r) || !skip_bytes(&r))
+            return 0;
+        if (r.end - r.at != 1 || *r.at != 0) /* no headers */
+            return 0;
+        if (index == 0 || delta > *newest)
+            *newest = delta;
+        if (index == 0 || delta < *oldest)
+            *oldest = delta;
+    }
+    return c.at == c.end;
+}
+
+int
+is_plain_batch(const single_produce *p, int64_t max_message_bytes,
+               int64_t before_max_ms, int64_t after_max_ms, int64_t now_ms)
+{
+    const uint8_t *b = p->batch;
+    int64_t size = p->batch_bytes, count, newest = 0, oldest = 0;
+    if (size < BATCH_HEADER || read_big(b + 8, 4) + 12 != size || b[16] != 2
+        || size > max_message_bytes)
+        return 0;
+    count = read_big(b + 57, 4);
+    /* no codec, no flag of any kind; counts that agree; no producer id */
+    if (b[21] | b[22] || count <= 0 || read_big(b + 23, 4) != count - 1
+        || read_big(b + 43, 8) >= 0)
+        return 0;
+    if (crc32c(b + 21, size - 21) != (uint32_t)read_big(b + 17, 4))
+        return 0;
+    cursor records = {b + BATCH_HEADER, b + size};
+    if (!walk_plain(records, count, &newest, &oldest))
+        return 0;
+    /* Far from where anything could overflow; odd times are not plain. */
+    int64_t base = read_big(b + 27, 8), limit = (int64_t)1 << 60;
+    if (base < 0 || base > limit || base + oldest < 0)
+        return 0;
+    newest += base;
+    oldest += base;
+    return newest == read_big(b + 35, 8) && newest - now_ms <= after_max_ms
+           && now_ms - oldest <= before_max_ms;
+}
+
+/* -- the append ------------------------------------------------------------------------ */
+
+enum state_word {
+    END_OFFSET,
+    ACTIVE_BASE,
+    ACTIVE_SIZE,
+    INDEX_ENTRIES,
+    TIME_INDEX_ENTRIES,
+    BYTES_SINCE_INDEX,
+    MAX_TIMESTAMP,
+    MAX_TIMESTAMP_OFFSET,
+    FIRST_UNSTABLE,
+    CREATED_MS,
+    SPARE,
+    STATE_WORDS,
+};
+
+typedef struct {
+    int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
+        index_interval, epoch, roll_after;
+    int fd;
+} append_plan;
+
+static int
+read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
+{
+    PyObject *number = get_slot(object, offset);
+    if (number == NULL || !PyLong_Check(number))
+        return 0;
+    int overflow;
+    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow;
+}
+
+static int
+read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
+{
+    PyObject *segment = get_slot(plan, at->segment);
+    int64_t fd;
+    if (segment == NULL || segment == Py_None
+        || !read_number(segment, at->segment_fd, &fd) || fd < 0
+        || !read_number(plan, at->row, &a->row)
+        || !read_number(plan, at->active_base, &a->active_base)
+        || !read_number(plan, at->structure, &a->structure)
+        || !read_number(plan, at->max_size, &a->max_size)
+        || !read_number(plan, at->max_entries, &a->max_entries)
+        || !read_number(plan, at->max_time_entries, &a->max_time_entries)
+        || !read_number(plan, at->index_interval, &a->index_interval)
+        || !read_number(plan, at->epoch, &a->epoch)
+        || !read_number(plan, at->roll_after, &a->roll_after))
+        return 0;
+    a->fd = (int)fd;
+    return a->row >= 0 && a->row < L.MAX_PARTITIONS;
+}
+
+/* Whether the partition is as the plan has it, and has room; under its lock. */
+static int
+fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state,
+     int64_t added, int64_t last_offset, int64_t timestamp)
+{
+    if (load(rows, row + L.ROW_STATUS) != L.ROW_ONLINE
+        || load(rows, row + L.ROW_STRUCTURE) != a->structure
+        || state[ACTIVE_BASE] != a->active_base || state[ACTIVE_SIZE] < 0
+        || added > a->max_size || state[BYTES_SINCE_INDEX] > a->index_interval)
+        return 0;
+    return state[ACTIVE_SIZE] == 0
+           || !(state[ACTIVE_SIZE] + added > a->max_size
+                || last_offset - a->active_base > INT32_MAX
+                || state[INDEX_ENTRIES] >= a->max_entries
+                || state[TIME_INDEX_ENTRIES] >= a->max_time_entries
+                || timestamp > a->roll_after);
+}
+
+static void
+commit(const memory *rows, int64_t row, int64_t version, const int64_t *state)
+{
+    int64_t copy = row + L.ROW_COPIES + (version & 1) * L.ROW_COPY_WORDS;
+    for (int i = 0; i < STATE_WORDS; i++) {
+        store(rows, copy + i, state[i]);
+        STEP();
+    }
+    /* The commit: one aligned store. Before it nothing happened, after it all. */
+    store(rows, row + L.ROW_VERSION, version);
+    STEP();
+}
+
+/* Where the slot notes that its first partition is done; -1: nowhere. */
+static int64_t
+progress_word(const memory *control, const memory *arena, int64_t slot)
+{
+    int64_t where = load(control, slot_row(slot) + L.SLOT_PROGRESS_OFFSET) >> 3;
+    return where > 0 && has_words(arena, where, 1) ? where : -1;
+}
+
+/* Append; 1: done. 0: not plain, nothing was written; if `row_is_held`, the caller must
+ * settle the row's intent and release its lock: its last owner died, or the write
+ * failed. -1: an exception.
+ */
+int
+append_plain(const memory *control, const memory *arena, const memory *rows,
+             const plan_offsets *at, PyObject *plan, int64_t slot,
+             const single_produce *p, appended *result)
+{
+    append_plan a;
+    int owner_died;
+    result->row_is_held = 0;
+    if (!read_plan(at, plan, &a) || slot < 0
+        || !has_words(rows, a.row * L.ROW_WORDS, L.ROW_WORDS))
+        return 0;
+    const int64_t row = a.row * L.ROW_WORDS, words = slot_row(slot);
+    const int64_t progress = progress_word(control, arena, slot);
+    if (progress < 0 || load(control, words + L.SLOT_PROGRESS) != 0)
+        return 0;
+    void *mutex = mutex_at(rows, row + L.ROW_MUTEX);
+    int error = lock_repaired(mutex, &owner_died);
+    if (error) {
+        damaged(error);
+        return -1;
+    }
+    result->row = a.row;
+    if (owner_died) {
+        result->row_is_held = 1;
+        return 0;
+    }
+    STEP();
+    int64_t state[STATE_WORDS];
+    const int64_t version = load(rows, row + L.ROW_VERSION);
+    const int64_t current = row + L.ROW_COPIES + (version & 1) * L.ROW_COPY_WORDS;
+    for (int i = 0; i < STATE_WORDS; i++)
+        state[i] = load(rows, current + i);
+    const int64_t added = p->batch_bytes, end_offset = state[END_OFFSET];
+    const int64_t last_offset = end_offset + read_big(p->batch + 23, 4);
+    const int64_t timestamp = read_big(p->batch + 35, 8);
+    const int64_t position = state[ACTIVE_SIZE];
+    if (!fits(&a, rows, row, state, added, last_offset, timestamp)) {
+        unlock(mutex);
+        return 0;
+    }
+    store(control, words + L.SLOT_INTENT_BASE, end_offset);
+    STEP();
+    store(control, words + L.SLOT_INTENT, (int64_t)1 << 32 | (a.row + 1));
+    STEP();
+    store(rows, row + L.ROW_INTENT, slot + 1);
+    STEP();
+    write_big(p->batch, end_offset, 8);
+    write_big(p->batch + 12, a.epoch, 4);
+    STEP();
+    if (pwrite(a.fd, p->batch, added, position) != added) {
+        result->row_is_held = 1;
+        return 0;
+    }
+    STEP();
+    state[END_OFFSET] = last_offset + 1;
+    state[ACTIVE_SIZE] = position + added;
+    state[BYTES_SINCE_INDEX] += added;
+    if (timestamp > state[MAX_TIMESTAMP]) {
+        state[MAX_TIMESTAMP] = timestamp;
+        state[MAX_TIMESTAMP_OFFSET] = last_offset;
+    }
+    state[SPARE] = 0;
+    commit(rows, row, version + 1, state);
+    /* What clear_intent does: we know what a successor would have to find out. */
+    store(arena, progress, end_offset);
+    STEP();
+    store(control, words + L.SLOT_PROGRESS, 1);
+    STEP();
+    store(control, words + L.SLOT_INTENT, 0);
+    STEP();
+    store(rows, row + L.ROW_INTENT, 0);
+    STEP();
+    result->base_offset = end_offset;
+    result->position = position;
+    result->log_start_offset = load(rows, row + L.ROW_LOG_START_OFFSET);
+    unlock(mutex);
+    STEP();
+    result->has_waiters = load(rows, row + L.ROW_WAITERS) != 0;
+    return 1;
+}
+
+/* -- the answer ---------------------------------------------------------------------------- */
+
+/* Write the body of a successful answer; its length, or -1 if there is no room. */
+int64_t
+encode_single_answer(uint8_t *out, int64_t room, const single_produce *p,
+                     const appended *result)
+{
+    if (p->topic_bytes + 64 > room)
+        return -1;
+    uint8_t *at = out;
+    const int flexible = p->version >= FLEXIBLE_FROM;
+    if (flexible) {
+        *at++ = 2;
+        *at++ = (uint8_t)(p->topic_bytes + 1);
+    }
+    else {
+        at = write_big(at, 1, 4);
+        at = write_big(at, p->topic_bytes, 2);
+    }
+    memcpy(at, p->topic, p->topic_bytes);
+    at += p->topic_bytes;
+    if (flexible)
+        *at++ = 2;
+    else
+        at = write_big(at, 1, 4);
+    at = write_big(at, p->partition, 4);
+    at = write_big(at, 0, 2); /* no error */
+    at = write_big(at, result->base_offset, 8);
+    at = write_big(at, -1, 8); /* the topic keeps the producer's timestamps */
+    if (p->version >= 5)
+        at = write_big(at, result->log_start_offset, 8);
+    if (flexible) {
+        /* no record errors, no message, no tagged fields of partition and topic */
+        at = write_big(at, 0x01000000, 4);
+        at = write_big(at, 0, 4); /* throttle time */
+        *at++ = 0;
+    }
+    else {
+        if (p->version >= 8) {
+            at = write_big(at, 0, 4);  /* no record errors */
+            at = write_big(at, -1, 2); /* no message */
+        }
+        at = write_big(at, 0, 4); /* throttle time */
+    }
+    return at - out;
+}

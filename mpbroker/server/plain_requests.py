@@ -1,0 +1,141 @@
+"""The short cut for requests that are all alike, where the compiled core is.
+
+Most of what a busy broker is asked is a Produce of one plain batch, and an ApiVersions
+that it has answered before. native/handler_end.c executes these without any Python, by
+the tables kept here; it leaves to the usual way whatever is not exactly that, whatever
+it has no entry for, and all of it while the metadata log has news. So who adds to the
+usual way something that a request must pass (a quota, an ACL) has to see to it here:
+a topic that it concerns is not put into the table.
+
+tests/server/test_plain_requests.py holds both ways against each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.storage.append_plan import AppendPlan
+from mpbroker.storage.log_segment import LogSegment
+
+if TYPE_CHECKING:
+    from mpbroker import _core
+    from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
+    from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.protocol.log_validator import ValidationPolicy
+    from mpbroker.server.purgatory import Purgatory
+    from mpbroker.server.request import Request
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic, TopicRegistry
+
+_API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
+# Clients are of few kinds, and say little about themselves.
+_MAX_REMEMBERED: Final = 100
+_MAX_REMEMBERED_BYTES: Final = 500
+_MAX_TOPICS: Final = 10_000
+# What execute() in C adds to an API's key, or returns in its place.
+_NOTIFY: Final = 0x10000
+_HELD: Final = -1
+
+
+class PlainRequests:
+    """The tables of one handler process, and what is left to do after the short cut."""
+
+    def __init__(
+        self,
+        compiled: _core.HandlerEnd,
+        table: PartitionTable,
+        registry: TopicRegistry,
+        purgatory: Purgatory,
+    ) -> None:
+        self._compiled = compiled
+        self._execute = compiled.execute
+        self._table = table
+        self._registry = registry
+        self._purgatory = purgatory
+        compiled.set_tables(
+            table.segment.view, cell(METADATA_CELL) + CELL_END, AppendPlan, LogSegment
+        )
+
+    @classmethod
+    def of(
+        cls,
+        channel: HandlerEnd,
+        table: PartitionTable,
+        registry: TopicRegistry,
+        purgatory: Purgatory,
+    ) -> PlainRequests | None:
+        """Return None where there is no compiled core."""
+        if channel.compiled is None:
+            return None
+        return cls(channel.compiled, table, registry, purgatory)
+
+    def execute(self, slot: int) -> int | None:
+        """Answer a claimed slot's request and return its API's key; None: not plain."""
+        result = self._execute(slot)
+        if result is None or 0 <= result < _NOTIFY:
+            return result
+        row = self._row()
+        if result == _HELD:
+            # The lock's last owner died, or the write failed: the usual way finds out
+            # what there is to say about it.
+            row.settle_and_unlock()
+            return None
+        self._purgatory.notify_waiters(row)
+        return result - _NOTIFY
+
+    def _row(self) -> PartitionRow:
+        return self._table.row(self._compiled.row)
+
+    def remember(self, request: Request, frame: memoryview, body: bytes) -> None:
+        """Answer the next ApiVersions with the same bytes in the same way."""
+        if (
+            request.api_key != _API_VERSIONS
+            or len(frame) > _MAX_REMEMBERED_BYTES
+            or body[:2] != b"\0\0"
+        ):
+            return
+        self._be_current()
+        remembered = self._compiled.remembered
+        if len(remembered) >= _MAX_REMEMBERED:
+            remembered.clear()
+        # All but the correlation id.
+        remembered[bytes(frame[:4]) + bytes(frame[8:])] = body
+
+    def learn(
+        self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
+    ) -> None:
+        """Execute the next plain produces to this partition the short way."""
+        if self._registry.topic(topic.name) is not topic:
+            return
+        self._be_current()
+        topics = self._compiled.topics
+        known = topics.get(topic.name)
+        if known is None:
+            if (
+                policy.timestamp_type != "CreateTime"
+                or policy.compression_type != "producer"
+                or policy.compacted
+                or not policy.verify_records
+            ):
+                return
+            if len(topics) >= _MAX_TOPICS:
+                topics.clear()
+            known = topics[topic.name] = (
+                policy.max_message_bytes,
+                policy.before_max_ms,
+                policy.after_max_ms,
+                {},
+            )
+        plan = log.append_plan()
+        if plan is not None and log.config is topic.config:
+            known[3][partition] = plan
+
+    def _be_current(self) -> None:
+        """Forget what was learnt before the metadata last changed."""
+        version = self._registry.version
+        if self._compiled.position != version:
+            self._compiled.topics.clear()
+            self._compiled.remembered.clear()
+            self._compiled.position = version

@@ -1,0 +1,39 @@
+"""What an append has to know beside its partition's row, for the compiled core.
+
+Kept by a PartitionLog as it appends, and read by native/produce.c: which compares it
+with the row under the row's lock, and leaves the append to the PartitionLog if they
+differ, or if the append is more than bytes at the end of a file.
+"""
+
+from mpbroker.storage.log_segment import LogSegment
+
+
+class AppendPlan:
+    """The last append's segment and limits. A plain object: its slots are read in C."""
+
+    __slots__ = (
+        "active_base",
+        "epoch",
+        "index_interval",
+        "max_entries",
+        "max_size",
+        "max_time_entries",
+        "positions",
+        "roll_after",
+        "row",
+        "segment",
+        "structure",
+    )
+
+    def __init__(self, row: int, positions: dict[int, tuple[LogSegment, int]]) -> None:
+        self.row = row
+        self.positions = positions  # where waiting fetches will begin to read
+        self.segment: LogSegment | None = None  # None: not to be used
+        self.active_base = -1
+        self.structure = -1
+        self.max_size = 0  # segment.bytes
+        self.max_entries = 0
+        self.max_time_entries = 0
+        self.index_interval = 0
+        self.epoch = 0  # of the leader, for the batch
+        self.roll_after = 0  # ms: a batch with a later timestamp starts a segment
