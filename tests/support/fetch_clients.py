@@ -1,4 +1,4 @@
-"""Fetch the clients that no Python package brings: kcat and Apache Kafka's tools.
+"""Fetch what tests use and no Python package brings: kcat, Kafka's tools, checkers.
 
 Run by scripts/test before the tests, so that no test waits for a download. Whatever
 cannot be had is said in one line and left out: its tests are then counted as skipped.
@@ -17,6 +17,13 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
 _POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
+
+# A command, and the Debian package that has it.
+_DEBIAN: Final = (
+    ("kcat", "kcat"),
+    ("systemd-analyze", "systemd"),  # judges the units
+    ("shellcheck", "shellcheck"),
+)
 
 # Two cores and 54 MB of jars took 30 s; a mirror may be slow, but not for ever.
 _MAVEN_TIMEOUT_S: Final = 400
@@ -61,18 +68,18 @@ def fetch_java_tools() -> str:
     return ""
 
 
-def fetch_kcat() -> str:
-    """Install Debian's kcat if that is ours to do; return why not, or an empty text."""
-    if shutil.which("kcat"):
+def fetch_debian(tool: str, package: str) -> str:
+    """Install a Debian package if that is ours to do; return why not, or nothing."""
+    if shutil.which(tool):
         return ""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        return "no kcat on PATH (Debian: sudo apt-get install kcat)"
-    _say("installing kcat with apt-get")
+        return f"no {tool} on PATH (Debian: sudo apt-get install {package})"
+    _say(f"installing {package} with apt-get")
     error = _run(["apt-get", "-qq", "update"], _APT_TIMEOUT_S) or _run(
-        ["apt-get", "-qq", "install", "-y", "--no-install-recommends", "kcat"],
+        ["apt-get", "-qq", "install", "-y", "--no-install-recommends", package],
         _APT_TIMEOUT_S,
     )
-    return f"apt-get could not install kcat: {error}" if error else ""
+    return f"apt-get could not install {package}: {error}" if error else ""
 
 
 def _run(command: list[str], timeout_s: int) -> str:
@@ -107,7 +114,8 @@ def main() -> None:
     lock = os.open(downloads, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for reason in (fetch_kcat(), fetch_java_tools()):
+        reasons = [fetch_debian(*each) for each in _DEBIAN]
+        for reason in (*reasons, fetch_java_tools()):
             if reason:
                 _say(f"{reason}; the tests with it will be skipped")
     finally:
