@@ -1,4 +1,4 @@
-"""The systemd units: valid, alike, tight, and not so tight that a broker lacks a call."""
+"""The systemd units: valid, alike and tight, and a broker lacks no call within them."""
 
 from __future__ import annotations
 
