@@ -100,9 +100,8 @@ class BatchReader(DataSourceReader):
     def _unmatched_start(self, partition: TopicPartition, timestamp_ms: int) -> int:
         return unmatched_start(self._options, partition, timestamp_ms)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        return read_range(partition.range, self._options)
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read_partition(partition, self._options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -218,9 +217,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         return before | earliest
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
-        return read_range(partition.range, self._options)
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read_partition(partition, self._options)
 
     def stop(self) -> None:
         self._offsets.close()
@@ -244,6 +242,15 @@ def unmatched_start(
         f"{partition} has no record at or after timestamp {timestamp_ms}; set"
         " startingOffsetsByTimestampStrategy=latest to start at its end"
     )
+
+
+def _read_partition(
+    partition: InputPartition | None, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    if partition is None:
+        return iter(())  # what Spark runs where there are no partitions at all
+    assert isinstance(partition, RangePartition)
+    return read_range(partition.range, options)
 
 
 def _input_partitions(

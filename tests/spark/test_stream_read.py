@@ -1,0 +1,82 @@
+"""A stream goes on where its checkpoint says, in batches no larger than asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def put(bootstrap, topic, first, end, partitions):
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(first, end):
+        producer.produce(topic, str(number), partition=number % partitions)
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def run(read_stream, tmp_path):
+    """Run a query until it has what is there now; return its batches' sizes."""
+
+    def run_query(topic, **options):
+        query = (
+            read_stream(subscribe=topic, startingOffsets="earliest", **options)
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "rows"))
+        )
+        query.awaitTermination(120)
+        return [each["numInputRows"] for each in query.recentProgress]
+
+    return run_query
+
+
+def test_every_record_once_over_restarts_limits_and_new_partitions(
+    spark, run, bootstrap, make_topic, tmp_path
+):
+    topic = make_topic(partitions=2)
+    put(bootstrap, topic, 0, 1_000, 2)
+    assert run(topic, maxOffsetsPerTrigger=400) == [400, 400, 200]
+    put(bootstrap, topic, 1_000, 1_030, 2)
+    assert run(topic, maxOffsetsPerTrigger=400) == [30]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    put(bootstrap, topic, 1_030, 1_060, 3)
+    assert sum(run(topic)) == 30
+    rows = spark.read.parquet(str(tmp_path / "rows")).select("value").collect()
+    assert sorted(int(bytes(row.value)) for row in rows) == list(range(1_060))
+    last = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=_number)
+    assert json.loads(last.read_text().splitlines()[-1]) == {
+        topic: {"0": 525, "1": 525, "2": 10}
+    }
+
+
+def _number(path):
+    return int(path.name)
+
+
+def test_records_that_went_before_they_were_read_stop_a_stream(
+    run, bootstrap, make_topic, delete_records
+):
+    topic = make_topic(partitions=1)
+    put(bootstrap, topic, 0, 50, 1)
+    assert run(topic, maxOffsetsPerTrigger=50) == [50]
+    put(bootstrap, topic, 50, 100, 1)
+    delete_records(topic, 0, 70)
+    with pytest.raises(Exception, match="offsets 50 to 69 cannot be read"):
+        run(topic)
+    assert run(topic, failOnDataLoss="false") == [30]
+
+
+def test_a_checkpoint_of_another_topic_is_refused(run, bootstrap, make_topic):
+    one, other = make_topic(partitions=1), make_topic(partitions=1)
+    put(bootstrap, one, 0, 5, 1)
+    assert run(one) == [5]
+    with pytest.raises(Exception, match=f"{one}-0 do not exist any more, or are not"):
+        run(other)
