@@ -18,6 +18,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
     "config": ("mpbroker.cli.config_command", "List and explain broker settings."),
     "consume": ("mpbroker.cli.consume", "Read records to stdout."),
+    "ctl": ("mpbroker.cli.ctl", "Look after a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
     "produce": ("mpbroker.cli.produce", "Write records from stdin or files."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),

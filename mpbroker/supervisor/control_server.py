@@ -138,6 +138,9 @@ class ControlServer:
             if not session.unsent:
                 request = session.reader.next_map()
                 if request is not None:
+                    if session.has_given_up():
+                        self._close(session)
+                        return
                     self._answer(session, request)
             # Writable is what a socket is at once: the next request's turn.
             more = session.unsent or session.reader.has_frame
@@ -220,6 +223,16 @@ class _Session:
             self.active = time.monotonic()
         self.reader.feed(data)
         return bool(data)
+
+    def has_given_up(self) -> bool:
+        """Whether the client has gone: what it asked for is not wanted any more.
+
+        A supervisor that was stopped finds requests of long ago when it goes on.
+        """
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
 
     def send(self) -> None:
         """Send what there is room for."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.config import BrokerConfig
+from mpbroker.errors import MpbrokerError
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.control_protocol import (
@@ -31,6 +33,9 @@ class BrokerControl:
 
     The commands are built when the first one comes, or the first process dies: a
     start does not pay for them.
+
+    Args:
+        reloading: told of a reload by being asked to run it.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class BrokerControl:
         registry: TopicRegistry,
         identity: dict[str, Any],
         use: Callable[[BrokerConfig], None],
+        reloading: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._config = config
         self._memory = memory
@@ -48,6 +54,7 @@ class BrokerControl:
         self._registry = registry
         self._identity = identity
         self._use = use
+        self._reloading = reloading
         self._commands: ControlCommands | None = None
         path = control_socket_path(config, os.environ)
         try:
@@ -75,7 +82,15 @@ class BrokerControl:
             self._server.close()
 
     def _execute(self, name: str, arguments: dict[str, Any]) -> Any:
-        return self._built().execute(name, arguments)
+        run = partial(self._built().execute, name, arguments)
+        return self._reloading(run) if name == "reload" else run()
+
+    def hang_up(self) -> None:
+        """Reload, as SIGHUP asks."""
+        try:
+            self._execute("reload", {})
+        except MpbrokerError as error:
+            _LOG.error("reload: nothing is changed: %s", error)
 
     def _record(self, child: Child) -> None:
         commands = self._built()

@@ -30,6 +30,7 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     HEADER_PHASE,
+    MAX_PARTITIONS,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
     PROCESSOR_LISTENER,
@@ -55,6 +56,7 @@ from mpbroker.ipc.layout import (
     processor_row,
     response_ring,
 )
+from mpbroker.ipc.robust_mutex import MUTEX_WORDS
 from mpbroker.network.connection_rows import connection_name, peer_address
 from mpbroker.protocol.api_key import ApiKey
 
@@ -181,6 +183,18 @@ class BrokerView:
         }
 
     # -- what is not on disk yet -----------------------------------------------------
+
+    def rows_in_use(self) -> int:
+        """How many rows were ever given to partitions: their mutexes have been made.
+
+        For those without a registry. A look beyond would touch, and so make, pages.
+        """
+        row = 0
+        while row < MAX_PARTITIONS and any(
+            self._partitions[row * ROW_WORDS : row * ROW_WORDS + MUTEX_WORDS]
+        ):
+            row += 1
+        return row
 
     def unsynced_rows(self, rows: int) -> dict[int, tuple[int, int]]:
         """(durable end, log end) of each partition that has records not on disk."""

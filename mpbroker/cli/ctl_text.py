@@ -1,0 +1,47 @@
+"""How `mpbroker ctl` writes durations, sizes and moments for people."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: 3 h 12 min; 4.2 s; 12 ms."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds) // 60
+    if minutes < 60:
+        return f"{minutes} min {int(seconds) % 60} s"
+    hours = minutes // 60
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: float) -> str:
+    """Three digits and a unit: 1.4 MiB."""
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def moment(at: float) -> str:
+    """A wall-clock time of this machine, to the millisecond."""
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{clock}.{int(at % 1 * 1000):03d}"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 record, 2 records; 1,234 records."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}es" if noun.endswith("s") else f"{count:,} {noun}s"
