@@ -15,6 +15,7 @@ class Role(Enum):
     ACCEPTOR = "acceptor"
     PROCESSOR = "processor"
     HANDLER = "handler"
+    COORDINATOR = "coordinator"
     HOUSEKEEPER = "housekeeper"
 
 

@@ -88,6 +88,7 @@ class Supervisor:
             self.children,
             self._spawn,
         )
+        self._add(Role.COORDINATOR, 0, roles.run_coordinator)
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
         for listener in listeners:
             number = listener.number
@@ -277,6 +278,8 @@ class Supervisor:
             self.on_death(child)
         if child.role is Role.HANDLER:
             self._repair.after_handler(child.number, self._partition_rows())
+        elif child.role is Role.COORDINATOR:
+            self._repair.after_coordinator(self._partition_rows())
         elif child.role is Role.PROCESSOR:
             self._repair.after_processor(child.number)
         if child.state is ChildState.ENDED:
