@@ -442,6 +442,14 @@ class GroupCoordinator:
             else:
                 self._groups.pop(key.group, None)
 
+    def replay_end_of_transaction(
+        self, partition: int, producer_id: int, *, commit: bool
+    ) -> None:
+        """Take over a marker of the log: the producer's offsets count, or do not."""
+        for group_id in self.offsets.group_ids():
+            if self.partition_for(group_id) == partition:
+                self.offsets.complete_transaction(group_id, producer_id, commit=commit)
+
     def loaded(self, partition: int, now_ms: int) -> None:
         """All records of a partition are replayed: serve its groups."""
         self._loading.discard(partition)
@@ -454,6 +462,10 @@ class GroupCoordinator:
             self._classic.schedule_session(group, member, now_ms)
         if len(group.members) > self._config.group_max_size:
             self._classic.maybe_prepare_rebalance(group, now_ms)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Nobody can go on from a position in a topic that is gone."""
+        self.offsets.topic_deleted(topic)
 
     def refuse_waiting(self) -> None:
         """The broker stops: answer what waits for other members."""

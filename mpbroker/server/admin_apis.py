@@ -196,7 +196,9 @@ class AdminApis:
 
         version = request.api_version
         message = FindCoordinatorRequest.decode(version, request.body)
-        return handle_find_coordinator(message, version).encode(version)
+        return handle_find_coordinator(
+            message, version, self._node_id, *self._endpoint(request)
+        ).encode(version)
 
     def _elect_leaders(self, request: Request) -> bytes:
         from mpbroker.protocol.messages.elect_leaders import ElectLeadersRequest

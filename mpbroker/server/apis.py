@@ -26,7 +26,7 @@ from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.producing import ProduceService
-from mpbroker.server.request import Deferred, Request
+from mpbroker.server.request import PARKED, Deferred, Request
 
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigDef
@@ -60,7 +60,31 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: (0, 0),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
+    # The coordinator's; handlers forward them.
+    ApiKey.OFFSET_COMMIT: (2, 10),
+    ApiKey.OFFSET_FETCH: (1, 10),
+    ApiKey.JOIN_GROUP: (0, 9),
+    ApiKey.HEARTBEAT: (0, 4),
+    ApiKey.LEAVE_GROUP: (0, 5),
+    ApiKey.SYNC_GROUP: (0, 5),
+    ApiKey.DESCRIBE_GROUPS: (0, 6),
+    ApiKey.LIST_GROUPS: (0, 5),
+    ApiKey.DELETE_GROUPS: (0, 2),
+    ApiKey.OFFSET_DELETE: (0, 0),
 }
+
+COORDINATOR_APIS: Final = (
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.JOIN_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.LIST_GROUPS,
+    ApiKey.DELETE_GROUPS,
+    ApiKey.OFFSET_DELETE,
+)
 
 
 def advertised_versions(served: Iterable[ApiKey]) -> dict[int, tuple[int, int]]:
@@ -97,6 +121,7 @@ class ApiTable:
         produce: ProduceService,
         fetch: FetchService,
         changed: Callable[[PartitionRow], None],
+        forward: Callable[[int], None],
     ) -> None:
         """Make the table.
 
@@ -105,6 +130,7 @@ class ApiTable:
             config_texts: what was set when the broker was started, by key.
             advertised: of each listener, by index.
             changed: told of the rows of deleted partitions, to wake waiting fetches.
+            forward: hands a request's slot to the coordinator.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -149,7 +175,10 @@ class ApiTable:
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()
         }
-        self.advertised_versions = advertised_versions(handlers)
+        self._forward_slot = forward
+        for key in COORDINATOR_APIS:
+            self.apis[int(key)] = Api(key, SERVED[key], self._forward)
+        self.advertised_versions = advertised_versions((*handlers, *COORDINATOR_APIS))
 
     def _caught_up(
         self, handle: Callable[[Request], bytes | list[Any] | Deferred]
@@ -162,6 +191,10 @@ class ApiTable:
             return handle(request)
 
         return handle_caught_up
+
+    def _forward(self, request: Request) -> Deferred:
+        self._forward_slot(request.slot)
+        return PARKED
 
     def connection_name(self, connection: int) -> str:
         return connection_name(self._words, connection)
@@ -273,18 +306,23 @@ class ApiTable:
 
     def error_answer(self, request: Request, code: ErrorCode) -> bytes | None:
         """The response that says ``code``, where the API has a place for it."""
-        api_key = ApiKey(request.api_key)
-        name = api_key.name.lower()
-        module = importlib.import_module(f"mpbroker.protocol.messages.{name}")
-        response = getattr(
-            module, "".join(word.title() for word in name.split("_")) + "Response"
-        )
-        message = response()
-        if not hasattr(message, "error_code"):
-            return None
-        message.error_code = code
-        try:
-            body: bytes = message.encode(request.api_version)
-        except ProtocolError:
-            return None  # this version has no place for it
-        return body
+        return error_answer(request, code)
+
+
+def error_answer(request: Request, code: ErrorCode) -> bytes | None:
+    """The response that says ``code``, where the API has a place for it."""
+    api_key = ApiKey(request.api_key)
+    name = api_key.name.lower()
+    module = importlib.import_module(f"mpbroker.protocol.messages.{name}")
+    response = getattr(
+        module, "".join(word.title() for word in name.split("_")) + "Response"
+    )
+    message = response()
+    if not hasattr(message, "error_code"):
+        return None
+    message.error_code = code
+    try:
+        body: bytes = message.encode(request.api_version)
+    except ProtocolError:
+        return None  # this version has no place for it
+    return body

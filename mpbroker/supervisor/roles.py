@@ -200,6 +200,7 @@ class Roles:
             produce=produce,
             fetch=fetch,
             changed=purgatory.notify_waiters,
+            forward=memory.lane.forward,
         )
         dispatcher = RequestDispatcher(
             apis.apis, apis.advertised_versions, apis.error_answer, apis.connection_name
@@ -215,6 +216,16 @@ class Roles:
             memory.handler_bells[handler],
             plain,
         ).run()
+
+    def run_coordinator(self) -> None:
+        # Imported here, as the housekeeper's: requests wait on its lane meanwhile.
+        from mpbroker.supervisor.coordinator_role import CoordinatorRole
+
+        become_child("group-coordinator", self._memory)
+        role = CoordinatorRole(self._config, self._memory, self._directories)
+        registry = self.registry(lambda topic: role.topic_removed(topic, logs))
+        logs = self._logs(registry)
+        role.run(registry, logs)
 
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
         """Set dynamic configs of this broker, on behalf of the supervisor.

@@ -1,7 +1,7 @@
 """FindCoordinator: who coordinates a group or a transactional id.
 
-There are no coordinators yet. Clients are told to ask again, which they do until one
-is there, or until they give up by themselves.
+Groups are coordinated here. Of transactions nobody is the coordinator yet: clients are
+told to ask again, which they do until one is there, or until they give up.
 
 Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once.
 """
@@ -24,30 +24,37 @@ _NO_NODE: Final = -1
 
 
 def handle_find_coordinator(
-    request: FindCoordinatorRequest, version: int
+    request: FindCoordinatorRequest, version: int, node_id: int, host: str, port: int
 ) -> FindCoordinatorResponse:
-    """Answer every key that nobody coordinates it at the moment."""
-    if request.key_type in (GROUP, TRANSACTION):
+    """Answer every key with this broker, where it is the coordinator of such keys.
+
+    Args:
+        node_id: this broker's; ``host`` and ``port`` are where the client finds it.
+    """
+    code, message = ErrorCode.NONE, None
+    if request.key_type == TRANSACTION:
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         message = "The coordinator is not available."
-    else:
+    elif request.key_type != GROUP:
         code = ErrorCode.INVALID_REQUEST
         message = f"Unknown coordinator type {request.key_type}"
+    if code:
+        node_id, host, port = _NO_NODE, "", _NO_NODE
     if version < _BATCHED_SINCE:
         return FindCoordinatorResponse(
             error_code=code,
             error_message=message,
-            node_id=_NO_NODE,
-            host="",
-            port=_NO_NODE,
+            node_id=node_id,
+            host=host,
+            port=port,
         )
     return FindCoordinatorResponse(
         coordinators=[
             Coordinator(
                 key=key,
-                node_id=_NO_NODE,
-                host="",
-                port=_NO_NODE,
+                node_id=node_id,
+                host=host,
+                port=port,
                 error_code=code,
                 error_message=message,
             )

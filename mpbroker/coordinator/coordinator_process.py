@@ -1,0 +1,380 @@
+"""The coordinator's process: its lane, its log, its clock; it never waits for one.
+
+A turn: take requests from the lane, execute them, call the timers that are due, append
+what came of it to __consumer_offsets (one batch a partition, whatever the number of
+requests), start the syncs, give the answers whose records are on disk.
+
+    killed anywhere        its requests are put back and executed again by a successor,
+                           which has everything from the log
+    append or sync fails   the partition is off line, its groups are forgotten,
+                           and whoever waits is told to look for a coordinator again
+
+A request that parks (a join, a sync) costs its slot and nothing else.
+
+Source: Kafka's CoordinatorRuntime.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from mpbroker.coordinator.coordinator_apis import CoordinatorApis
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.group_records import read_record
+from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
+from mpbroker.coordinator.outbox import Answer, Call, Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.ipc.black_box import EventKind, own_box
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.lane import CoordinatorLane
+from mpbroker.ipc.layout import (
+    COORDINATOR,
+    HANDLER_BUSY_SLOT,
+    HEADER,
+    HEADER_PHASE,
+    Phase,
+    RowStatus,
+    handler_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.purgatory import DelayedOperation, Purgatory, sync_key
+from mpbroker.server.request import CLOSE, Request
+from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.partition_log import PartitionLog
+
+_LOG = logging.getLogger(__name__)
+
+# So many requests share an append and a sync; a turn of them takes some 5 ms.
+_MAX_BATCH: Final = 64
+_IDLE_POLL_S: Final = 1.0
+_UNPLACED_POLL_S: Final = 0.001
+_SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
+# While less is left to load than this takes, requests wait for it on the lane; after
+# that they are told COORDINATOR_LOAD_IN_PROGRESS.
+_LOAD_PATIENCE_S: Final = 0.5
+# A turn's share of loading, once requests are served beside it.
+_LOAD_TURN_S: Final = 0.02
+
+
+class Clock:
+    """Wall-clock milliseconds that never go back: session timers must not either."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ms(self) -> int:
+        return (time.monotonic_ns() + self._offset_ns) // 1_000_000
+
+
+class CoordinatorProcess:
+    """The loop of the coordinator.
+
+    Args:
+        answer_error: makes the body that says an error, or None if the API cannot.
+        sync: answers wait until their records are on disk.
+    """
+
+    def __init__(
+        self,
+        control: Segment,
+        lane: CoordinatorLane,
+        channel: HandlerEnd,
+        doorbell: Doorbell,
+        coordinator: GroupCoordinator,
+        outbox: Outbox,
+        timers: Timers,
+        clock: Clock,
+        topic: OffsetsTopic,
+        purgatory: Purgatory,
+        group_commit: GroupCommit,
+        disk: DiskSync,
+        catch_up: Callable[[], object],
+        client_host: Callable[[int], str],
+        connection_name: Callable[[int], str],
+        answer_error: Callable[[Request, ErrorCode], bytes | None],
+        *,
+        sync: bool,
+    ) -> None:
+        self._words = control.words
+        self._row = handler_row(COORDINATOR)
+        self._lane = lane
+        self._channel = channel
+        self._coordinator = coordinator
+        self._out = outbox
+        self._timers = timers
+        self._clock = clock
+        self._topic = topic
+        self._purgatory = purgatory
+        self._commit = group_commit
+        self._disk = disk
+        self._catch_up = catch_up
+        self._answer_error = answer_error
+        self._sync = sync
+        self._call: Call | None = None
+        apis = CoordinatorApis(coordinator, client_host, clock.now_ms, self._began)
+        self._dispatcher = RequestDispatcher(
+            apis.apis, {}, answer_error, connection_name
+        )
+        self._loads: list[Iterator[int]] = []
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
+        if disk.event_fd >= 0:
+            self._epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
+        # The topic was deleted under us: only a new start knows what is left.
+        self.must_restart = False
+
+    # -- the loop ------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the broker stops."""
+        own_box().note(EventKind.SERVING)
+        self._begin_loading()
+        self._load(_LOAD_PATIENCE_S)
+        self._coordinator.start_expiry(self._clock.now_ms())
+        while (
+            self._words[HEADER + HEADER_PHASE] < Phase.STOPPED and not self.must_restart
+        ):
+            self.turn()
+        own_box().note(EventKind.ENDING)
+        self._channel.flush()
+
+    def turn(self) -> None:
+        """Some requests and all that is due; or wait for something."""
+        slots = self._lane.take(_MAX_BATCH, arm=False)
+        self._work(slots)
+        if not slots:
+            slots = self._lane.take(_MAX_BATCH, arm=True)
+            if slots:
+                self._work(slots)
+            else:
+                self._wait()
+
+    def _work(self, slots: list[int]) -> None:
+        self._catch_up()
+        for slot in slots:
+            self._words[self._row + HANDLER_BUSY_SLOT] = slot + 1
+            self._execute(slot)
+        self._words[self._row + HANDLER_BUSY_SLOT] = 0
+        if self._loads:
+            self._load(_LOAD_TURN_S)
+        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            # Nobody will come any more; and no timer may write behind the last flush.
+            self._coordinator.refuse_waiting()
+        else:
+            self._timers.expire(self._clock.now_ms())
+        self._flush()
+        self._see_to_syncs()
+        if self._purgatory.size:
+            self._purgatory.process_notices()
+            self._purgatory.expire(time.monotonic_ns())
+            self._see_to_syncs()
+        self._channel.flush()
+
+    def _wait(self) -> None:
+        if self._loads or self._out.answers or self.must_restart:
+            return
+        timeout = _UNPLACED_POLL_S if self._channel.has_unplaced else _IDLE_POLL_S
+        until_timer = (self._timers.next_ms - self._clock.now_ms()) / 1e3
+        until_parked = (self._purgatory.next_deadline_ns - time.monotonic_ns()) / 1e9
+        self._epoll.poll(max(0.0, min(timeout, until_timer, until_parked)))
+
+    def _see_to_syncs(self) -> None:
+        commit = self._commit
+        if not commit.is_idle:
+            commit.start()
+            if not self._disk.is_idle:
+                commit.process_finished()
+
+    # -- requests ------------------------------------------------------------------
+
+    def _execute(self, slot: int) -> None:
+        received = self._channel.request(slot)
+        request = self._dispatcher.parse(*received)
+        if not isinstance(request, Request):
+            # Handlers forward only what they could read and we serve.
+            self._channel.close_connection(slot)
+            return
+        self._call = None
+        answer = self._dispatcher.dispatch(request)
+        if isinstance(answer, bytes) or answer is CLOSE:
+            # Malformed, or it met a bug of ours; what it had begun must not answer it
+            # a second time.
+            if self._call is not None:
+                if self._call.answered:
+                    return
+                self._call.answered = True
+            if isinstance(answer, bytes):
+                self._channel.send_bytes(slot, request.frame(answer))
+            else:
+                self._channel.close_connection(slot)
+
+    def _began(self, call: Call) -> None:
+        self._call = call
+
+    # -- records and answers -------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Append what is to be written; give or hold back what is to be answered."""
+        out = self._out
+        appended: dict[int, tuple[PartitionLog, int]] = {}
+        now_ms = self._clock.now_ms()
+        for partition, records in out.take_records().items():
+            try:
+                log, end = self._topic.append(partition, records, now_ms)
+            except ApiError as error:
+                _LOG.error("a group's records cannot be written: %s", error)
+                self._coordinator.failed(partition)
+                continue
+            appended[partition] = log, end
+            self._purgatory.notify_waiters(log.row)
+        for answer in out.take_answers():
+            self._give(answer, appended)
+
+    def _give(
+        self, answer: Answer, appended: dict[int, tuple[PartitionLog, int]]
+    ) -> None:
+        waiting: dict[int, tuple[int, PartitionLog, int]] = {}
+        for partition in answer.after:
+            found = appended.get(partition)
+            if found is None:
+                self._give_error(answer.call)
+                return
+            log, end = found
+            if self._sync and log.row.durable_end_offset < end:
+                waiting[log.row.index] = partition, log, end
+        if not waiting:
+            self._send(answer)
+            return
+        self._purgatory.watch(DelayedAnswer(self, answer, waiting, time.monotonic_ns()))
+        for _, log, _ in waiting.values():
+            self._commit.want(log)
+
+    def want_sync(self, log: PartitionLog) -> None:
+        self._commit.want(log)
+
+    def _send(self, answer: Answer) -> None:
+        request: Request = answer.call.request
+        try:
+            body = answer.response.encode(request.api_version)
+            self._channel.send_bytes(request.slot, request.frame(body))
+        except (ProtocolError, OverflowError):
+            # A bug of ours, or larger than all the memory for answers.
+            _LOG.exception("an answer of the coordinator cannot be sent")
+            self._channel.close_connection(request.slot)
+
+    def _give_error(self, call: Call) -> None:
+        """What it asked for could not be written."""
+        request: Request = call.request
+        body = self._answer_error(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if body is None:
+            self._channel.close_connection(request.slot)
+        else:
+            self._channel.send_bytes(request.slot, request.frame(body))
+
+    def complete(self, answer: Answer, failed: Iterable[int]) -> None:
+        """What an answer waited for is on disk, or (failed partitions) never will be.
+
+        A partition that cannot be synced is off line for good.
+        """
+        lost = list(failed)
+        if not lost:
+            self._send(answer)
+            return
+        self._give_error(answer.call)
+        for partition in lost:
+            self._coordinator.failed(partition)
+
+    # -- loading -------------------------------------------------------------------
+
+    def _begin_loading(self) -> None:
+        partitions = self._topic.partitions_to_load()
+        self._coordinator.begin_loading(partitions)
+        self._loads = [self._load_partition(partition) for partition in partitions]
+        self._loads.reverse()
+
+    def _load(self, patience_s: float) -> None:
+        """Go on loading for so long at most; a little more, if that is the end."""
+        until = time.monotonic() + patience_s
+        while self._loads and time.monotonic() < until:
+            if next(self._loads[-1], None) is None:
+                self._loads.pop()
+
+    def _load_partition(self, partition: int) -> Iterator[int]:
+        coordinator, clock = self._coordinator, self._clock
+        replayed = 0
+        try:
+            for records in self._topic.load(partition):
+                now_ms = clock.now_ms()
+                for record in records:
+                    self._replay(partition, record, now_ms)
+                replayed += len(records)
+                yield replayed
+        except (ApiError, OSError) as error:
+            _LOG.error("partition %d of groups cannot be loaded: %s", partition, error)
+            coordinator.failed(partition)
+        coordinator.loaded(partition, clock.now_ms())
+
+    def _replay(self, partition: int, record: LoadedRecord, now_ms: int) -> None:
+        if record.commit is not None:
+            self._coordinator.replay_end_of_transaction(
+                partition, record.producer_id, commit=record.commit
+            )
+            return
+        try:
+            read = read_record(record.key, record.value)
+        except ProtocolError as error:
+            _LOG.error("an unreadable record of partition %d: %s", partition, error)
+            return
+        if read is not None:
+            self._coordinator.replay(*read, now_ms, record.producer_id)
+
+
+class DelayedAnswer(DelayedOperation):
+    """An answer whose records are on their way to the disk."""
+
+    may_end_early = False
+
+    def __init__(
+        self,
+        process: CoordinatorProcess,
+        answer: Answer,
+        waiting: dict[int, tuple[int, PartitionLog, int]],
+        now_ns: int,
+    ) -> None:
+        self._process = process
+        self._answer = answer
+        self._waiting = waiting
+        self._failed: list[int] = []
+        self.request: Request = answer.call.request
+        self.deadline_ns = now_ns + _SYNC_DEADLINE_NS
+        self.done = False
+        self.keys: Iterable[int] = [sync_key(index) for index in waiting]
+
+    def try_complete(self, row: int) -> bool:
+        wanted = self._waiting.get(row)
+        if wanted is not None:
+            partition, log, offset = wanted
+            if log.row.durable_end_offset >= offset:
+                del self._waiting[row]
+            elif log.row.status != RowStatus.ONLINE:
+                self._failed.append(partition)
+                del self._waiting[row]
+            else:
+                self._process.want_sync(log)  # too late for the last one
+        if self._waiting:
+            return False
+        self._process.complete(self._answer, self._failed)
+        return True
+
+    def expire(self) -> None:
+        self._failed.extend(partition for partition, _, _ in self._waiting.values())
+        self._process.complete(self._answer, self._failed)

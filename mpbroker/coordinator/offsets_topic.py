@@ -1,0 +1,185 @@
+"""__consumer_offsets: a topic like any other, written by the coordinator alone.
+
+It is made when the first group has something to keep; a partition's files when the
+first group of that partition has.
+
+Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mpbroker.protocol.batch_header import (
+    iter_batches,
+    parse_batch_header,
+)
+from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.control_record import parse_end_transaction_marker
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.log_validator import ValidatedBatch
+from mpbroker.protocol.record_batch import RecordBatchBuilder, iter_records
+
+if TYPE_CHECKING:
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic, TopicRegistry
+
+_LOG = logging.getLogger(__name__)
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+# Records are cut into batches of about this size; one record may be larger.
+_BATCH_BYTES: Final = 512 * 1024
+
+
+class LoadedRecord(NamedTuple):
+    """A record of the log, or the end of a transaction."""
+
+    key: bytes
+    value: bytes | None
+    producer_id: int  # -1: of no transaction
+    commit: bool | None  # of a transaction's end: how it ended; else None
+
+
+class OffsetsTopic:
+    """The coordinator's log.
+
+    Args:
+        log: finds a partition's log.
+        exists: says whether a partition has a directory.
+        num_partitions: if the topic is still to be made.
+    """
+
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        log: Callable[[Topic, int], PartitionLog],
+        exists: Callable[[Topic, int], bool],
+        *,
+        num_partitions: int,
+        overrides: Mapping[str, str],
+        codec: Codec,
+        load_bytes: int,
+    ) -> None:
+        self._registry = registry
+        self._log = log
+        self._exists = exists
+        self._configured = num_partitions
+        self._overrides = overrides
+        self._codec = codec
+        self._load_bytes = load_bytes
+
+    @property
+    def num_partitions(self) -> int:
+        topic = self._registry.topic(OFFSETS_TOPIC)
+        return self._configured if topic is None else len(topic.partitions)
+
+    def partitions_to_load(self) -> list[int]:
+        """Which partitions may hold something."""
+        topic = self._registry.topic(OFFSETS_TOPIC)
+        if topic is None:
+            return []
+        return [
+            number
+            for number in range(len(topic.partitions))
+            if self._exists(topic, number)
+        ]
+
+    def _topic(self) -> Topic:
+        topic = self._registry.topic(OFFSETS_TOPIC)
+        if topic is None:
+            try:
+                topic = self._registry.create_topic(
+                    OFFSETS_TOPIC, self._configured, self._overrides
+                )
+            except ApiError as error:
+                if error.error_code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+                topic = self._registry.topic(OFFSETS_TOPIC)
+                assert topic is not None
+        return topic
+
+    def append(
+        self,
+        partition: int,
+        records: Sequence[tuple[bytes, bytes | None]],
+        now_ms: int,
+    ) -> tuple[PartitionLog, int]:
+        """Append records; return the log, and the offset after the last of them.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR or the like; some may have been appended.
+        """
+        log = self._log(self._topic(), partition)
+        end = 0
+        builder = RecordBatchBuilder(self._codec)
+        for key, value in records:
+            builder.append(now_ms, key, value)
+            if builder.size_in_bytes >= _BATCH_BYTES:
+                end = _append(log, builder, now_ms)
+                builder = RecordBatchBuilder(self._codec)
+        if builder.record_count:
+            end = _append(log, builder, now_ms)
+        return log, end
+
+    def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
+        """Read a partition from its start to its end, some at a time.
+
+        Raises:
+            ApiError: it cannot be read.
+        """
+        topic = self._registry.topic(OFFSETS_TOPIC)
+        assert topic is not None
+        log = self._log(topic, partition)
+        log.require_online()
+        offset = log.row.log_start_offset
+        while offset < log.row.log_end_offset:
+            found = log.read(offset, self._load_bytes, min_one_batch=True)
+            data = os.pread(found.fd, found.length, found.position)
+            records: list[LoadedRecord] = []
+            before = offset
+            for header, batch in iter_batches(data):
+                end = header.base_offset + header.last_offset_delta + 1
+                if end > offset:
+                    records.extend(_records_of(batch, offset))
+                    offset = end
+            if offset == before:
+                _LOG.error(
+                    "%s-%d cannot be read on from offset %d; what is below is used",
+                    OFFSETS_TOPIC,
+                    partition,
+                    offset,
+                )
+                return
+            yield records
+
+
+def _append(log: PartitionLog, builder: RecordBatchBuilder, now_ms: int) -> int:
+    data = bytearray(builder.build())
+    header = parse_batch_header(data)
+    batch = ValidatedBatch(
+        header,
+        header.last_offset_delta,
+        header.max_timestamp,
+        header.record_count,
+        header.last_offset_delta,
+        memoryview(data),
+        -1,
+    )
+    return log.append(batch, now_ms=now_ms).last_offset + 1
+
+
+def _records_of(batch: memoryview, from_offset: int) -> Iterator[LoadedRecord]:
+    header = parse_batch_header(batch)
+    if header.is_control:
+        for record in iter_records(batch):
+            marker = parse_end_transaction_marker(record)
+            yield LoadedRecord(b"", None, header.producer_id, marker.commit)
+        return
+    producer_id = header.producer_id if header.is_transactional else -1
+    for record in iter_records(batch):
+        if record.offset >= from_offset and record.key is not None:
+            yield LoadedRecord(record.key, record.value, producer_id, None)

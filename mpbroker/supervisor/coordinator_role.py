@@ -1,0 +1,169 @@
+"""Compose the coordinator: its log, its state machines, its loop."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
+from mpbroker.coordinator.group_config import GroupConfig
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
+from mpbroker.coordinator.outbox import Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.ipc.layout import COORDINATOR
+from mpbroker.network.connection_rows import connection_name, peer_address
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.compression import Codec
+from mpbroker.server.apis import error_answer
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.partition_directory import directory_name
+
+if TYPE_CHECKING:
+    from mpbroker.config import BrokerConfig
+    from mpbroker.storage.log_directory import LogDirectory
+    from mpbroker.storage.log_manager import LogManager
+    from mpbroker.storage.topics import Topic, TopicRegistry
+    from mpbroker.supervisor.memory import BrokerMemory
+
+_MS_PER_MINUTE: Final = 60_000
+
+
+class RegistryTopics:
+    """What the coordinator asks about topics, out of the registry."""
+
+    def __init__(self, registry: TopicRegistry) -> None:
+        self._registry = registry
+
+    def partition_count(self, topic: str) -> int:
+        found = self._registry.topic(topic)
+        return 0 if found is None else len(found.partitions)
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        found = self._registry.topic_by_id(topic_id)
+        return None if found is None else found.name
+
+    def topic_id(self, topic: str) -> bytes | None:
+        found = self._registry.topic(topic)
+        return None if found is None else found.topic_id
+
+    def topic_names(self) -> Iterable[str]:
+        return [topic.name for topic in self._registry.topics()]
+
+
+def group_config(config: BrokerConfig) -> GroupConfig:
+    """The coordinator's part of the broker's settings."""
+    return GroupConfig(
+        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+        group_max_size=config.group_max_size,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        offsets_retention_ms=config.offsets_retention_minutes * _MS_PER_MINUTE,
+        offsets_retention_check_interval_ms=(
+            config.offsets_retention_check_interval_ms
+        ),
+        rebalance_protocols=tuple(config.group_coordinator_rebalance_protocols),
+        group_consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
+        group_consumer_heartbeat_interval_ms=(
+            config.group_consumer_heartbeat_interval_ms
+        ),
+        group_consumer_max_size=config.group_consumer_max_size,
+        group_consumer_assignors=tuple(config.group_consumer_assignors),
+        group_consumer_migration_policy=config.group_consumer_migration_policy,
+    )
+
+
+class CoordinatorRole:
+    """One coordinator process's objects.
+
+    Its registry tells it, by ``topic_removed``, which topics are gone.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        memory: BrokerMemory,
+        directories: Sequence[LogDirectory],
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._directories = directories
+        self._process: CoordinatorProcess | None = None
+        self._coordinator: GroupCoordinator | None = None
+
+    def topic_removed(self, topic: Topic, logs: LogManager) -> None:
+        """A topic was deleted, perhaps our own."""
+        logs.forget(topic)
+        if self._process is None or self._coordinator is None:
+            return
+        if topic.name == OFFSETS_TOPIC:
+            self._process.must_restart = True
+        else:
+            self._coordinator.topic_deleted(topic.name)
+
+    def run(self, registry: TopicRegistry, logs: LogManager) -> None:
+        """Serve until the broker stops."""
+        config, memory = self._config, self._memory
+        outbox, timers, clock = Outbox(), Timers(), Clock()
+        topic = OffsetsTopic(
+            registry,
+            logs.log,
+            self._exists,
+            num_partitions=config.offsets_topic_num_partitions,
+            overrides={
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(config.offsets_topic_segment_bytes),
+            },
+            codec=Codec(config.offsets_topic_compression_codec),
+            load_bytes=config.offsets_load_buffer_size,
+        )
+        self._coordinator = coordinator = GroupCoordinator(
+            group_config(config),
+            outbox,
+            timers,
+            RegistryTopics(registry),
+            topic.num_partitions,
+            lambda: str(uuid.uuid4()),
+        )
+        purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
+        disk = DiskSync()
+        words = memory.control.words
+        self._process = CoordinatorProcess(
+            memory.control,
+            memory.lane,
+            HandlerEnd(
+                COORDINATOR,
+                memory.control,
+                memory.arena,
+                memory.arena_layout,
+                memory.ring,
+                memory.responses,
+            ),
+            memory.handler_bells[COORDINATOR],
+            coordinator,
+            outbox,
+            timers,
+            clock,
+            topic,
+            purgatory,
+            GroupCommit(COORDINATOR, disk, purgatory.notify),
+            disk,
+            registry.catch_up,
+            lambda connection: f"/{peer_address(words, connection)[0]}",
+            lambda connection: connection_name(words, connection),
+            error_answer,
+            sync=True,
+        )
+        self._process.run()
+
+    def _exists(self, topic: Topic, partition: int) -> bool:
+        name = directory_name(topic.name, partition)
+        return any(
+            os.path.isdir(f"{directory.path}/{name}") for directory in self._directories
+        )
