@@ -86,6 +86,11 @@ class Phase(IntEnum):
     STOPPED = 3
 
 
+# Words of the header too, one a listener; written by the supervisor: the process id of
+# an acceptor that shall retire, since another serves in its place.
+HEADER_RETIRING: Final = 64  # to 64 + MAX_PROCESSORS: no listener without a processor
+
+
 # --- rings ------------------------------------------------------------------
 #   word    field     written by                       notes
 #   0-15    mutex     whoever holds it                 robust, process-shared

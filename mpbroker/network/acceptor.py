@@ -21,6 +21,7 @@ from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_PHASE,
+    HEADER_RETIRING,
     MAX_PROCESSORS,
     PROCESSOR_HANDED,
     PROCESSOR_LISTENER,
@@ -69,6 +70,7 @@ class Acceptor:
         send_buffer_bytes: int,
     ) -> None:
         self._listener = listener
+        self._pid = os.getpid()
         self._sock = sock
         self._words = control.words
         self._handovers = handovers
@@ -82,14 +84,21 @@ class Acceptor:
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
 
     def run(self) -> None:
-        """Accept until the broker drains."""
-        while self._words[HEADER + HEADER_PHASE] < Phase.DRAINING:
+        """Accept until the broker drains, or another acceptor serves in our place."""
+        while not self._must_stop():
             if any(fd == self._sock.fileno() for fd, _ in self._epoll.poll(_POLL_S)):
                 self.accept_all()
 
+    def _must_stop(self) -> bool:
+        words = self._words
+        return (
+            words[HEADER + HEADER_PHASE] >= Phase.DRAINING
+            or words[HEADER + HEADER_RETIRING + self._listener] == self._pid
+        )
+
     def accept_all(self) -> None:
         """Accept until nobody waits."""
-        while True:
+        while not self._must_stop():
             processor = self._next_processor()
             if processor is None:
                 return
@@ -119,7 +128,7 @@ class Acceptor:
                     if blocked_since:
                         self.blocked_ns += time.monotonic_ns() - blocked_since
                     return processor
-            if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            if self._must_stop():
                 return None
             blocked_since = blocked_since or time.monotonic_ns()
             time.sleep(_BLOCKED_S)

@@ -5,8 +5,8 @@ are wanted, and the children there are; ``step`` compares the two and does what 
 done at once:
 
     too few    start more, on the lowest spare ids
-    too many   retire those with the highest ids, once all that stay are ready
-    replaced   (``restart``) counts as one too many that must go, whatever its id
+    too many   retire those with the highest ids, as long as enough others serve
+    replaced   (``restart``) is one too many that must go, whatever its id
 
 So the last of two resizes wins, wherever the first has got to, and a death on the way
 makes the way longer but no different. Retiring is an orderly end: a handler finishes
@@ -33,6 +33,7 @@ from mpbroker.ipc.layout import (
     HANDLER_READY,
     HEADER,
     HEADER_ACTIVE_HANDLERS,
+    HEADER_RETIRING,
     MAX_HANDLERS,
     MAX_PROCESSORS,
     PROCESSOR_INCARNATION,
@@ -123,8 +124,10 @@ class Pools:
         self._pools = [
             _Pool(Role.HANDLER, -1),
             *(_Pool(Role.PROCESSOR, listener.number) for listener in listeners),
+            *(_Pool(Role.ACCEPTOR, listener.number) for listener in listeners),
         ]
         self.sizes = sizes
+        self.accepts = True  # whether there shall be acceptors
         for pool in self._pools:
             for _ in range(self._wanted(pool)):
                 self._add(pool)
@@ -145,7 +148,7 @@ class Pools:
         """
         of_role = [child for child in self._children if child.role is role]
         for child in of_role:
-            if child.number == number and child.state is not ChildState.DRAINING:
+            if child.number == number and _stays(child):
                 child.replaced = True
                 return
         there_are = ", ".join(str(child.number) for child in of_role)
@@ -154,6 +157,8 @@ class Pools:
     def _wanted(self, pool: _Pool) -> int:
         if pool.role is Role.HANDLER:
             return self.sizes.handlers
+        if pool.role is Role.ACCEPTOR:
+            return int(self.accepts)
         return self.sizes.processors[pool.listener]
 
     @property
@@ -204,12 +209,9 @@ class Pools:
 
     def _step(self, pool: _Pool) -> None:
         self._kill_late(pool)
+        staying = [child for child in self._members(pool) if _stays(child)]
         lasting = sorted(
-            (
-                child
-                for child in self._members(pool)
-                if child.state is not ChildState.DRAINING and not child.replaced
-            ),
+            (child for child in staying if not child.replaced),
             key=lambda child: child.number,
         )
         wanted = self._wanted(pool)
@@ -221,20 +223,25 @@ class Pools:
             else:
                 lasting.append(child)
                 self._spawn(child)
-        leaving = lasting[wanted:] + [
-            child
-            for child in self._members(pool)
-            if child.replaced and child.state is not ChildState.DRAINING
-        ]
-        ready = all(child.state is ChildState.READY for child in lasting[:wanted])
-        # Without a spare id a successor cannot come first.
-        if ready or not has_room:
-            for child in leaving:
+        leaving = [child for child in staying if child.replaced] + lasting[wanted:]
+        serving = sum(child.state is ChildState.READY for child in staying)
+        for child in leaving:
+            # As many as are wanted serve all the time; but where no id is spare for a
+            # successor, one of them goes first.
+            if child.state is not ChildState.READY:
+                self._retire(child)
+            elif serving > wanted or (
+                not has_room and all(_stays(other) for other in self._members(pool))
+            ):
+                serving -= 1
                 self._retire(child)
 
     def _add(self, pool: _Pool) -> Child | None:
         """Make a child on the lowest spare id; None if there is none."""
         role = pool.role
+        if role is Role.ACCEPTOR:  # they share an id, its listener's, and its socket
+            run = partial(self._roles.run_acceptor, pool.listener)
+            return self._keep(Child(role, pool.listener, run, pool.listener))
         used = {child.number for child in self._children if child.role is role}
         limit = MAX_HANDLERS if role is Role.HANDLER else MAX_PROCESSORS
         number = next((each for each in range(limit) if each not in used), None)
@@ -247,13 +254,16 @@ class Pools:
             run = partial(self._roles.run_processor, number, pool.listener)
             row = processor_row(number)
             self._words[row + PROCESSOR_LISTENER] = pool.listener + 1
-        child = Child(role, number, run, pool.listener)
+        child = self._keep(Child(role, number, run, pool.listener))
         words = child_words(child)
         assert words is not None
         # Whoever had the id before must not be taken for this one.
         child.incarnation = self._words[words.incarnation]
-        self._children.append(child)
         self._count_handlers()
+        return child
+
+    def _keep(self, child: Child) -> Child:
+        self._children.append(child)
         return child
 
     def _retire(self, child: Child) -> None:
@@ -266,6 +276,9 @@ class Pools:
             self._words[handler_row(child.number) + HANDLER_ACTIVE] = 0
             self._count_handlers()
             self._memory.handler_bells[child.number].ring()
+        elif child.role is Role.ACCEPTOR:
+            self._words[HEADER + HEADER_RETIRING + child.listener] = child.pid
+            self._memory.acceptor_bell.ring()
 
     def _kill_late(self, pool: _Pool) -> None:
         now = time.monotonic()
@@ -302,6 +315,11 @@ class Pools:
             for handler in range(MAX_HANDLERS)
         )
         self._words[HEADER + HEADER_ACTIVE_HANDLERS] = active
+
+
+def _stays(child: Child) -> bool:
+    """Nobody has told it to retire yet."""
+    return child.state is not ChildState.DRAINING
 
 
 def _change(old: PoolSizes, new: PoolSizes) -> str:

@@ -90,9 +90,6 @@ class Supervisor:
         )
         self._add(Role.COORDINATOR, 0, roles.run_coordinator)
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
-        for listener in listeners:
-            number = listener.number
-            self._add(Role.ACCEPTOR, number, partial(roles.run_acceptor, number))
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))
@@ -340,8 +337,11 @@ class Supervisor:
         Raises:
             MpbrokerError: there is no such process, or its role cannot be restarted.
         """
-        if role not in (Role.HANDLER, Role.PROCESSOR):
-            raise MpbrokerError(f"a {role.value} cannot be restarted")
+        if role not in (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR):
+            raise MpbrokerError(
+                f"a {role.value} cannot be restarted: there is no other that could"
+                " serve in its place; a handler, processor or acceptor can"
+            )
         self._pools.replace(role, number)
 
     def request_stop(self) -> None:
@@ -352,6 +352,7 @@ class Supervisor:
 
     def stop_accepting(self) -> None:
         """Refuse new connections from here on; those there are go on."""
+        self._pools.accepts = False
         for child in list(self.children):
             if child.role is Role.ACCEPTOR and child.state is not ChildState.DRAINING:
                 child.happens(ChildEvent.STOP_REQUESTED)
