@@ -30,7 +30,8 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
-from mpbroker.network.processor import HAND_OVER, NEW_CONNECTIONS
+from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink
+from mpbroker.network.processor import NEW_CONNECTIONS
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Acceptor:
         listener: its index; which processors serve it is in their rows.
         sock: the listening socket; the supervisor's, so its backlog outlives us.
         handovers: the sending ends of every processor's Unix socket, by id.
+        keeper: gets a duplicate of each connection, before its processor does.
+        doorbell: rung when the broker's phase changes.
         send_buffer_bytes: socket.send.buffer.bytes; -1 leaves it to the system.
     """
 
@@ -66,6 +69,7 @@ class Acceptor:
         sock: socket.socket,
         control: Segment,
         handovers: Mapping[int, socket.socket],
+        keeper: KeeperLink,
         doorbell: Doorbell,
         send_buffer_bytes: int,
     ) -> None:
@@ -74,6 +78,7 @@ class Acceptor:
         self._sock = sock
         self._words = control.words
         self._handovers = handovers
+        self._keeper = keeper
         self._send_buffer_bytes = send_buffer_bytes
         self._next = 0
         self._sequence = 0
@@ -145,6 +150,9 @@ class Acceptor:
         return on_their_way < NEW_CONNECTIONS
 
     def _hand_over(self, sock: socket.socket, processor: int) -> None:
+        self._sequence += 1
+        # First of all: should we or the processor die, the keeper sees it delivered.
+        kept = self._keeper.keep_new(sock, processor, self._listener, self._sequence)
         try:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,13 +163,17 @@ class Acceptor:
                 )
         except OSError:
             return  # it has gone already
-        self._sequence += 1
-        message = HAND_OVER.pack(self._listener, self._sequence, time.monotonic_ns())
+        message = HAND_OVER.pack(
+            HandOver.NEW, self._listener, self._sequence, time.monotonic_ns()
+        )
         try:
             send_fds(self._handovers[processor], message, [sock.fileno()])
         except OSError as error:
             # The queue holds more than the credit: this is no backpressure.
-            _LOG.warning("a connection was lost on its way to a processor: %s", error)
+            if not kept:
+                _LOG.warning(
+                    "a connection was lost on its way to a processor: %s", error
+                )
             return
         # Last: dying in between must give credit away, and not take it for good.
         self._words[processor_row(processor) + PROCESSOR_HANDED] += 1

@@ -66,9 +66,11 @@ class Channel:
 
     __slots__ = (
         "active_ns",
+        "base",
         "block",
         "closing",
         "connection",
+        "cookie",
         "end",
         "extent",
         "extent_have",
@@ -79,6 +81,7 @@ class Channel:
         "part_sent",
         "readable",
         "row",
+        "sent",
         "slot",
         "sock",
         "spilled",
@@ -92,12 +95,14 @@ class Channel:
         self.fd = sock.fileno()
         self.connection = connection  # row index
         self.row = row  # first word of the row
+        self.cookie = 0  # SO_COOKIE: which socket it is, whatever its descriptor
         self.state = S.READING
         self.readable = True  # there may be bytes from before it was registered
         self.closing = False  # the peer has closed; finish what is under way, no more
         self.waiting = False  # in the queue for a slot or an extent
         self.slot = -1  # the slot whose block it reads into
         self.block = 0  # where that block begins
+        self.base = 0  # bytes of the client's stream in front of the block
         self.start = 0  # bytes from the block's start: first not yet consumed
         self.end = 0  # likewise: first free one
         self.frame_end = 0  # likewise: end of the frame in flight
@@ -107,4 +112,5 @@ class Channel:
         self.spilled = b""  # a partial frame kept privately, because slots ran short
         self.outgoing: list[BytesPart | FilePart] = []  # parts not yet sent, last first
         self.part_sent = 0  # bytes of outgoing[-1] already sent
+        self.sent = 0  # bytes of all answers, the one under way included
         self.active_ns = 0

@@ -8,8 +8,10 @@ there is not.
 Source: epoll(7), "Level-triggered and edge-triggered".
 """
 
+import contextlib
 import os
 import select
+import socket
 from typing import Final
 
 from mpbroker.ipc.doorbell import Doorbell
@@ -24,6 +26,13 @@ WRITABLE: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _MAX_EVENTS: Final = 256
 
 CLOSED: Final = -1
+
+
+def end_connection(sock: socket.socket) -> None:
+    """Let the client see the end at once, though others hold duplicates; close ours."""
+    with contextlib.suppress(OSError):  # it has gone already
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 class ChannelSelector:
@@ -43,7 +52,12 @@ class ChannelSelector:
         self._epoll.register(channel.fd, _CHANNEL_EVENTS)
 
     def close(self, channel: Channel) -> None:
-        """Unregister and close.
+        """End the connection for everyone, and close our descriptor."""
+        self._epoll.unregister(channel.fd)
+        end_connection(channel.sock)
+
+    def let_go(self, channel: Channel) -> None:
+        """Unregister and close our descriptor only: another process has the connection.
 
         In this order: a description that other processes share lives on after the
         close, and its events would keep coming for a number that is ours no more.

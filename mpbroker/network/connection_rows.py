@@ -1,23 +1,41 @@
-"""The shared rows of one processor's connections, and their printable names."""
+"""The shared rows of one processor's connections, and their printable names.
+
+A row belongs to one connection from its first byte to its last, whoever carries it: a
+processor takes rows for new connections from its own range of the table, may be given
+rows of others' ranges, and gives its own away. So a row names its owner, and one that
+comes free is found again by the processor whose range it lies in.
+"""
 
 import socket
 import struct
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import (
     CONNECTION_ACCEPT_SEQUENCE,
     CONNECTION_ACTIVE,
+    CONNECTION_COOKIE,
+    CONNECTION_COPY_SHIFT,
     CONNECTION_EXTENT,
     CONNECTION_FD,
+    CONNECTION_HOLDER,
     CONNECTION_LISTENER,
     CONNECTION_LOCAL_ADDRESS,
     CONNECTION_LOCAL_PORT,
     CONNECTION_OPENED,
+    CONNECTION_OWNER,
     CONNECTION_PEER_ADDRESS,
     CONNECTION_PEER_PORT,
+    CONNECTION_POSITION,
+    CONNECTION_SENT,
+    CONNECTION_SLOT,
     CONNECTION_STATE,
     CONNECTION_WORDS,
     CONNECTIONS_PER_PROCESSOR,
+    MAX_PROCESSORS,
+    POSITION_MASK,
+    POSITION_SHIFT,
+    PROCESSOR_INCARNATION,
     PROCESSOR_ROWS_USED,
     STATE_MASK,
     ConnectionState,
@@ -27,32 +45,71 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.segment import Segment
 
 _GENERATION_STEP: Final = 1 << 24
-_KEEP_GENERATION: Final = ~STATE_MASK
+_KEEP_GENERATION: Final = ~((1 << 24) - 1)
+_KEEP_ALL_BUT_STATE: Final = ~STATE_MASK
+_OTHER_COPY: Final = 1 << CONNECTION_COPY_SHIFT
+_FREE: Final = int(ConnectionState.FREE)
+_READING: Final = int(ConnectionState.READING)
 _ADDRESS: Final = struct.Struct("=qq")
 _V4_PREFIX: Final = b"\0" * 10 + b"\xff\xff"
 _NO_ADDRESS: Final = (b"\0" * 16, 0)
+_HOLDER_SHIFT: Final = 8
+
+
+class Progress(NamedTuple):
+    """How far a connection had got when its last request was finished."""
+
+    base: int  # bytes of the client's stream in front of the block
+    start: int  # bytes from the block's start: first not yet consumed
+    sent: int  # bytes of all answers so far
 
 
 class ConnectionRows:
-    """Rows of one processor: its own to write, everyone's to read."""
+    """The rows that one processor takes, writes and gives back."""
 
     def __init__(self, processor: int, control: Segment) -> None:
         self._words = control.words
-        first = processor * CONNECTIONS_PER_PROCESSOR
-        rows = range(first, first + CONNECTIONS_PER_PROCESSOR)
-        self._first = first
-        self._used_word = processor_row(processor) + PROCESSOR_ROWS_USED
-        for row in rows[: self._words[self._used_word]]:
-            word = connection_row(row)
-            if self._words[word + CONNECTION_STATE] & STATE_MASK:
-                # A dead predecessor's: its socket died with it.
-                self._words[word + CONNECTION_STATE] &= _KEEP_GENERATION
-        self._free = list(reversed(rows))
+        self._processor = processor
+        row = processor_row(processor)
+        self._used_word = row + PROCESSOR_ROWS_USED
+        self._holder = self._words[row + PROCESSOR_INCARNATION] << _HOLDER_SHIFT
+        self._holder |= processor
+        self._first = processor * CONNECTIONS_PER_PROCESSOR
+        self._free: list[int] = []
+        self._find_free()
+        # Rows of our range that others may set free.
+        self._given_away = any(
+            self._words[connection_row(row) + CONNECTION_OWNER] != processor + 1
+            for row in live_rows(self._words, processor)
+        )
+
+    def _find_free(self) -> None:
+        words, first = self._words, self._first
+        untouched = first + words[self._used_word]
+        free = [
+            row
+            for row in range(first, untouched)
+            if not words[connection_row(row) + CONNECTION_STATE] & STATE_MASK
+        ]
+        free.extend(range(untouched, first + CONNECTIONS_PER_PROCESSOR))
+        free.reverse()  # the lowest is taken first
+        self._free = free
+
+    def owned(self) -> Iterator[int]:
+        """The rows in use that are this processor's, in any range of the table."""
+        mine = self._processor + 1
+        for row in live_rows(self._words):
+            if self._words[connection_row(row) + CONNECTION_OWNER] == mine:
+                yield row
 
     def take(self) -> int | None:
         """Return a free row's index, or None when all are in use."""
         if not self._free:
-            return None
+            if not self._given_away:
+                return None
+            self._find_free()
+            if not self._free:
+                return None
         row = self._free.pop()
         if row - self._first >= self._words[self._used_word]:
             self._words[self._used_word] = row - self._first + 1
@@ -65,6 +122,7 @@ class ConnectionRows:
         self,
         connection: int,
         sock: socket.socket,
+        cookie: int,
         listener: int,
         accept_sequence: int,
         now_ns: int,
@@ -79,6 +137,7 @@ class ConnectionRows:
         words[word + CONNECTION_FD] = sock.fileno()
         words[word + CONNECTION_ACCEPT_SEQUENCE] = accept_sequence
         words[word + CONNECTION_OPENED] = now_ns
+        words[word + CONNECTION_ACTIVE] = now_ns
         for address_word, port_word, name in (
             (CONNECTION_LOCAL_ADDRESS, CONNECTION_LOCAL_PORT, sock.getsockname()),
             (CONNECTION_PEER_ADDRESS, CONNECTION_PEER_PORT, sock.getpeername()),
@@ -88,27 +147,89 @@ class ConnectionRows:
             words[word + address_word] = high
             words[word + address_word + 1] = low
             words[word + port_word] = port
-        generation = (words[word + CONNECTION_STATE] & _KEEP_GENERATION) + (
-            _GENERATION_STEP
-        )
-        words[word + CONNECTION_STATE] = generation | ConnectionState.READING
+        # What the row's last connection left there.
+        words[word + CONNECTION_SLOT] = 0
+        words[word + CONNECTION_POSITION] = 0
+        words[word + CONNECTION_EXTENT] = 0
+        words[word + CONNECTION_SENT] = 0
+        words[word + CONNECTION_OWNER] = self._processor + 1
+        words[word + CONNECTION_HOLDER] = self._holder
+        words[word + CONNECTION_COOKIE] = cookie
+        generation = words[word + CONNECTION_STATE] & _KEEP_GENERATION
+        words[word + CONNECTION_STATE] = generation + _GENERATION_STEP | _READING
+
+    def hold(self, connection: int, fd: int) -> None:
+        """Note that its socket has come; whoever looks need not send it again."""
+        word = connection_row(connection)
+        self._words[word + CONNECTION_FD] = fd
+        self._words[word + CONNECTION_HOLDER] = self._holder
 
     def set_state(self, word: int, state: ConnectionState, now_ns: int) -> None:
         words = self._words
         words[word + CONNECTION_ACTIVE] = now_ns
         words[word + CONNECTION_STATE] = (
-            words[word + CONNECTION_STATE] & _KEEP_GENERATION | state
+            words[word + CONNECTION_STATE] & _KEEP_ALL_BUT_STATE | state
         )
 
+    def finish(self, word: int, base: int, start: int, sent: int, now_ns: int) -> None:
+        """A request is answered: move on in both streams at once, and read again."""
+        words = self._words
+        state = words[word + CONNECTION_STATE] ^ _OTHER_COPY
+        copy = word + (state >> CONNECTION_COPY_SHIFT & 1)
+        words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT | start
+        words[copy + CONNECTION_SENT] = sent
+        words[word + CONNECTION_ACTIVE] = now_ns
+        # The commit: killed before it, the answer is out and its successor says so.
+        words[word + CONNECTION_STATE] = state & _KEEP_ALL_BUT_STATE | _READING
+
     def release(self, connection: int) -> None:
-        word = connection_row(connection)
-        self._words[word + CONNECTION_EXTENT] = 0
-        self._words[word + CONNECTION_STATE] &= _KEEP_GENERATION
-        self._free.append(connection)
+        """Give a row back. Its socket must be shut down already: see the keeper."""
+        words, word = self._words, connection_row(connection)
+        words[word + CONNECTION_SLOT] = 0
+        words[word + CONNECTION_EXTENT] = 0
+        words[word + CONNECTION_STATE] &= _KEEP_GENERATION
+        if 0 <= connection - self._first < CONNECTIONS_PER_PROCESSOR:
+            self._free.append(connection)
+
+    def give_away(self, connection: int, processor: int) -> None:
+        """From this store on the row, and its socket, are another processor's."""
+        self._given_away = True
+        self._words[connection_row(connection) + CONNECTION_OWNER] = processor + 1
 
     def name(self, connection: int) -> str:
         """Kafka's form of a connection id: local-peer-index."""
         return connection_name(self._words, connection)
+
+
+def live_rows(words: memoryview, *ranges: int) -> Iterator[int]:
+    """The rows of all connections there are, or those in some processors' ranges."""
+    for processor in ranges or range(MAX_PROCESSORS):
+        first = processor * CONNECTIONS_PER_PROCESSOR
+        used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
+        for row in range(first, first + used):
+            if words[connection_row(row) + CONNECTION_STATE] & STATE_MASK:
+                yield row
+
+
+def is_held(words: memoryview, connection: int) -> bool:
+    """Whether the owner's living process has the connection's socket."""
+    word = connection_row(connection)
+    owner = words[word + CONNECTION_OWNER] - 1
+    incarnation = words[processor_row(owner) + PROCESSOR_INCARNATION]
+    held: bool = words[word + CONNECTION_HOLDER] == incarnation << _HOLDER_SHIFT | owner
+    return held
+
+
+def progress(words: memoryview, connection: int) -> Progress:
+    """Where the request that is being read or answered begins, and its answer."""
+    word = connection_row(connection)
+    copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
+    position = words[copy + CONNECTION_POSITION]
+    return Progress(
+        position >> POSITION_SHIFT,
+        position & POSITION_MASK,
+        words[copy + CONNECTION_SENT],
+    )
 
 
 def connection_name(words: memoryview, connection: int) -> str:
@@ -152,4 +273,4 @@ def _address(
     return host, int(words[word + port_word])
 
 
-assert CONNECTION_PEER_PORT < CONNECTION_WORDS
+assert CONNECTION_COOKIE < CONNECTION_WORDS

@@ -5,29 +5,41 @@ disconnects, and the publishing of what was received. It never blocks on anythin
 its poll: when the request ring is full it stops reading and goes on writing; when no
 slot or extent is free, the connection waits in a queue and the others go on.
 
+It may be killed at any line. Its successor gets the sockets from the keeper and
+carries their connections on, before it does anything else (see succession.py).
+
 Source: Kafka SocketServer.Processor.run.
 """
 
 import contextlib
 import logging
 import socket
-import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
+from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds
 from mpbroker.ipc.layout import (
+    CONNECTION_COOKIE,
+    CONNECTION_OWNER,
+    CONNECTION_STATE,
     HEADER,
+    HEADER_COUNTERS,
+    HEADER_KEEPER,
     HEADER_PHASE,
+    PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
+    PROCESSOR_DELIVERED,
     PROCESSOR_HANDED,
     PROCESSOR_INCARNATION,
     PROCESSOR_READY,
     PROCESSOR_REGISTERED,
     SLOTS_PER_PROCESSOR,
+    STATE_MASK,
     ConnectionState,
     Phase,
     ProcessorCounter,
@@ -43,9 +55,18 @@ from mpbroker.network.channel_selector import (
     READABLE,
     WRITABLE,
     ChannelSelector,
+    end_connection,
 )
-from mpbroker.network.connection_rows import ConnectionRows
+from mpbroker.network.connection_rows import ConnectionRows, progress
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
+from mpbroker.network.hand_over import (
+    HAND_OVER,
+    MAX_MESSAGE_BYTES,
+    MAX_SOCKETS,
+    HandOver,
+    KeeperLink,
+    unpack_adopt,
+)
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import (
     ReadResult,
@@ -53,12 +74,16 @@ from mpbroker.network.request_reader import (
     stalled_longest,
 )
 from mpbroker.network.response_sender import ResponseSender, SendResult
+from mpbroker.network.succession import Resumption, restore
+from mpbroker.network.tcp_counters import StreamCounts, socket_cookie, stream_counts
 
 _LOG = logging.getLogger(__name__)
 
 # Kafka's ConnectionQueueSize: the acceptor's credit, and so many a turn at most.
 NEW_CONNECTIONS: Final = 20
-HAND_OVER: Final = struct.Struct("=iqq")  # listener, accept sequence, accepted ns
+# The keeper sends a successor's sockets within milliseconds, if it lives.
+_DELIVERY_S: Final = 3.0
+_DELIVERY_POLL_S: Final = 0.05
 
 _SIZE_BYTES: Final = 4
 _IDLE_POLL_S: Final = 1.0
@@ -83,7 +108,8 @@ class Processor:
         arena_layout: where in it.
         ring: the request ring.
         doorbell: its own.
-        handover: the Unix socket through which acceptors pass connections.
+        handover: the Unix socket through which it gets connections.
+        keeper: has a duplicate of every socket, and needs them all again if it dies.
         max_request_bytes: socket.request.max.bytes.
         max_idle_ns: connections.max.idle.ms; 0 or less: for ever.
     """
@@ -97,6 +123,7 @@ class Processor:
         ring: RequestRing,
         doorbell: Doorbell,
         handover: socket.socket,
+        keeper: KeeperLink,
         max_request_bytes: int,
         max_idle_ns: int,
     ) -> None:
@@ -108,15 +135,28 @@ class Processor:
         self._requests = ProcessorEnd(
             control, ring, ResponseRing(control, processor, doorbell)
         )
-        self._reader = RequestReader(
-            processor, control, arena, arena_layout, self._selector, max_request_bytes
-        )
-        self._sender = ResponseSender(control, arena, self._selector)
         self._rows = ConnectionRows(processor, control)
+        self._reader = RequestReader(
+            processor,
+            control,
+            arena,
+            arena_layout,
+            self._selector,
+            self._rows,
+            max_request_bytes,
+        )
+        self._sender = ResponseSender(arena, self._selector)
+        self._keeper = keeper
+        self._keeper_seen = self._words[HEADER + HEADER_KEEPER]
         self._handover = handover
         self._handover_fd = handover.fileno()
         self._max_idle_ns = max_idle_ns
+        self._processor = processor
         self._channels: dict[int, Channel] = {}
+        self._cookies: set[int] = set()  # of the channels' sockets
+        # New connections received while others were waited for.
+        self._early: list[tuple[socket.socket, int, int]] = []
+        self._offers: deque[Channel] = deque()  # to be left with a new keeper
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         # The connection of each request in flight, by slot within the processor.
         self._in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
@@ -128,6 +168,7 @@ class Processor:
         self._now = time.monotonic_ns()
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._draining = False
+        self._doorbell_fd = doorbell.fd
         self._selector.watch_doorbell(doorbell)
         self._selector.watch(self._handover_fd)
 
@@ -136,16 +177,18 @@ class Processor:
     def run(self) -> None:
         """Serve until the broker drains and the last answer is out."""
         words = self._words
+        self.take_over()
         # Descriptors that a dead predecessor took along cannot come any more: give
         # the acceptor its credit back.
         words[self._row + PROCESSOR_REGISTERED] = words[self._row + PROCESSOR_HANDED]
         words[self._row + PROCESSOR_READY] = words[self._row + PROCESSOR_INCARNATION]
+        note(EventKind.SERVING, words[self._row + PROCESSOR_INCARNATION])
         while not self._draining or self._channels:
             self.turn()
 
     def turn(self) -> None:
         """Do everything that can be done now, or wait a while for something."""
-        if self._new_connections:
+        if self._new_connections or self._early:
             self._configure_new_connections()
         responses = self._requests.receive_responses(arm=False)
         if responses:
@@ -163,6 +206,8 @@ class Processor:
             if channel is None:
                 if fd == self._handover_fd:
                     self._new_connections = True
+                elif fd == self._doorbell_fd:
+                    self._look()
                 continue
             if event & HANG_UP:
                 channel.closing = True
@@ -173,13 +218,15 @@ class Processor:
             if event & WRITABLE and channel.state == _SENDING and channel.outgoing:
                 self._continue_sending(channel)
         self._requests.flush()
+        if self._offers:
+            self._offer()
         if now >= self._next_housekeeping:
             self._housekeep()
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             self._drain()
 
     def _poll(self) -> list[tuple[int, int]]:
-        if self._requests.is_blocked:
+        if self._requests.is_blocked or self._offers:
             return self._selector.poll(_BLOCKED_POLL_S)
         if self._busy or self._new_connections:
             self._busy = False
@@ -199,14 +246,134 @@ class Processor:
         self._busy = bool(events)
         return events
 
+    def _look(self) -> None:
+        """The doorbell rang: is it about more than answers?"""
+        keeper = self._words[HEADER + HEADER_KEEPER]
+        if keeper != self._keeper_seen:
+            # Its predecessor died, and all duplicates with it.
+            self._keeper_seen = keeper
+            self._offers = deque(self._channels.values())
+
+    def _offer(self) -> None:
+        """Leave duplicates of all sockets with a new keeper, as it takes them."""
+        offers = self._offers
+        while offers:
+            batch = [offers.popleft() for _ in range(min(MAX_SOCKETS, len(offers)))]
+            socks = [channel.sock for channel in batch if channel.sock.fileno() >= 0]
+            if socks and not self._keeper.keep(socks):
+                offers.extendleft(reversed(batch))
+                return
+
+    # -- a predecessor's connections ---------------------------------------------
+
+    def take_over(self) -> None:
+        """Carry on what a dead predecessor's connections were at."""
+        rows = list(self._rows.owned())
+        if not rows:
+            return
+        # Nobody else takes answers from our ring: what is on it now stays there.
+        answered = frozenset(self._requests.answered())
+        socks = self._await_sockets(set(rows))
+        for connection in rows:
+            sock = socks.pop(connection, None)
+            if sock is None:
+                self._abandon(connection, answered)
+            else:
+                self._adopt(connection, sock, answered)
+        self._requests.flush()
+
+    def _await_sockets(self, lacking: set[int]) -> dict[int, socket.socket]:
+        """Wait until the keeper has sent what it has of these rows' sockets."""
+        words, row = self._words, self._row
+        found: dict[int, socket.socket] = {}
+        self._keeper.ask()
+        deadline = time.monotonic() + _DELIVERY_S
+        while True:
+            delivered = words[row + PROCESSOR_DELIVERED]
+            for kind, message, fds in self._receive_sockets():
+                if kind != HandOver.ADOPT:
+                    _, listener, sequence, _ = HAND_OVER.unpack(message)
+                    self._early.extend(
+                        (socket.socket(fileno=fd), listener, sequence) for fd in fds
+                    )
+                    continue
+                for connection, fd in zip(unpack_adopt(message), fds, strict=True):
+                    sock = socket.socket(fileno=fd)
+                    if connection in lacking and self._is_of(connection, sock):
+                        lacking.remove(connection)
+                        found[connection] = sock
+                    else:
+                        sock.close()
+            if not lacking or delivered == words[row + PROCESSOR_INCARNATION]:
+                return found
+            if time.monotonic() > deadline:
+                _LOG.warning(
+                    "%d sockets were not to be had: their connections are closed",
+                    len(lacking),
+                )
+                return found
+            self._selector.poll(_DELIVERY_POLL_S)
+
+    def _is_of(self, connection: int, sock: socket.socket) -> bool:
+        """Whether it is the very socket of a row, and the row is ours."""
+        words, row = self._words, self._rows.word(connection)
+        return bool(
+            words[row + CONNECTION_STATE] & STATE_MASK
+            and words[row + CONNECTION_OWNER] == self._processor + 1
+            and words[row + CONNECTION_COOKIE] == socket_cookie(sock)
+        )
+
+    def _adopt(
+        self, connection: int, sock: socket.socket, answered: frozenset[int]
+    ) -> None:
+        """Carry a connection on from its row and the kernel's counters."""
+        sock.setblocking(False)
+        counts = None
+        if sock.family != socket.AF_UNIX and self._words[HEADER + HEADER_COUNTERS] == 1:
+            counts = stream_counts(sock)
+        if counts is None:
+            end_connection(sock)
+            self._abandon(connection, answered)
+            return
+        channel = Channel(sock, connection, self._rows.word(connection))
+        channel.cookie = socket_cookie(sock)
+        resumption, already = restore(channel, self._words, counts, answered)
+        self._add(channel)
+        self._rows.hold(connection, channel.fd)
+        if resumption == Resumption.IMPOSSIBLE:
+            _LOG.warning(
+                "%s: closed: its row and the kernel do not agree on what was received"
+                " and sent",
+                self._rows.name(connection),
+            )
+            self._close(channel, ProcessorCounter.LOST)
+            return
+        self._count(ProcessorCounter.RESUMED, 1)
+        if resumption == Resumption.READ:
+            self._rows.set_state(channel.row, _READING, self._now)
+            self._receive(channel)
+            return
+        self._in_flight[channel.slot - self._first_slot] = channel
+        if resumption == Resumption.SEND:
+            self._send(channel, already)
+
+    def _abandon(self, connection: int, answered: frozenset[int]) -> None:
+        """Free what a connection has that nobody can carry on."""
+        self._count(ProcessorCounter.LOST, 1)
+        with socket.socket() as nothing:
+            channel = Channel(nothing, connection, self._rows.word(connection))
+        base, start, sent = progress(self._words, connection)
+        counts = StreamCounts(base + start, sent, True)
+        restore(channel, self._words, counts, answered)
+        self._release(channel)
+
     # -- new connections ---------------------------------------------------------
 
-    def _configure_new_connections(self) -> None:
-        """Register what the acceptor has passed, at most its credit a turn."""
-        self._new_connections = False
-        for _ in range(NEW_CONNECTIONS):
+    def _receive_sockets(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """Take what was handed over, a message at a time, until nothing is left."""
+        while True:
             try:
-                message, fds = recv_fds(self._handover, HAND_OVER.size, 1)
+                message, fds = recv_fds(self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS)
             except BlockingIOError:
                 return
             except FdsDroppedError as error:
@@ -215,31 +382,64 @@ class Processor:
                 continue
             if not message:
                 return
-            for fd in fds:
-                listener, sequence, _ = HAND_OVER.unpack(message)
-                self._register(socket.socket(fileno=fd), listener, sequence)
-            self._words[self._row + PROCESSOR_REGISTERED] += 1
-        self._new_connections = True  # maybe more; but those we have come first
+            kind = HAND_OVER.unpack_from(message)[0]
+            if kind == HandOver.NEW:
+                self._words[self._row + PROCESSOR_REGISTERED] += 1
+            yield kind, message, fds
+
+    def _configure_new_connections(self) -> None:
+        """Register what was passed to us, at most the acceptor's credit a turn."""
+        self._new_connections = False
+        early, self._early = self._early, []
+        for sock, listener, sequence in early:
+            self._register(sock, listener, sequence)
+        for number, (kind, message, fds) in enumerate(self._receive_sockets(), 1):
+            if kind == HandOver.ADOPT:
+                for connection, fd in zip(unpack_adopt(message), fds, strict=True):
+                    self._take_in(connection, socket.socket(fileno=fd))
+            else:
+                _, listener, sequence, _ = HAND_OVER.unpack(message)
+                for fd in fds:
+                    self._register(socket.socket(fileno=fd), listener, sequence)
+            if number == NEW_CONNECTIONS:
+                self._new_connections = True  # maybe more; but those we have come first
+                return
 
     def _register(self, sock: socket.socket, listener: int, sequence: int) -> None:
+        cookie = socket_cookie(sock)
+        if cookie in self._cookies:
+            sock.close()  # the keeper was impatient
+            return
         sock.setblocking(False)
         connection = None if self._draining else self._rows.take()
         if connection is None:
             _LOG.warning("no room for another connection: closed")
-            sock.close()
+            end_connection(sock)
             return
         channel = Channel(sock, connection, self._rows.word(connection))
+        channel.cookie = cookie
         try:
-            self._rows.describe(connection, sock, listener, sequence, self._now)
-            self._selector.register(channel)
+            self._rows.describe(connection, sock, cookie, listener, sequence, self._now)
         except OSError:  # it has gone already
+            end_connection(sock)
             self._rows.release(connection)
+            return
+        self._add(channel)
+        # No read here: registration makes epoll report a socket that has bytes.
+
+    def _take_in(self, connection: int, sock: socket.socket) -> None:
+        """A connection that another processor has given away to us."""
+        if socket_cookie(sock) in self._cookies or not self._is_of(connection, sock):
             sock.close()
             return
+        self._adopt(connection, sock, frozenset())
+
+    def _add(self, channel: Channel) -> None:
+        self._selector.register(channel)
         channel.active_ns = self._now
         self._channels[channel.fd] = channel
+        self._cookies.add(channel.cookie)
         self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
-        # No read here: registration makes epoll report a socket that has bytes.
 
     # -- requests ----------------------------------------------------------------
 
@@ -328,24 +528,32 @@ class Processor:
                 self._reader.release_request(slot)
                 self._reader.release_slot(slot)
                 continue
-            kind, offset, length = self._requests.response(slot)
             channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
-            if kind == _BYTES:
-                result = self._sender.send_bytes(channel, offset, length)
-            elif kind == _PARTS:
-                result = self._send_parts(channel, offset)
-            elif kind == _NONE:
-                result = SendResult.SENT
-            else:
-                self._close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
-                continue
-            words, row = self._words, self._row + PROCESSOR_COUNTERS
-            words[row + ProcessorCounter.BYTES_OUT] += length
-            self._sent(channel, result)
+            self._send(channel, 0)
 
-    def _send_parts(self, channel: Channel, offset: int) -> SendResult:
+    def _send(self, channel: Channel, already: int) -> None:
+        """Send the answer that a channel's slot describes, but for its first bytes."""
+        kind, offset, length = self._requests.response(channel.slot)
+        channel.sent += length
+        if kind == _BYTES:
+            result = self._sender.send_bytes(
+                channel, offset + already, length - already
+            )
+        elif kind == _PARTS:
+            result = self._send_parts(channel, offset, already)
+        elif kind == _NONE:
+            result = SendResult.SENT
+        else:
+            self._close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+            return
+        words, row = self._words, self._row + PROCESSOR_COUNTERS
+        words[row + ProcessorCounter.BYTES_OUT] += length
+        self._sent(channel, result)
+
+    def _send_parts(self, channel: Channel, offset: int, sent: int) -> SendResult:
         try:
-            return self._sender.send_parts(channel, read_parts(self._arena, offset))
+            parts = read_parts(self._arena, offset)
+            return self._sender.send_parts(channel, parts, sent)
         except SegmentGoneError as error:
             _LOG.warning("%s: closed: %s", self._rows.name(channel.connection), error)
             return SendResult.CLOSED
@@ -377,9 +585,8 @@ class Processor:
             return
         slot = channel.slot
         self._in_flight[slot - self._first_slot] = None
-        self._reader.finish_request(channel)
+        self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
-        self._rows.set_state(channel.row, channel.state, self._now)
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:
@@ -389,8 +596,17 @@ class Processor:
 
     def _close(self, channel: Channel, reason: ProcessorCounter) -> None:
         self._count(reason, 1)
+        # First: a row may only come free when its socket cannot be used any more, or
+        # the keeper would take the socket for a connection that never had a row.
+        with contextlib.suppress(OSError):
+            self._selector.close(channel)
         del self._channels[channel.fd]
+        self._cookies.discard(channel.cookie)
         self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
+        self._release(channel)
+
+    def _release(self, channel: Channel) -> None:
+        """Give back what a connection holds, and its row."""
         slot = channel.slot
         if slot >= 0 and channel.state != _READING:
             self._in_flight[slot - self._first_slot] = None
@@ -400,12 +616,11 @@ class Processor:
         self._reader.detach(channel)
         channel.outgoing = []
         self._rows.release(channel.connection)
-        with contextlib.suppress(OSError):
-            self._selector.close(channel)
 
     def _housekeep(self) -> None:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
+        self._words[self._row + PROCESSOR_BEAT] = self._now
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
         quiet = max(expired, self._now - _QUIET_NS)
         for channel in list(self._channels.values()):

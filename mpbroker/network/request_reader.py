@@ -5,11 +5,11 @@ own block. Where a whole frame lies in the block it is published in place; the b
 that a client pipelined behind it stay in the block until it is answered. A frame that
 cannot fit the block moves to an extent of its exact length, whose rest is received
 without reading ahead. So every byte we have taken from the kernel is in shared
-memory, at a place the connection's row names.
+memory, at a place the connection's row names, and how many there are the kernel says.
 
 Slots are plenty, and yet a peer may open thousands of connections and send a part of
 a frame on each: when slots run short, such parts are moved to private memory (at most
-a block each) until the rest arrives.
+a block each) until the rest arrives. Those alone are lost with their processor.
 """
 
 import logging
@@ -27,12 +27,13 @@ from mpbroker.ipc.arena import (
     extent_bytes,
 )
 from mpbroker.ipc.layout import (
-    CONNECTION_END,
+    CONNECTION_COPY_SHIFT,
     CONNECTION_EXTENT,
-    CONNECTION_EXTENT_HAVE,
     CONNECTION_EXTENT_LENGTH,
+    CONNECTION_POSITION,
     CONNECTION_SLOT,
-    CONNECTION_START,
+    CONNECTION_STATE,
+    POSITION_SHIFT,
     PROCESSOR_SLOTS_USED,
     SLOT_BLOCK,
     SLOT_CONNECTION,
@@ -46,6 +47,7 @@ from mpbroker.ipc.layout import (
     STATE_MASK,
     ConnectionState,
     SlotState,
+    connection_row,
     processor_row,
     slot_row,
     slots_in_use,
@@ -53,6 +55,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
+from mpbroker.network.connection_rows import ConnectionRows, live_rows
 from mpbroker.network.errors import FrameLengthError
 from mpbroker.network.frame_length import explain_bad_length
 
@@ -85,9 +88,11 @@ class RequestReader:
         arena: Segment,
         arena_layout: ArenaLayout,
         selector: ChannelSelector,
+        rows: ConnectionRows,
         max_request_bytes: int,
     ) -> None:
         self._words = control.words
+        self._rows = rows
         self._arena = arena
         self._view = arena.view
         self._arena_layout = arena_layout
@@ -109,14 +114,23 @@ class RequestReader:
         free = []
         for slot in slots_in_use(words, self._processor):
             row = slot_row(slot)
-            if words[row + SLOT_STATE] & STATE_MASK == SlotState.FREE:
+            state = words[row + SLOT_STATE] & STATE_MASK
+            if state == SlotState.FREE:
                 free.append(slot)
-                continue
-            offset = words[row + SLOT_REQUEST_OFFSET]
-            if not 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
-                length = words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
-                taken.append((offset - _SIZE_BYTES, extent_bytes(length)))
+            elif state != SlotState.HELD:  # its request is there to be read
+                extent = request_extent(words, slot)
+                if extent is not None:
+                    taken.append((extent[0], extent_bytes(extent[1])))
+        region = range(
+            self._extents.start, self._extents.start + self._extents.size_bytes
+        )
+        for connection in live_rows(words):
+            row = connection_row(connection)
+            if words[row + CONNECTION_EXTENT] in region:
+                length = words[row + CONNECTION_EXTENT_LENGTH]
+                taken.append((words[row + CONNECTION_EXTENT], extent_bytes(length)))
         self._extents.reserve(taken)
+        self._extents_used = bool(taken)
         untouched = self._first_slot + words[self._used_word]
         free.extend(range(untouched, self._first_slot + SLOTS_PER_PROCESSOR))
         free.reverse()  # the lowest is taken first, and stays warm
@@ -154,6 +168,12 @@ class RequestReader:
                         return ReadResult.STARVED
                     continue
                 if channel.start + _SIZE_BYTES + size > REQUEST_PART_BYTES:
+                    if have > channel.start:
+                        # It would be moved onto itself, and a death half-way would
+                        # leave neither copy whole.
+                        if not self._move_to_extent(channel, size + _SIZE_BYTES):
+                            return ReadResult.STARVED
+                        continue
                     self._move_to_front(channel)
             elif channel.start + _SIZE_BYTES > REQUEST_PART_BYTES:
                 self._move_to_front(channel)
@@ -169,7 +189,6 @@ class RequestReader:
             if count <= 0:
                 return ReadResult.DRAINED if count == 0 else ReadResult.CLOSED
             channel.end = end + count
-            self._words[channel.row + CONNECTION_END] = end + count
 
     def _read_extent(self, channel: Channel) -> ReadResult | None:
         have = channel.extent_have
@@ -186,7 +205,6 @@ class RequestReader:
         if count == len(view):
             channel.readable = True  # it read no further than the frame
         channel.extent_have = have + count
-        self._words[channel.row + CONNECTION_EXTENT_HAVE] = have + count
         return None
 
     def _move_to_extent(self, channel: Channel, length: int) -> bool:
@@ -199,21 +217,25 @@ class RequestReader:
         self._view[extent : extent + have] = self._view[at : at + have]
         words, row = self._words, channel.row
         channel.extent_length = words[row + CONNECTION_EXTENT_LENGTH] = length
-        channel.extent_have = words[row + CONNECTION_EXTENT_HAVE] = have
+        channel.extent_have = have
         # Last: from here on the row says that the bytes are in the extent.
         channel.extent = words[row + CONNECTION_EXTENT] = extent
-        channel.start = channel.end = 0
-        words[row + CONNECTION_START] = words[row + CONNECTION_END] = 0
+        self._place(channel, 0, 0)
         return True
 
     def _move_to_front(self, channel: Channel) -> None:
         have = channel.end - channel.start
         block, at = channel.block, channel.block + channel.start
         self._view[block : block + have] = self._view[at : at + have]
-        channel.start, channel.end = 0, have
+        self._place(channel, 0, have)
+
+    def _place(self, channel: Channel, start: int, end: int) -> None:
+        """Say that the first byte not consumed lies at ``start`` in the block."""
+        channel.base += channel.start - start
+        channel.start, channel.end = start, end
         words, row = self._words, channel.row
-        words[row + CONNECTION_START] = 0
-        words[row + CONNECTION_END] = have
+        copy = row + (words[row + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
+        words[copy + CONNECTION_POSITION] = channel.base << POSITION_SHIFT | start
 
     # -- slots -------------------------------------------------------------------------
 
@@ -232,15 +254,13 @@ class RequestReader:
         words[row + SLOT_STATE] = words[row + SLOT_STATE] & _KEEP_GENERATION | _HELD
         channel.slot = slot
         channel.block = block
-        channel.start = channel.end = 0
-        if channel.spilled:
-            channel.end = len(channel.spilled)
-            self._view[block : block + channel.end] = channel.spilled
+        spilled = channel.spilled
+        if spilled:
+            self._view[block : block + len(spilled)] = spilled
             channel.spilled = b""
-        words, row = self._words, channel.row
-        words[row + CONNECTION_START] = 0
-        words[row + CONNECTION_END] = channel.end
-        words[row + CONNECTION_SLOT] = slot + 1
+        # First the place: without a slot there is nothing to be at any other.
+        self._place(channel, 0, len(spilled))
+        self._words[channel.row + CONNECTION_SLOT] = slot + 1
         return True
 
     def release_slot(self, slot: int) -> None:
@@ -251,11 +271,9 @@ class RequestReader:
 
     def release_request(self, slot: int) -> None:
         """Free the extent, if any, that an answered slot's request lies in."""
-        words, row = self._words, slot_row(slot)
-        offset = words[row + SLOT_REQUEST_OFFSET]
-        if not 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
-            length = words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
-            self._extents.free(offset - _SIZE_BYTES, extent_bytes(length))
+        extent = request_extent(self._words, slot)
+        if extent is not None:
+            self._extents.free(extent[0], extent_bytes(extent[1]))
 
     def detach(self, channel: Channel) -> None:
         """Release what a connection holds besides a request in flight."""
@@ -263,25 +281,34 @@ class RequestReader:
             self._extents.free(channel.extent, extent_bytes(channel.extent_length))
         channel.extent = 0
         self._words[channel.row + CONNECTION_EXTENT] = 0
-        if channel.slot >= 0 and channel.state == ConnectionState.READING:
-            self.release_slot(channel.slot)
-        channel.slot = -1
+        slot, channel.slot = channel.slot, -1
         self._words[channel.row + CONNECTION_SLOT] = 0
+        if slot >= 0 and channel.state == ConnectionState.READING:
+            self.release_slot(slot)
 
-    def finish_request(self, channel: Channel) -> None:
+    def finish_request(self, channel: Channel, now_ns: int) -> None:
         """Step over the frame that was answered; keep what was pipelined behind it."""
-        words, row = self._words, channel.row
-        # The handler may have its extent back, however long we keep the slot.
+        words = self._words
+        extent = channel.extent
+        if extent:
+            channel.base += channel.start + channel.extent_length
+            # While it is with the handlers its slot names the extent as well.
+            channel.extent = words[channel.row + CONNECTION_EXTENT] = 0
+            channel.start = channel.end = 0
+        elif channel.frame_end < channel.end:
+            channel.start = channel.frame_end
+        else:
+            channel.base += channel.end
+            channel.start = channel.end = 0
+        self._rows.finish(
+            channel.row, channel.base, channel.start, channel.sent, now_ns
+        )
+        # The handler may have its extent back, however long we keep the slot. Not
+        # before the commit: HELD means that its request was never published.
         state = SLOTS + channel.slot * SLOT_WORDS + SLOT_STATE
         words[state] = words[state] & _KEEP_GENERATION | _HELD
-        if channel.extent:
-            self._extents.free(channel.extent, extent_bytes(channel.extent_length))
-            channel.extent = words[row + CONNECTION_EXTENT] = 0
-        elif channel.frame_end < channel.end:
-            channel.start = words[row + CONNECTION_START] = channel.frame_end
-            return
-        channel.start = channel.end = 0
-        words[row + CONNECTION_START] = words[row + CONNECTION_END] = 0
+        if extent:
+            self._extents.free(extent, extent_bytes(channel.extent_length))
 
     def rest(self, channel: Channel) -> None:
         """Nothing is under way on a connection just now.
@@ -294,9 +321,10 @@ class RequestReader:
     def leave_if_empty(self, channel: Channel) -> None:
         """Give the slot of a connection back that has nothing in it."""
         if channel.slot >= 0 and channel.start == channel.end and not channel.extent:
-            self.release_slot(channel.slot)
-            channel.slot = -1
+            slot, channel.slot = channel.slot, -1
+            # First: a slot that no row names is free, whatever it says itself.
             self._words[channel.row + CONNECTION_SLOT] = 0
+            self.release_slot(slot)
 
     def spill(self, channels: Iterable[Channel]) -> None:
         """Free the slots of connections that hold one only for a part of a frame."""
@@ -311,6 +339,7 @@ class RequestReader:
                 channel.spilled = bytes(
                     self._view[block + channel.start : block + channel.end]
                 )
+                channel.base += channel.start
                 channel.start = channel.end = 0
                 self.leave_if_empty(channel)
 
@@ -329,6 +358,18 @@ class RequestReader:
         if self._extents_used and self._extents.is_unused:
             self._extents_used = False
             self._arena.give_back(self._extents.start, self._extents.size_bytes)
+
+
+def request_extent(words: memoryview, slot: int) -> tuple[int, int] | None:
+    """Where a slot's request lies and how long it is, size field and all.
+
+    None: in the slot's own block.
+    """
+    row = slot_row(slot)
+    offset = words[row + SLOT_REQUEST_OFFSET]
+    if 0 <= offset - words[row + SLOT_BLOCK] < BLOCK_BYTES:
+        return None
+    return offset - _SIZE_BYTES, words[row + SLOT_REQUEST_LENGTH] + _SIZE_BYTES
 
 
 def stalled_longest(channels: Iterable[Channel], older_than_ns: int) -> Channel | None:

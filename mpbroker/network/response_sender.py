@@ -1,7 +1,7 @@
 """Send answers: runs of shared memory, and ranges of log segments by sendfile.
 
-A partly sent answer stays with its connection until the socket takes more; the row
-counts the bytes, so that a successor knows where to go on.
+A partly sent answer stays with its connection until the socket takes more. How much
+of it has been sent the kernel counts, so that a successor knows where to go on.
 """
 
 import os
@@ -9,7 +9,6 @@ from collections import OrderedDict
 from enum import IntEnum
 from typing import Final
 
-from mpbroker.ipc.layout import CONNECTION_SENT
 from mpbroker.ipc.response_parts import BytesPart, FilePart
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
@@ -81,10 +80,7 @@ class SegmentFiles:
 class ResponseSender:
     """The sending half of a processor."""
 
-    def __init__(
-        self, control: Segment, arena: Segment, selector: ChannelSelector
-    ) -> None:
-        self._words = control.words
+    def __init__(self, arena: Segment, selector: ChannelSelector) -> None:
         self._view = arena.view
         self._selector = selector
         self._files = SegmentFiles()
@@ -101,11 +97,12 @@ class ResponseSender:
     def send_parts(
         self, channel: Channel, parts: list[BytesPart | FilePart], sent: int = 0
     ) -> SendResult:
-        """Begin an answer of several parts, in order."""
+        """Send an answer of several parts, in order, of which some bytes are out."""
         parts.reverse()
+        while parts and sent >= parts[-1].length:
+            sent -= parts.pop().length
         channel.outgoing = parts
         channel.part_sent = sent
-        self._words[channel.row + CONNECTION_SENT] = sent
         return self.resume(channel)
 
     def resume(self, channel: Channel) -> SendResult:
@@ -134,7 +131,6 @@ class ResponseSender:
                 return SendResult.BLOCKED
             if count == CLOSED:
                 return SendResult.CLOSED
-            self._words[channel.row + CONNECTION_SENT] += count
             channel.part_sent = sent + count
             budget -= count
             if channel.part_sent == part.length:

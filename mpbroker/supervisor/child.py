@@ -17,6 +17,7 @@ class Role(Enum):
     HANDLER = "handler"
     COORDINATOR = "coordinator"
     HOUSEKEEPER = "housekeeper"
+    KEEPER = "keeper"
 
 
 class ChildState(Enum):

@@ -31,6 +31,7 @@ from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
+from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
 # More than the acceptor's credit of connections, so that it is no second limit.
@@ -62,6 +63,9 @@ class BrokerMemory:
         self.housekeeper_bell = Doorbell()
         self.supervisor_bell = Doorbell()  # a dynamic config has changed
         self.handovers = [_handover_pair() for _ in range(MAX_PROCESSORS)]
+        self.keeper_bell = Doorbell()
+        self.keeper_pair = _handover_pair()
+        self.keeper_link = KeeperLink(self.keeper_pair[0], self.keeper_bell)
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
@@ -103,6 +107,7 @@ class BrokerMemory:
             bell.ring()
         self.acceptor_bell.ring()
         self.housekeeper_bell.ring()
+        self.keeper_bell.ring()
 
 
 def _handover_pair() -> tuple[socket.socket, socket.socket]:

@@ -10,12 +10,15 @@ import logging
 from typing import Final
 
 from mpbroker.ipc.layout import (
+    CONNECTION_SLOT,
+    CONNECTION_STATE,
     COORDINATOR,
     HANDLER_BUSY_SLOT,
     HEADER,
     HEADER_DEATH_EPOCH,
     MAX_PROCESSORS,
     ROW_SYNC_OWNER,
+    SLOT_CONNECTION,
     SLOT_INTENT,
     SLOT_RESPONSE_KIND,
     SLOT_RETRIES,
@@ -24,8 +27,10 @@ from mpbroker.ipc.layout import (
     STATE_HANDLER_MASK,
     STATE_HANDLER_SHIFT,
     STATE_MASK,
+    ConnectionState,
     ResponseKind,
     SlotState,
+    connection_row,
     handler_row,
     slot_row,
     slots_in_use,
@@ -143,23 +148,32 @@ class Repair:
         self._memory.responses[slot // SLOTS_PER_PROCESSOR].push([slot])
 
     def after_processor(self, processor: int) -> None:
-        """Free what a dead processor's connections held; they died with it.
+        """Free what none of a dead processor's connections has.
 
-        What handlers still work on stays reserved until they answer: its successor
-        finds the answer to a request it does not know, and frees it.
+        Its connections live on: their rows say where they were, the keeper has their
+        sockets. Answers stay on the response ring. What handlers work on for
+        connections that are gone stays reserved until they answer.
         """
-        first = processor * SLOTS_PER_PROCESSOR
-        end = first + SLOTS_PER_PROCESSOR
-        self._memory.ring.bury(first, end)
+        slots = slots_in_use(self._words, processor)
+        self._memory.ring.retract(slots)
         # What is pushed from here on stays on the ring, for the successor.
-        answered = set(self._memory.responses[processor].drain())
+        answered = set(self._memory.responses[processor].waiting())
         words = self._words
-        busy = (SlotState.CLAIMED, SlotState.PARKED)
-        for slot in slots_in_use(words, processor):
+        for slot in slots:
             row = slot_row(slot)
             state = words[row + SLOT_STATE]
-            if state & STATE_MASK not in busy or slot in answered:
+            if state & STATE_MASK == SlotState.RESPONDING:
+                if slot in answered:
+                    continue  # it was about to be taken, and will be again
+            elif state & STATE_MASK != SlotState.HELD:
+                continue
+            connection = connection_row(words[row + SLOT_CONNECTION])
+            row_state = words[connection + CONNECTION_STATE] & STATE_MASK
+            if not row_state or words[connection + CONNECTION_SLOT] != slot + 1:
                 words[row + SLOT_STATE] = state & _KEEP_GENERATION  # FREE
+            elif row_state == ConnectionState.READING:
+                # Answered to the last byte; or not yet published.
+                words[row + SLOT_STATE] = state & _KEEP_GENERATION | SlotState.HELD
         self._finish()
 
     def _finish(self) -> None:

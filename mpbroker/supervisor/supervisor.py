@@ -90,6 +90,7 @@ class Supervisor:
         )
         self._add(Role.COORDINATOR, 0, roles.run_coordinator)
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
+        self._add(Role.KEEPER, 0, roles.run_keeper)
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))

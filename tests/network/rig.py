@@ -21,7 +21,8 @@ from mpbroker.ipc.layout import (
     processor_row,
     slots_in_use,
 )
-from mpbroker.network.processor import HAND_OVER, Processor
+from mpbroker.network.hand_over import HAND_OVER, HandOver
+from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.support.memory import state_of
@@ -140,6 +141,7 @@ class Rig:
             memory.ring,
             memory.processor_bells[self.number],
             memory.handovers[self.number][1],
+            memory.keeper_link,
             *self._options,
         )
 
@@ -151,7 +153,7 @@ class Rig:
         words[processor_row(self.number) + PROCESSOR_HANDED] += 1
         send_fds(
             self.memory.handovers[self.number][0],
-            HAND_OVER.pack(0, len(self.clients), 0),
+            HAND_OVER.pack(HandOver.NEW, 0, len(self.clients), 0),
             [accepted.fileno()],
         )
         accepted.close()

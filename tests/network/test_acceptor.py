@@ -18,7 +18,8 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.network.acceptor import Acceptor
-from mpbroker.network.processor import HAND_OVER, NEW_CONNECTIONS
+from mpbroker.network.hand_over import HAND_OVER
+from mpbroker.network.processor import NEW_CONNECTIONS
 from tests.support.children import fork, running, wait_until
 from tests.support.memory import broker_memory
 
@@ -37,6 +38,7 @@ class Hall:
             self.listener,
             memory.control,
             {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.keeper_link,
             memory.acceptor_bell,
             -1,
         )
@@ -60,7 +62,7 @@ class Hall:
             while True:
                 end = self.memory.handovers[processor][1]
                 message, fds = recv_fds(end, HAND_OVER.size, 1)
-                messages.append(HAND_OVER.unpack(message))
+                messages.append(HAND_OVER.unpack(message)[1:])
                 for fd in fds:
                     os.close(fd)
                 self.words[processor_row(processor) + PROCESSOR_REGISTERED] += 1

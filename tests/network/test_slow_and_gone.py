@@ -305,6 +305,7 @@ def test_a_successor_frees_what_handlers_still_had_and_serves(make_rig):
         channel.sock.close()  # as its death does
     Repair(rig.memory).after_processor(0)
     rig.start_processor()
+    rig.processor.take_over()  # nobody has their sockets
     assert not rig.processor._reader._extents.is_unused  # its bytes are being read
     rig.answer = echo
     client = rig.connect()

@@ -45,7 +45,7 @@ def broker_memory(
             memory.supervisor_bell,
         ):
             os.close(bell.fd)
-        for pair in memory.handovers:
+        for pair in (*memory.handovers, memory.keeper_pair):
             for end in pair:
                 end.close()
 

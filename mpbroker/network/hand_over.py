@@ -1,0 +1,90 @@
+"""What goes with a client's socket when it changes hands (SCM_RIGHTS).
+
+To a processor, through its hand-over socket:
+
+    NEW     acceptor:    one connection, accepted just now; it has used up credit
+    AGAIN   keeper:      the same of one that seems to have got lost on its way
+    ADOPT   keeper, or   connections that have rows already, one word a row behind
+            a processor  the head: whoever owns a row carries it on
+
+To the keeper, through its own: a new connection and for whom it is, or duplicates of
+connections that have rows. Messages are short and whole (SOCK_SEQPACKET). The
+supervisor holds both ends of all these sockets, so what waits in one outlives
+whoever was to read it.
+"""
+
+import socket
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.fdpass import send_fds
+
+# kind, listener, accept sequence, accepted (ns, monotonic)
+HAND_OVER: Final = Struct("=iiqq")
+# processor (or HAS_ROW), listener, accept sequence
+KEEP: Final = Struct("=iiq")
+HAS_ROW: Final = -1
+# So many descriptors a message: a hundred would be no faster (0.3 us each).
+MAX_SOCKETS: Final = 64
+MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS
+
+
+class HandOver(IntEnum):
+    """What a message to a processor brings."""
+
+    NEW = 0
+    AGAIN = 1
+    ADOPT = 2
+
+
+def pack_adopt(rows: Sequence[int]) -> bytes:
+    """A message that brings the sockets of these rows, in this order."""
+    return HAND_OVER.pack(HandOver.ADOPT, -1, len(rows), 0) + _words(len(rows)).pack(
+        *rows
+    )
+
+
+def unpack_adopt(message: bytes) -> tuple[int, ...]:
+    count = (len(message) - HAND_OVER.size) // 8
+    return _words(count).unpack_from(message, HAND_OVER.size)
+
+
+def _words(count: int) -> Struct:
+    return Struct(f"={count}q")
+
+
+class KeeperLink:
+    """How acceptors and processors reach the keeper, which need not be alive."""
+
+    def __init__(self, sock: socket.socket, bell: Doorbell) -> None:
+        self._sock = sock
+        self._bell = bell
+
+    def keep_new(
+        self, sock: socket.socket, processor: int, listener: int, sequence: int
+    ) -> bool:
+        """Leave a duplicate of a connection that has no row yet.
+
+        Returns:
+            False if the keeper is far behind. The connection works all the same.
+        """
+        return self._send(KEEP.pack(processor, listener, sequence), [sock.fileno()])
+
+    def keep(self, socks: Sequence[socket.socket]) -> bool:
+        """Leave duplicates of connections that have rows; False: try again later."""
+        fds = [sock.fileno() for sock in socks]
+        return self._send(KEEP.pack(HAS_ROW, -1, 0), fds)
+
+    def _send(self, message: bytes, fds: list[int]) -> bool:
+        try:
+            send_fds(self._sock, message, fds)
+        except OSError:  # its queue is full
+            return False
+        return True
+
+    def ask(self) -> None:
+        """Make the keeper look at who lacks sockets."""
+        self._bell.ring()
