@@ -142,6 +142,7 @@ CELL_COUNT: Final = 8
 #   60    move done      the processor: the last order it has carried out
 #   61    lent           the processor: blocks that hold bytes of connections it gave
 #                        away, and that their new owners still read from
+#   62    beat           the processor, once a second, whatever it does: ns
 #   63    delivered      the keeper: the incarnation that has been sent its sockets
 PROCESSOR_LISTENER: Final = 0
 PROCESSOR_PID: Final = 1
@@ -157,6 +158,7 @@ PROCESSOR_ROWS_USED: Final = 34
 PROCESSOR_COUNTERS: Final = 35
 PROCESSOR_MOVE_DONE: Final = 60
 PROCESSOR_LENT: Final = 61
+PROCESSOR_BEAT: Final = 62
 PROCESSOR_DELIVERED: Final = 63
 PROCESSOR_WORDS: Final = 64
 
