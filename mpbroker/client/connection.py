@@ -46,10 +46,11 @@ SOFTWARE_NAME: Final = "mpbroker"
 
 
 class Answer(NamedTuple):
-    """A response, and the correlation id that `Connection.send` gave its request."""
+    """A response, its version, and the id that `Connection.send` gave its request."""
 
     correlation_id: int
     response: Message
+    version: int
 
 
 class _InFlight(NamedTuple):
@@ -212,7 +213,7 @@ class Connection:
             version = _versions_answer_version(frame, body, version)
         response = response_type.decode(version, frame, body)
         self._in_flight.popleft()
-        return Answer(correlation_id, response)
+        return Answer(correlation_id, response, version)
 
     def _learn_versions(self, response: ApiVersionsResponse) -> None:
         if response.error_code == ErrorCode.NONE:

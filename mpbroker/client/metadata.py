@@ -1,0 +1,264 @@
+"""What a client knows of brokers, topics and leaders, and when to ask again.
+
+One thread asks (whoever runs the `NetworkClient`); any thread may read, request an
+update, or wait for one. A snapshot, once made, does not change.
+
+Source: Kafka protocol guide, "Metadata"; KIP-320 for leader epochs, KIP-951 for
+leaders learnt from the answer to a Produce.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.backoff import Backoff
+from mpbroker.errors import MpbrokerError
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+
+NO_NODE: Final = -1
+
+
+class TopicInfo(NamedTuple):
+    """A topic: its partitions' leaders (-1: none now) and their epochs, by index."""
+
+    leaders: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+
+class Snapshot(NamedTuple):
+    """The cluster as one answer described it."""
+
+    nodes: Mapping[int, Address]
+    topics: Mapping[str, TopicInfo]
+    topic_errors: Mapping[str, int]
+    controller_id: int = NO_NODE
+    cluster_id: str | None = None
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Return the node id of a partition's leader, or NO_NODE."""
+        info = self.topics.get(topic)
+        if info is None or partition >= len(info.leaders):
+            return NO_NODE
+        return info.leaders[partition]
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """Return the epoch of a partition's leader; -1 if that is not known."""
+        info = self.topics.get(topic)
+        if info is None or partition >= len(info.epochs):
+            return -1
+        return info.epochs[partition]
+
+
+_EMPTY: Final = Snapshot({}, {}, {})
+_DEFAULT_BACKOFF: Final = Backoff(100, 1000)
+
+
+class Metadata:
+    """See the module. Times are those of one monotonic clock, in ms."""
+
+    def __init__(
+        self,
+        *,
+        max_age_ms: float = 300_000,
+        topic_max_idle_ms: float | None = None,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+        allow_auto_topic_creation: bool = True,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Know nothing, and want to.
+
+        Args:
+            max_age_ms: what is older is asked for anew.
+            topic_max_idle_ms: topics nobody used for so long are forgotten.
+            backoff: between questions that failed.
+            allow_auto_topic_creation: whether asking may create a topic.
+        """
+        self.snapshot = _EMPTY
+        self.allow_auto_topic_creation = allow_auto_topic_creation
+        self.updated_ms = -float("inf")
+        self._max_age_ms = max_age_ms
+        self._topic_max_idle_ms = topic_max_idle_ms
+        self._backoff = backoff
+        self._rng = rng or random.Random()
+        self._topics: dict[str, float] = {}
+        self._wanted = True
+        self._requests = 0  # how often an update was asked for
+        self._asked = 0  # of these, how many the question on its way will answer
+        self._not_before_ms = -float("inf")
+        self._failures = 0
+        self._fatal: MpbrokerError | None = None
+        self._changed = threading.Condition()
+        self._updates = 0
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics asked about."""
+        return list(self._topics)
+
+    def add_topic(self, name: str, now_ms: float) -> None:
+        """Ask about a topic from now on, at once if it is not known."""
+        with self._changed:
+            new = name not in self._topics
+            self._topics[name] = now_ms
+            if new:
+                self._wanted = True
+                if not self._failures:
+                    self._not_before_ms = now_ms  # somebody waits for it
+
+    def set_topics(self, names: Iterable[str], now_ms: float) -> None:
+        """Ask about these topics and no others."""
+        with self._changed:
+            before, self._topics = self._topics, dict.fromkeys(names, now_ms)
+            self._wanted |= not before.keys() >= self._topics.keys()
+
+    def request_update(self) -> int:
+        """Ask for an update soon; return the count of updates so far, for `wait`."""
+        with self._changed:
+            self._wanted = True
+            self._requests += 1
+            return self._updates
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        """Wait for an update after number ``seen``; return False if none came.
+
+        Raises:
+            MpbrokerError: what `fail` was told.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._updates <= seen:
+                if self._fatal is not None:
+                    raise self._fatal
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    return self._updates > seen
+            return True
+
+    def delay_ms(self, now_ms: float) -> float:
+        """Return how long until the next question; 0 is now."""
+        due_ms = now_ms if self._wanted else self.updated_ms + self._max_age_ms
+        return max(0.0, due_ms - now_ms, self._not_before_ms - now_ms)
+
+    def next_request(self, now_ms: float) -> MetadataRequest:
+        """Return the question, and take what is asked of it as being answered."""
+        with self._changed:
+            if self._topic_max_idle_ms is not None:
+                oldest = now_ms - self._topic_max_idle_ms
+                self._topics = {
+                    name: used for name, used in self._topics.items() if used >= oldest
+                }
+            self._asked = self._requests
+            names = list(self._topics)
+        return MetadataRequest(
+            topics=[MetadataRequestTopic(name=name) for name in names],
+            allow_auto_topic_creation=self.allow_auto_topic_creation,
+        )
+
+    def update(self, response: MetadataResponse, now_ms: float) -> None:
+        """Take an answer; wakes whoever waits."""
+        asked_errors = False
+        topics, errors = {}, {}
+        for topic in response.topics:
+            name = topic.name or ""
+            if topic.error_code:
+                errors[name] = topic.error_code
+                asked_errors = True
+                continue
+            topics[name] = info = self._merge(name, topic)
+            asked_errors |= NO_NODE in info.leaders
+        nodes = {
+            node.node_id: Address(node.host, node.port) for node in response.brokers
+        }
+        with self._changed:
+            if not nodes:
+                # A broker that is starting: what it says is of no use to anyone.
+                self._note_failure(now_ms)
+                return
+            self.snapshot = Snapshot(
+                nodes, topics, errors, response.controller_id, response.cluster_id
+            )
+            self.updated_ms = now_ms
+            self._updates += 1
+            missing = self._topics.keys() - topics.keys() - errors.keys()
+            self._wanted = asked_errors or bool(missing) or self._requests > self._asked
+            if asked_errors:
+                self._note_failure(now_ms)
+            else:
+                self._failures = 0
+                self._not_before_ms = now_ms + self._backoff.initial_ms
+                if missing:
+                    self._not_before_ms = now_ms
+            self._changed.notify_all()
+
+    def _merge(self, name: str, topic: MetadataResponseTopic) -> TopicInfo:
+        count = max((entry.partition_index for entry in topic.partitions), default=-1)
+        count = min(count + 1, len(topic.partitions))  # gaps would be a lie
+        leaders, epochs = [NO_NODE] * count, [-1] * count
+        old = self.snapshot
+        for entry in topic.partitions:
+            index = entry.partition_index
+            if not 0 <= index < count:
+                continue
+            leader, epoch = entry.leader_id, entry.leader_epoch
+            known = old.leader_epoch(name, index)
+            if 0 <= epoch < known:
+                # From a broker that has not heard yet of the leader we know.
+                leader, epoch = old.leader(name, index), known
+            elif entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE:
+                leader = NO_NODE
+            leaders[index], epochs[index] = leader, epoch
+        return TopicInfo(tuple(leaders), tuple(epochs))
+
+    def update_leader(
+        self, topic: str, partition: int, leader: int, epoch: int, address: Address
+    ) -> bool:
+        """Take a new leader from the answer to a Produce; return whether it is news."""
+        with self._changed:
+            old = self.snapshot
+            info = old.topics.get(topic)
+            if info is None or partition >= len(info.leaders):
+                return False
+            if epoch <= info.epochs[partition]:
+                return False
+            leaders, epochs = list(info.leaders), list(info.epochs)
+            leaders[partition], epochs[partition] = leader, epoch
+            changed = TopicInfo(tuple(leaders), tuple(epochs))
+            self.snapshot = old._replace(
+                nodes={**old.nodes, leader: address},
+                topics={**old.topics, topic: changed},
+            )
+            return True
+
+    def fail_update(self, now_ms: float) -> None:
+        """Note that a question had no answer; the next one waits a while."""
+        with self._changed:
+            self._wanted = True
+            self._note_failure(now_ms)
+
+    def forget_nodes(self) -> None:
+        """Go back to the bootstrap addresses; topics and leaders stay as they were."""
+        with self._changed:
+            self.snapshot = self.snapshot._replace(nodes={})
+            self._wanted = True
+
+    def fail(self, error: MpbrokerError) -> None:
+        """End all waiting, now and later, with an error nothing can mend."""
+        with self._changed:
+            self._fatal = error
+            self._changed.notify_all()
+
+    def _note_failure(self, now_ms: float) -> None:
+        delay = self._backoff.delay_ms(self._failures, self._rng)
+        self._not_before_ms = now_ms + delay
+        self._failures += 1

@@ -1,0 +1,587 @@
+"""Requests to many brokers at once, over connections that come and go. Sans-IO.
+
+A `Selector` moves the bytes; time comes in as ``now_ms``; so every peer and every
+timing can be tested without one. One thread runs it (a producer's `Sender`), by
+
+    if client.ready(node, now_ms):
+        client.send(node, request, ResponseClass, callback, now_ms)
+    client.poll(timeout_ms, now_ms)
+
+Each connection has its versions negotiated before it is ready. Answers come in the
+order of requests; one with another correlation id than the oldest is a lie, ends its
+connection, and all that was in flight on it fails as disconnected, in the order sent.
+
+Source: Kafka protocol guide, "Network"; KIP-144 (backoff), KIP-219 (throttling),
+KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.connection import Connection
+from mpbroker.client.errors import ClientError, UnsupportedVersionError
+from mpbroker.client.metadata import Metadata
+from mpbroker.client.node_connection import NodeConnection, NodeState
+from mpbroker.client.settings import ClientSettings
+from mpbroker.errors import MpbrokerError
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.metadata import MetadataResponse
+
+_log = logging.getLogger(__name__)
+
+# From these versions on a client waits as long as throttle_time_ms says; below, the
+# broker has done so itself before it answered. Source: KIP-219.
+_THROTTLED_FROM: Final[Mapping[int, int]] = {
+    ApiKey.PRODUCE: 6,
+    ApiKey.FETCH: 8,
+    ApiKey.LIST_OFFSETS: 3,
+    ApiKey.METADATA: 6,
+    ApiKey.OFFSET_COMMIT: 4,
+    ApiKey.OFFSET_FETCH: 4,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.JOIN_GROUP: 3,
+    ApiKey.HEARTBEAT: 2,
+    ApiKey.LEAVE_GROUP: 2,
+    ApiKey.SYNC_GROUP: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
+    ApiKey.ADD_OFFSETS_TO_TXN: 1,
+    ApiKey.END_TXN: 1,
+    ApiKey.TXN_OFFSET_COMMIT: 1,
+}
+
+
+class ClientResponse(NamedTuple):
+    """How a request ended. Without ``response``, ``error`` says why there is none.
+
+    ``timed_out``: the connection was given up because an answer was late.
+    """
+
+    node: int
+    request: Message
+    response: Message | None
+    error: MpbrokerError | None
+    timed_out: bool
+    latency_ms: float
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the broker may or may not have acted on the request."""
+        return self.response is None and not isinstance(
+            self.error, UnsupportedVersionError
+        )
+
+
+Callback = Callable[[ClientResponse], None]
+
+
+class DisconnectedError(ClientError):
+    """The connection ended before the answer came."""
+
+
+class Wire(Protocol):
+    """What `Selector` does, and a test's stand-in."""
+
+    connected: list[int]
+    disconnected: dict[int, str]
+    received: list[tuple[int, bytes]]
+
+    def connect(self, node: int, address: Address, host: str) -> None: ...
+    def is_sending(self, node: int) -> bool: ...
+    def send(self, node: int, data: bytes) -> None: ...
+    def close(self, node: int) -> None: ...
+    def poll(self, timeout_ms: float) -> None: ...
+    def wakeup(self) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class _InFlight:
+    __slots__ = ("callback", "correlation_id", "deadline_ms", "request", "sent_ms")
+
+    def __init__(
+        self,
+        correlation_id: int,
+        request: Message,
+        callback: Callback | None,
+        sent_ms: float,
+        deadline_ms: float,
+    ) -> None:
+        self.correlation_id = correlation_id
+        self.request = request
+        self.callback = callback  # None: ours, for metadata
+        self.sent_ms = sent_ms
+        self.deadline_ms = deadline_ms
+
+
+class NetworkClient:
+    """See the module."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        metadata: Metadata,
+        settings: ClientSettings,
+        resolve: Callable[[str, int], list[Address]],
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            wire: moves the bytes; closed by `close_all`.
+            metadata: kept up to date from here.
+            settings: plain values.
+            resolve: numeric addresses of a host and port; raises OSError.
+            clock: monotonic, in ms; looked at after waiting.
+            rng: for jitter and the choice among equal nodes.
+        """
+        self._wire = wire
+        self._metadata = metadata
+        self._settings = settings
+        self._resolve = resolve
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._bootstrap = {
+            -1 - index: address for index, address in enumerate(settings.bootstrap)
+        }
+        self._nodes: dict[int, NodeConnection] = {}
+        self._in_flight: dict[int, deque[_InFlight]] = {}
+        self._done: list[tuple[Callback, ClientResponse]] = []
+        self._metadata_node: int | None = None
+        self._last_error = ""
+        self.connections_made = 0
+
+    # -- nodes -------------------------------------------------------------------------
+
+    def _addresses(self) -> Mapping[int, Address]:
+        return self._metadata.snapshot.nodes or self._bootstrap
+
+    def _node(self, node: int) -> NodeConnection:
+        found = self._nodes.get(node)
+        if found is None:
+            found = self._nodes[node] = NodeConnection(self._settings)
+        return found
+
+    def ready(self, node: int, now_ms: float) -> bool:
+        """Return whether a request can be sent to a node now; connect if it is not.
+
+        While metadata is due it comes first: the leader may have moved.
+        """
+        if self.is_ready(node, now_ms):
+            return True
+        if self._node(node).may_connect(now_ms):
+            self._connect(node, now_ms)
+        return False
+
+    def is_ready(self, node: int, now_ms: float) -> bool:
+        """Return whether a request can be sent to a node now."""
+        metadata_due = self._metadata_node is None and not self._metadata.delay_ms(
+            now_ms
+        )
+        return not metadata_due and self._can_send(node, now_ms)
+
+    def _can_send(self, node: int, now_ms: float) -> bool:
+        found = self._nodes.get(node)
+        return (
+            found is not None
+            and found.is_ready(now_ms)
+            and not self._wire.is_sending(node)
+            and len(self._in_flight.get(node, ())) < self._settings.max_in_flight
+        )
+
+    def delay_ms(self, node: int, now_ms: float) -> float:
+        """Return how long until it is of use to try a node; inf: something will come.
+
+        0 if it never was tried; what is left of its backoff or throttling.
+        """
+        found = self._nodes.get(node)
+        return 0.0 if found is None else found.delay_ms(now_ms)
+
+    def in_flight(self, node: int | None = None) -> int:
+        """Return how many requests wait for answers, of one node or of all."""
+        if node is None:
+            return sum(map(len, self._in_flight.values()))
+        return len(self._in_flight.get(node, ()))
+
+    def version_for(
+        self, node: int, request: type[Message], max_version: int | None = None
+    ) -> int:
+        """See `Connection.version_for`; the node must be ready."""
+        connection = self._node(node).connection
+        assert connection is not None
+        return connection.version_for(request, max_version)
+
+    def connection_count(self) -> int:
+        """Return how many nodes are connected."""
+        return sum(
+            found.state is not NodeState.DISCONNECTED for found in self._nodes.values()
+        )
+
+    def least_loaded_node(self, now_ms: float) -> int | None:
+        """Return the node to ask what any can answer; None if none is of use now.
+
+        One that is ready with nothing in flight; else ready with the fewest; else one
+        that is being connected; else the one whose last attempt is longest ago.
+        """
+        nodes = list(self._addresses())
+        self._rng.shuffle(nodes)
+        best, fewest = None, 1 << 30
+        connecting = None
+        oldest, oldest_ms = None, float("inf")
+        for node in nodes:
+            found = self._node(node)
+            if self._can_send(node, now_ms):
+                load = self.in_flight(node)
+                if load < fewest:
+                    best, fewest = node, load
+            elif found.is_connecting:
+                connecting = node
+            elif found.may_connect(now_ms) and found.last_attempt_ms < oldest_ms:
+                oldest, oldest_ms = node, found.last_attempt_ms
+        if best is not None:
+            return best
+        return connecting if connecting is not None else oldest
+
+    def has_usable_node(self, now_ms: float) -> bool:
+        """Return whether a node is ready, however busy, or may be connected."""
+        return any(
+            self._node(node).is_ready(now_ms)
+            or self._node(node).is_connecting
+            or self._node(node).may_connect(now_ms)
+            for node in self._addresses()
+        )
+
+    def _connect(self, node: int, now_ms: float) -> None:
+        address = self._addresses().get(node)
+        if address is None:
+            return
+        found = self._node(node)
+        try:
+            numeric = found.next_address(address, self._resolve)
+            found.connecting(now_ms, self._rng)
+            self._wire.connect(node, numeric, address.host)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._disconnected(
+                node, f"cannot reach {address}: {reason.lower()}", now_ms
+            )
+            return
+        self._in_flight.setdefault(node, deque())
+
+    # -- sending -----------------------------------------------------------------------
+
+    def send(
+        self,
+        node: int,
+        request: Message,
+        response_type: type[Message],
+        callback: Callback,
+        now_ms: float,
+        *,
+        max_version: int | None = None,
+        expect_answer: bool = True,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Send a request to a node that is `ready`.
+
+        The callback is called once, by a later `poll`: with the answer, or with what
+        went wrong, a version that the node does not speak included. Without an answer
+        to expect it is called with neither.
+        """
+        assert self._can_send(node, now_ms), f"node {node} is not ready"
+        try:
+            self._put(
+                node,
+                request,
+                response_type,
+                callback,
+                now_ms,
+                max_version,
+                expect_answer,
+                timeout_ms,
+            )
+        except (UnsupportedVersionError, ProtocolError) as error:
+            refusal = UnsupportedVersionError(str(error))
+            refusal.__cause__ = error
+            response = ClientResponse(node, request, None, refusal, False, 0.0)
+            self._done.append((callback, response))
+
+    def _put(
+        self,
+        node: int,
+        request: Message,
+        response_type: type[Message],
+        callback: Callback | None,
+        now_ms: float,
+        max_version: int | None = None,
+        expect_answer: bool = True,
+        timeout_ms: float | None = None,
+    ) -> None:
+        connection = self._node(node).connection
+        assert connection is not None
+        correlation_id = connection.send(
+            request,
+            response_type,
+            max_version=max_version,
+            expect_answer=expect_answer,
+        )
+        if expect_answer:
+            limit_ms = timeout_ms or self._settings.request_timeout_ms
+            self._in_flight[node].append(
+                _InFlight(correlation_id, request, callback, now_ms, now_ms + limit_ms)
+            )
+        elif callback is not None:
+            response = ClientResponse(node, request, None, None, False, 0.0)
+            self._done.append((callback, response))
+        self._node(node).last_used_ms = now_ms
+        self._wire.send(node, connection.data_to_send())
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float, now_ms: float) -> None:
+        """Do what is due, wait for what comes, and call back.
+
+        A callback that raises is logged; the others are called all the same.
+        """
+        if self._done:
+            timeout_ms = 0
+        metadata_ms = self._update_metadata(now_ms)
+        wait_ms = min(timeout_ms, metadata_ms, self._next_deadline_ms(now_ms) - now_ms)
+        self._wire.poll(max(0.0, wait_ms))
+        if wait_ms > 0:
+            now_ms = self._clock()
+        self._take_events(now_ms)
+        self._drop_late(now_ms)
+        self._close_idle(now_ms)
+        done, self._done = self._done, []
+        for callback, response in done:
+            try:
+                callback(response)
+            except Exception:  # noqa: BLE001 - whoever asked must not end the loop
+                _log.exception("callback of %s", type(response.request).__name__)
+
+    def _take_events(self, now_ms: float) -> None:
+        wire = self._wire
+        for node in wire.connected:
+            self.connections_made += 1
+            found = self._node(node)
+            found.connection = Connection(self._settings.client_id)
+            found.state = NodeState.CHECKING_API_VERSIONS
+            found.connection.negotiate()
+            wire.send(node, found.connection.data_to_send())
+        for node, data in wire.received:
+            self._receive(node, data, now_ms)
+        for node, reason in list(wire.disconnected.items()):
+            address = self._addresses().get(node, node)
+            text = f"lost the connection to {address}: {reason}"
+            if self._node(node).is_connecting:
+                text = f"cannot reach {address}: {reason}"
+            self._disconnected(node, text, now_ms)
+
+    def _receive(self, node: int, data: bytes, now_ms: float) -> None:
+        found = self._node(node)
+        if found.connection is None:
+            return  # closed since
+        was_ready = found.connection.is_ready
+        try:
+            answers = found.connection.receive_data(data)
+        except (ProtocolError, ApiError) as error:
+            address = self._addresses().get(node, node)
+            self._wire.close(node)
+            self._disconnected(
+                node,
+                f"{address} does not answer as a Kafka broker does: {error}",
+                now_ms,
+            )
+            return
+        found.last_used_ms = now_ms
+        if not was_ready:
+            again = found.connection.data_to_send()
+            if again:
+                self._wire.send(node, again)  # ApiVersions in a version it knows
+            if found.connection.is_ready:
+                found.connected()
+        for answer in answers:
+            self._complete(node, answer.response, answer.version, now_ms)
+
+    def _complete(
+        self, node: int, response: Message, version: int, now_ms: float
+    ) -> None:
+        waiting = self._in_flight[node].popleft()
+        throttle_ms = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0 and version >= _THROTTLED_FROM.get(
+            response.api_key, 1 << 15
+        ):
+            self._node(node).throttled_until_ms = now_ms + throttle_ms
+            for other in self._in_flight[node]:
+                other.deadline_ms += throttle_ms
+        if waiting.callback is None:
+            assert isinstance(response, MetadataResponse)
+            self._take_metadata(response, now_ms)
+            return
+        answer = ClientResponse(
+            node, waiting.request, response, None, False, now_ms - waiting.sent_ms
+        )
+        self._done.append((waiting.callback, answer))
+
+    def _disconnected(
+        self, node: int, reason: str, now_ms: float, timed_out: bool = False
+    ) -> None:
+        """End a connection that is closed already, and all that was in flight on it."""
+        _log.debug("node %d: %s", node, reason)
+        self._last_error = reason
+        self._node(node).disconnected(now_ms, self._rng)
+        lost, self._in_flight[node] = self._in_flight.get(node, deque()), deque()
+        if self._metadata_node == node:
+            self._metadata_node = None
+            self._metadata.fail_update(now_ms)
+        for waiting in lost:
+            if waiting.callback is not None:
+                error = DisconnectedError(reason)
+                answer = ClientResponse(
+                    node,
+                    waiting.request,
+                    None,
+                    error,
+                    timed_out,
+                    now_ms - waiting.sent_ms,
+                )
+                self._done.append((waiting.callback, answer))
+        self._metadata.request_update()
+
+    def disconnect(
+        self, node: int, now_ms: float, reason: str = "closed by us"
+    ) -> None:
+        """Close the connection to a node, if there is one; what is in flight fails."""
+        if self._node(node).state is not NodeState.DISCONNECTED:
+            self._wire.close(node)
+            self._disconnected(node, reason, now_ms)
+
+    def _next_deadline_ms(self, now_ms: float) -> float:
+        deadline = float("inf")
+        for node, found in self._nodes.items():
+            if found.is_connecting:
+                deadline = min(deadline, found.setup_deadline_ms)
+            waiting = self._in_flight.get(node)
+            if waiting:
+                deadline = min(deadline, waiting[0].deadline_ms)
+        return deadline
+
+    def _drop_late(self, now_ms: float) -> None:
+        for node, found in list(self._nodes.items()):
+            address = self._addresses().get(node, node)
+            if found.is_connecting and now_ms >= found.setup_deadline_ms:
+                self._wire.close(node)
+                self._disconnected(
+                    node, f"cannot reach {address}: no connection in time", now_ms
+                )
+                continue
+            waiting = self._in_flight.get(node)
+            if waiting and any(now_ms >= each.deadline_ms for each in waiting):
+                waited_ms = now_ms - waiting[0].sent_ms
+                self._wire.close(node)
+                self._disconnected(
+                    node,
+                    f"{address} did not answer for {waited_ms:.0f} ms"
+                    " (request.timeout.ms)",
+                    now_ms,
+                    timed_out=True,
+                )
+
+    def _close_idle(self, now_ms: float) -> None:
+        limit_ms = self._settings.connections_max_idle_ms
+        for node, found in self._nodes.items():
+            if (
+                found.state is NodeState.READY
+                and not self._in_flight[node]
+                and now_ms - found.last_used_ms > limit_ms
+            ):
+                self._wire.close(node)
+                found.state = NodeState.DISCONNECTED
+                found.connection = None
+
+    # -- metadata ----------------------------------------------------------------------
+
+    def _update_metadata(self, now_ms: float) -> float:
+        """Ask if it is time to; return how long until there may be something to do."""
+        delay_ms = self._metadata.delay_ms(now_ms)
+        if self._metadata_node is not None:
+            return float("inf")
+        if delay_ms > 0:
+            return delay_ms
+        node = self.least_loaded_node(now_ms)
+        if node is None:
+            return self._no_node(now_ms)
+        if self._can_send(node, now_ms):
+            request = self._metadata.next_request(now_ms)
+            try:
+                self._put(node, request, MetadataResponse, None, now_ms)
+            except (UnsupportedVersionError, ProtocolError) as error:
+                self._metadata.fail(error)
+                return float("inf")
+            self._metadata_node = node
+            return float("inf")
+        if self._node(node).may_connect(now_ms):
+            self._connect(node, now_ms)
+        return float("inf") if self._node(node).is_connecting else 1.0
+
+    def _no_node(self, now_ms: float) -> float:
+        """All are backing off, throttled or full: return how long they will be.
+
+        If metadata's own nodes all failed, the bootstrap addresses are tried again:
+        all brokers may have moved.
+        """
+        snapshot = self._metadata.snapshot
+        if (
+            snapshot.nodes
+            and self._settings.rebootstrap
+            and not self.in_flight()
+            and all(self._node(node).has_failed for node in snapshot.nodes)
+            and set(snapshot.nodes.values()) != set(self._bootstrap.values())
+        ):
+            self._metadata.forget_nodes()
+            return 0.0
+        waits = [self._node(node).delay_ms(now_ms) for node in self._addresses()]
+        return max(1.0, min(waits, default=float("inf")))
+
+    def _take_metadata(self, response: MetadataResponse, now_ms: float) -> None:
+        self._metadata_node = None
+        if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            self._metadata.forget_nodes()
+            return
+        self._metadata.update(response, now_ms)
+        known = self._metadata.snapshot.nodes
+        for node in list(self._nodes):
+            # Bootstrap connections, once the brokers' own names are known, and brokers
+            # that are gone; unless something still waits for them.
+            if node not in known and not self._in_flight.get(node):
+                self._wire.close(node)
+                self._nodes.pop(node)
+                self._in_flight.pop(node, None)
+
+    # -- the end -----------------------------------------------------------------------
+
+    @property
+    def last_error(self) -> str:
+        """Why the last connection that ended did; empty if none has."""
+        return self._last_error
+
+    def wakeup(self) -> None:
+        """End the `poll` that runs now, or the next one; any thread may call this."""
+        self._wire.wakeup()
+
+    def close_all(self) -> None:
+        """Close every connection; callbacks of what is in flight are not called."""
+        self._wire.shutdown()
+        self._nodes.clear()
+        self._in_flight.clear()

@@ -1,0 +1,109 @@
+"""The state of the connection to one broker: when it may be used, and tried again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from enum import Enum
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.backoff import Backoff
+from mpbroker.client.connection import Connection
+from mpbroker.client.settings import ClientSettings
+
+
+class NodeState(Enum):
+    """Where a connection is."""
+
+    DISCONNECTED = "disconnected"  # no socket; a backoff may run
+    CONNECTING = "connecting"  # a socket that is not connected yet
+    CHECKING_API_VERSIONS = "checking api versions"  # asked, not answered
+    READY = "ready"  # requests may be sent
+
+
+class NodeConnection:
+    """One broker's connection; times are in ms of the client's clock."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.state = NodeState.DISCONNECTED
+        self.connection: Connection | None = None
+        self.last_attempt_ms = -float("inf")
+        self.last_used_ms = 0.0
+        self.setup_deadline_ms = float("inf")
+        self.throttled_until_ms = -float("inf")
+        self._reconnect = Backoff(
+            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
+        )
+        self._setup = Backoff(
+            settings.connection_setup_timeout_ms,
+            settings.connection_setup_timeout_max_ms,
+        )
+        self._failures = 0  # in a row
+        self._not_before_ms = -float("inf")
+        self._resolved_from: Address | None = None
+        self._addresses: list[Address] = []
+        self._last_address: Address | None = None
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.state in (NodeState.CONNECTING, NodeState.CHECKING_API_VERSIONS)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt to connect failed."""
+        return self._failures > 0
+
+    def is_ready(self, now_ms: float) -> bool:
+        """Return whether requests may be sent: connected, and not throttled."""
+        return self.state is NodeState.READY and now_ms >= self.throttled_until_ms
+
+    def may_connect(self, now_ms: float) -> bool:
+        """Return whether it is disconnected and its backoff is over."""
+        return self.state is NodeState.DISCONNECTED and now_ms >= self._not_before_ms
+
+    def delay_ms(self, now_ms: float) -> float:
+        """Return what is left of the backoff or throttling; inf while connected."""
+        if self.state is NodeState.DISCONNECTED:
+            return max(0.0, self._not_before_ms - now_ms)
+        if self.throttled_until_ms > now_ms:
+            return self.throttled_until_ms - now_ms
+        return float("inf")
+
+    def next_address(
+        self, address: Address, resolve: Callable[[str, int], list[Address]]
+    ) -> Address:
+        """Return the numeric address to try: each of a name's in turn.
+
+        They are looked up anew when all were tried, and after a success.
+
+        Raises:
+            OSError: the name cannot be resolved.
+        """
+        if self._resolved_from != address or not self._addresses:
+            self._addresses = resolve(*address)
+            self._resolved_from = address
+            # The one that was tried last has just failed or hung up.
+            if len(self._addresses) > 1 and self._addresses[0] == self._last_address:
+                self._addresses.append(self._addresses.pop(0))
+        self._last_address = self._addresses.pop(0)
+        return self._last_address
+
+    def connecting(self, now_ms: float, rng: random.Random) -> None:
+        """Note that an attempt begins."""
+        self.state = NodeState.CONNECTING
+        self.last_attempt_ms = now_ms
+        self.setup_deadline_ms = now_ms + self._setup.delay_ms(self._failures, rng)
+
+    def connected(self) -> None:
+        """Note that the versions are agreed: past failures no longer count."""
+        self.state = NodeState.READY
+        self._failures = 0
+        self._addresses = []
+
+    def disconnected(self, now_ms: float, rng: random.Random) -> None:
+        """Note the end of a connection, or of an attempt at one."""
+        self.state = NodeState.DISCONNECTED
+        self.connection = None
+        self.last_attempt_ms = now_ms
+        self._not_before_ms = now_ms + self._reconnect.delay_ms(self._failures, rng)
+        self._failures += 1

@@ -1,0 +1,285 @@
+"""The only place of the client that connects, polls, receives and sends.
+
+What it reports is for whoever decides (`NetworkClient`): lists that one `poll` fills
+and the next one clears. A connection is a `Channel`; one that encrypts or authenticates
+is another class with the same methods, made by `make_channel`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from mpbroker.client.addresses import Address
+
+# Large enough that a fetch of megabytes takes few system calls.
+_RECEIVE_BYTES: Final = 256 * 1024
+
+
+class Channel(Protocol):
+    """One connection's bytes, whatever lies between them and the socket."""
+
+    def fileno(self) -> int: ...
+
+    def finish_connect(self) -> bool:
+        """Go on with connecting; return whether it is done. Raises: OSError."""
+
+    def receive(self) -> bytes | None:
+        """Return bytes, none at the peer's end, or None if there are none yet."""
+
+    def send(self, data: memoryview) -> int:
+        """Return how many bytes were taken, 0 if none can be now. Raises: OSError."""
+
+    def close(self) -> None: ...
+
+
+class PlaintextChannel:
+    """A channel that is its socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def finish_connect(self) -> bool:
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return True
+
+    def receive(self) -> bytes | None:
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Connection:
+    __slots__ = ("channel", "connected", "outgoing")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.connected = False
+        self.outgoing: deque[memoryview] = deque()
+
+
+class Selector:
+    """Non-blocking connections by node id.
+
+    Attributes:
+        connected: nodes whose connection was made in the last poll.
+        disconnected: nodes whose connection ended in it, with the reason.
+        received: bytes that came in it, in order.
+    """
+
+    def __init__(
+        self,
+        send_buffer_bytes: int = -1,
+        receive_buffer_bytes: int = -1,
+        make_channel: Callable[[socket.socket, str], Channel] | None = None,
+    ) -> None:
+        """Open what waking needs; connections come later.
+
+        Args:
+            send_buffer_bytes: of every socket; -1 leaves it to the system.
+            receive_buffer_bytes: likewise.
+            make_channel: from a socket and the host's name; plain text if None.
+        """
+        self.connected: list[int] = []
+        self.disconnected: dict[int, str] = {}
+        self.received: list[tuple[int, bytes]] = []
+        self._buffers = (
+            (socket.SO_SNDBUF, send_buffer_bytes),
+            (socket.SO_RCVBUF, receive_buffer_bytes),
+        )
+        self._make_channel = make_channel or (lambda sock, host: PlaintextChannel(sock))
+        self._connections: dict[int, _Connection] = {}
+        self._nodes: dict[int, int] = {}  # by descriptor
+        self._epoll = select.epoll()
+        # Waking costs a system call only while the loop really waits. The loop says
+        # so before it looks whether it was woken; who wakes it, the other way round.
+        self._is_waiting = self._is_woken = False
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    def connect(self, node: int, address: Address, host: str) -> None:
+        """Begin to connect to a numeric address.
+
+        Args:
+            node: not connected now.
+            address: resolved.
+            host: the name it was resolved from.
+
+        Raises:
+            OSError: it cannot even be begun; nothing is left of it.
+        """
+        assert node not in self._connections, f"node {node} is connected already"
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, size in self._buffers:
+                if size >= 0:
+                    sock.setsockopt(socket.SOL_SOCKET, option, size)
+            try:
+                sock.connect(address)
+            except BlockingIOError:
+                pass
+            channel = self._make_channel(sock, host)
+            self._epoll.register(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        except BaseException:
+            sock.close()
+            raise
+        self._connections[node] = _Connection(channel)
+        self._nodes[channel.fileno()] = node
+
+    def is_sending(self, node: int) -> bool:
+        """Whether bytes given to `send` wait for room in the socket."""
+        connection = self._connections.get(node)
+        return connection is not None and bool(connection.outgoing)
+
+    def send(self, node: int, data: bytes) -> None:
+        """Send what the socket takes now, and the rest in the polls to come.
+
+        A connection that breaks here is reported by the next poll.
+        """
+        connection = self._connections[node]
+        connection.outgoing.append(memoryview(data))
+        if connection.connected and len(connection.outgoing) == 1:
+            self._send(node, connection)
+
+    def close(self, node: int) -> None:
+        """Close a connection, if it is there; it is not reported as disconnected."""
+        connection = self._connections.pop(node, None)
+        if connection is None:
+            return
+        descriptor = connection.channel.fileno()
+        del self._nodes[descriptor]
+        try:
+            self._epoll.unregister(descriptor)
+        finally:
+            connection.channel.close()
+
+    def poll(self, timeout_ms: float) -> None:
+        """Wait for something to happen, no longer than ``timeout_ms``, and do it."""
+        self.connected = []
+        self.received = []
+        self.disconnected = {}
+        wait_s = -1 if timeout_ms == float("inf") else max(0.0, timeout_ms / 1000)
+        self._is_waiting = True
+        found = self._epoll.poll(0 if self._is_woken else wait_s)
+        self._is_waiting = self._is_woken = False
+        for descriptor, events in found:
+            if descriptor == self._wakeup:
+                self._drain_wakeup()
+                continue
+            node = self._nodes.get(descriptor)
+            if node is not None:
+                self._turn(node, self._connections[node], events)
+
+    def _turn(self, node: int, connection: _Connection, events: int) -> None:
+        try:
+            if not connection.connected:
+                if not connection.channel.finish_connect():
+                    return
+                connection.connected = True
+                self.connected.append(node)
+                self._watch(connection)
+            if events & ~select.EPOLLOUT:
+                data = connection.channel.receive()
+                if data:
+                    self.received.append((node, data))
+                elif data is not None:
+                    self._lost(node, "closed by the broker")
+                    return
+        except OSError as error:
+            self._lost(node, (error.strerror or str(error)).lower())
+            return
+        if connection.outgoing:
+            self._send(node, connection)
+
+    def _send(self, node: int, connection: _Connection) -> None:
+        outgoing = connection.outgoing
+        try:
+            while outgoing:
+                taken = connection.channel.send(outgoing[0])
+                if taken < len(outgoing[0]):
+                    outgoing[0] = outgoing[0][taken:]
+                    break
+                outgoing.popleft()
+        except OSError:
+            # Answers may still lie in the socket, and say what was done: the end is
+            # reported when they are read.
+            outgoing.clear()
+        self._watch(connection)
+
+    def _watch(self, connection: _Connection) -> None:
+        events = select.EPOLLIN
+        if connection.outgoing:
+            events |= select.EPOLLOUT
+        self._epoll.modify(connection.channel.fileno(), events)
+
+    def _lost(self, node: int, reason: str) -> None:
+        self.close(node)
+        self.disconnected[node] = reason
+
+    def wakeup(self) -> None:
+        """End the poll that runs now, or the next one; any thread may call this."""
+        self._is_woken = True
+        if not self._is_waiting:
+            return
+        try:
+            os.eventfd_write(self._wakeup, 1)
+        except (BlockingIOError, OSError):
+            pass  # so often woken that it will wake, or closed
+
+    def _drain_wakeup(self) -> None:
+        try:
+            os.eventfd_read(self._wakeup)
+        except BlockingIOError:
+            pass
+
+    def shutdown(self) -> None:
+        """Close everything, even if closing one thing fails."""
+        for node in list(self._connections):
+            try:
+                self.close(node)
+            except OSError:
+                pass
+        self._epoll.close()
+        if self._wakeup >= 0:
+            wakeup, self._wakeup = self._wakeup, -1
+            os.close(wakeup)
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Return the numeric addresses of a host name.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [Address(str(entry[4][0]), port) for entry in found]
+    return list(dict.fromkeys(addresses))
+
+
+def monotonic_ms() -> float:
+    """Return the clock that all of a client's times are of."""
+    return time.monotonic() * 1000

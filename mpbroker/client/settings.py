@@ -1,0 +1,209 @@
+"""Settings of clients: Kafka's names, with dots or underscores, and typed values.
+
+    settings = parse_settings(PRODUCER_CONFIG, {"linger.ms": 5, "acks": "all"})
+    settings["linger.ms"]
+
+Source: the "Producer Configs" and "Consumer Configs" of the Apache Kafka documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.client.addresses import Address, parse_addresses
+from mpbroker.config_def import (
+    INT_MAX,
+    LONG_MAX,
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    ConfigValue,
+    Validator,
+    at_least,
+    between,
+    one_of,
+)
+
+Settings = Mapping[str, ConfigValue]
+
+
+def _integer(
+    name: str, default: int, documentation: str, lowest: int = 0, highest: int = INT_MAX
+) -> ConfigKey:
+    return ConfigKey(
+        name,
+        ConfigType.INT if highest <= INT_MAX else ConfigType.LONG,
+        default,
+        documentation,
+        validator=at_least(lowest) if highest >= INT_MAX else between(lowest, highest),
+    )
+
+
+COMMON_KEYS: Final = (
+    ConfigKey(
+        "bootstrap.servers",
+        ConfigType.LIST,
+        None,
+        "HOST:PORT of one or more brokers to learn the others from.",
+        validator=Validator("one HOST:PORT or more", bool),
+    ),
+    ConfigKey("client.id", ConfigType.STRING, "", "What the broker logs."),
+    ConfigKey(
+        "client.dns.lookup",
+        ConfigType.STRING,
+        "use_all_dns_ips",
+        "Try every address of a host name.",
+        validator=one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+    ),
+    ConfigKey(
+        "security.protocol",
+        ConfigType.STRING,
+        "PLAINTEXT",
+        "How connections are secured.",
+        validator=one_of("PLAINTEXT"),
+    ),
+    _integer("request.timeout.ms", 30_000, "Wait this long for an answer.", 1),
+    _integer("reconnect.backoff.ms", 50, "First wait before connecting again."),
+    _integer("reconnect.backoff.max.ms", 1000, "Longest wait before that."),
+    _integer("retry.backoff.ms", 100, "First wait before a request is tried again."),
+    _integer("retry.backoff.max.ms", 1000, "Longest wait before that."),
+    _integer(
+        "socket.connection.setup.timeout.ms", 10_000, "First limit on connecting.", 1
+    ),
+    _integer(
+        "socket.connection.setup.timeout.max.ms", 30_000, "Highest limit on that.", 1
+    ),
+    _integer("connections.max.idle.ms", 540_000, "Close a connection unused so long."),
+    _integer("send.buffer.bytes", 131_072, "SO_SNDBUF; -1: the system's.", -1),
+    _integer("receive.buffer.bytes", 32_768, "SO_RCVBUF; -1: the system's.", -1),
+    _integer("metadata.max.age.ms", 300_000, "Learn leaders anew after so long."),
+    ConfigKey(
+        "metadata.recovery.strategy",
+        ConfigType.STRING,
+        "rebootstrap",
+        "What to do when no known broker can be reached.",
+        validator=one_of("rebootstrap", "none"),
+    ),
+)
+
+
+def parse_settings(
+    definition: ConfigDef, given: Mapping[str, object]
+) -> dict[str, ConfigValue]:
+    """Return a value for every key: checked, of its type, the default if not given.
+
+    Raises:
+        ConfigError: a key that is not there (with the nearest spelling), given twice,
+            or a value outside its limits.
+    """
+    values = {key.name: key.default for key in definition}
+    spellings: dict[str, str] = {}
+    by_attribute = {key.attribute: key.name for key in definition}
+    for spelling, value in given.items():
+        key = definition.key(by_attribute.get(spelling, spelling))
+        if key.name in spellings:
+            raise ConfigError(
+                f"{key.name} is given twice, as {spellings[key.name]} and {spelling};"
+                " give it once"
+            )
+        spellings[key.name] = spelling
+        values[key.name] = _parse_value(key, value)
+    return values
+
+
+def _parse_value(key: ConfigKey, value: object) -> ConfigValue:
+    if value is None and key.default is None:
+        return None
+    if isinstance(value, (list, tuple)) and key.type is ConfigType.LIST:
+        items = tuple(map(str, value))
+        key.check(items)
+        return items
+    if isinstance(value, bool):
+        return key.parse("true" if value else "false")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return key.parse(str(value))
+
+
+def integer(settings: Settings, name: str) -> int:
+    """Return a setting that is an int by its definition."""
+    value = settings[name]
+    assert isinstance(value, int)
+    return value
+
+
+def text(settings: Settings, name: str) -> str | None:
+    """Return a setting that is a str, or None where that is the default."""
+    value = settings[name]
+    assert value is None or isinstance(value, str)
+    return value
+
+
+class ClientSettings(NamedTuple):
+    """What `NetworkClient` and `Metadata` need, in plain values."""
+
+    bootstrap: tuple[Address, ...]
+    client_id: str
+    request_timeout_ms: int = 30_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1000
+    connection_setup_timeout_ms: int = 10_000
+    connection_setup_timeout_max_ms: int = 30_000
+    connections_max_idle_ms: int = 540_000
+    send_buffer_bytes: int = 131_072
+    receive_buffer_bytes: int = 32_768
+    metadata_max_age_ms: int = 300_000
+    rebootstrap: bool = True
+    max_in_flight: int = 5
+
+    @classmethod
+    def of(cls, settings: Settings, max_in_flight: int) -> ClientSettings:
+        """Pick from parsed settings.
+
+        Raises:
+            ConfigError: bootstrap.servers is not given.
+            AddressError: it cannot be read.
+        """
+        servers = settings["bootstrap.servers"]
+        if not servers:
+            raise ConfigError(
+                "bootstrap.servers is not set; give the HOST:PORT of a broker"
+            )
+        assert isinstance(servers, tuple)
+        return cls(
+            bootstrap=tuple(parse_addresses(",".join(servers))),
+            client_id=text(settings, "client.id") or "",
+            request_timeout_ms=integer(settings, "request.timeout.ms"),
+            reconnect_backoff_ms=integer(settings, "reconnect.backoff.ms"),
+            reconnect_backoff_max_ms=integer(settings, "reconnect.backoff.max.ms"),
+            retry_backoff_ms=integer(settings, "retry.backoff.ms"),
+            retry_backoff_max_ms=integer(settings, "retry.backoff.max.ms"),
+            connection_setup_timeout_ms=integer(
+                settings, "socket.connection.setup.timeout.ms"
+            ),
+            connection_setup_timeout_max_ms=integer(
+                settings, "socket.connection.setup.timeout.max.ms"
+            ),
+            connections_max_idle_ms=integer(settings, "connections.max.idle.ms"),
+            send_buffer_bytes=integer(settings, "send.buffer.bytes"),
+            receive_buffer_bytes=integer(settings, "receive.buffer.bytes"),
+            metadata_max_age_ms=integer(settings, "metadata.max.age.ms"),
+            rebootstrap=settings["metadata.recovery.strategy"] == "rebootstrap",
+            max_in_flight=max_in_flight,
+        )
+
+
+__all__ = [
+    "COMMON_KEYS",
+    "INT_MAX",
+    "LONG_MAX",
+    "ClientSettings",
+    "Settings",
+    "integer",
+    "parse_settings",
+    "text",
+]

@@ -1,0 +1,51 @@
+"""A producer for Kafka brokers: `Producer`, and `AsyncProducer` for asyncio."""
+
+from mpbroker.producer.batch import RecordFuture, RecordMetadata
+from mpbroker.producer.errors import (
+    AbortableError,
+    BufferExhaustedError,
+    DeliveryTimeoutError,
+    FatalError,
+    NetworkError,
+    OutOfOrderSequenceError,
+    ProducerClosedError,
+    ProducerError,
+    ProducerFencedError,
+    ProducerForkedError,
+    RecordTooLargeError,
+    RefusedError,
+    RetriableError,
+    SerializationError,
+    TransactionAbortedError,
+    TransactionStateError,
+)
+from mpbroker.producer.partitioners import Partitioner, RoundRobinPartitioner
+from mpbroker.producer.producer import Producer
+from mpbroker.producer.record import ProducerInterceptor, ProducerRecord, Serializer
+
+__all__ = [
+    "AbortableError",
+    "BufferExhaustedError",
+    "DeliveryTimeoutError",
+    "FatalError",
+    "NetworkError",
+    "OutOfOrderSequenceError",
+    "Partitioner",
+    "Producer",
+    "ProducerClosedError",
+    "ProducerError",
+    "ProducerFencedError",
+    "ProducerForkedError",
+    "ProducerInterceptor",
+    "ProducerRecord",
+    "RecordFuture",
+    "RecordMetadata",
+    "RecordTooLargeError",
+    "RefusedError",
+    "RetriableError",
+    "RoundRobinPartitioner",
+    "SerializationError",
+    "Serializer",
+    "TransactionAbortedError",
+    "TransactionStateError",
+]

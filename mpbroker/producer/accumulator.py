@@ -1,0 +1,551 @@
+"""Records that wait to be sent: a queue of batches for each partition.
+
+Many threads append to the last batch of a queue; the `Sender` drains the first ones,
+grouped by the node that leads their partitions. One lock guards all queues, and nothing
+is waited for, encoded or compressed while it is held: who finds a batch full takes it
+upon himself to seal it, afterwards.
+
+Source: KIP-480 and KIP-794 for records without keys; KIP-126 for estimating how well
+records compress; KIP-91 for expiry.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.client.backoff import Backoff
+from mpbroker.client.metadata import NO_NODE, Snapshot
+from mpbroker.producer.batch import Callback, ProducerBatch, RecordFuture
+from mpbroker.producer.buffer_pool import BufferPool
+from mpbroker.producer.config import ProducerSettings
+from mpbroker.producer.errors import (
+    DeliveryTimeoutError,
+    ProducerClosedError,
+    ProducerError,
+)
+from mpbroker.producer.sticky import StickyPartitioner
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
+from mpbroker.protocol.record_encode import RawRecord
+
+# How a batch's estimate of its compressed size follows what batches turn out to be:
+# quickly up, since too large is refused, slowly down. Source: KIP-126.
+_RATIO_UP: Final = 0.05
+_RATIO_DOWN: Final = 0.005
+_RATIO_MARGIN: Final = 1.05
+_LEAST_RATIO: Final = 0.05
+
+
+class PartitionQueue:
+    """One partition's batches; ``open`` is the last of them while it takes more."""
+
+    __slots__ = ("batches", "is_muted", "open", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.open: ProducerBatch | None = None
+        self.is_muted = False
+
+
+class TopicQueues:
+    """The queues of a topic's partitions, and where records without keys go now."""
+
+    __slots__ = ("current", "name", "queues", "ratio", "sticky")
+
+    def __init__(self, name: str, sticky: StickyPartitioner) -> None:
+        self.name = name
+        self.queues: list[PartitionQueue] = []
+        self.sticky = sticky
+        self.current: PartitionQueue | None = None  # for records without keys
+        self.ratio = 1.0  # compressed size by size, estimated
+
+    def queue(self, partition: int) -> PartitionQueue:
+        """Return a partition's queue."""
+        while len(self.queues) <= partition:
+            self.queues.append(PartitionQueue(self.name, len(self.queues)))
+        return self.queues[partition]
+
+
+class DrainRules(Protocol):
+    """What idempotence and transactions have to say about draining."""
+
+    def may_drain(self, batch: ProducerBatch) -> bool:
+        """Return whether the first batch of a partition may go now."""
+
+    def prepare(self, batch: ProducerBatch) -> None:
+        """Give a batch that goes now its producer id and sequence."""
+
+
+class Ready(NamedTuple):
+    """Nodes that a batch could go to now; else, in how long; and what has no leader."""
+
+    nodes: set[int]
+    next_check_ms: float
+    leaderless: set[str]
+
+
+class RecordAccumulator:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        pool: BufferPool,
+        rules: DrainRules | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.pool = pool
+        self.is_closed = False
+        self.completing_transaction = False
+        self._settings = settings
+        self._rules = rules
+        self._rng = rng or random.Random()
+        self._backoff = Backoff(
+            settings.client.retry_backoff_ms, settings.client.retry_backoff_max_ms
+        )
+        self.topics: dict[str, TopicQueues] = {}
+        self._active: dict[PartitionQueue, None] = {}  # those that hold batches
+        self._incomplete: dict[ProducerBatch, None] = {}
+        self._flushes = 0
+        self._drain_index: dict[int, int] = {}
+        # Since when a node has batches that it does not take.
+        self._stalled_since_ms: dict[int, float] = {}
+        self.split_count = 0
+
+    # -- appending ---------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicQueues:
+        """Return a topic's queues, new if need be."""
+        found = self.topics.get(name)
+        if found is None:
+            with self.lock:
+                found = self.topics.setdefault(
+                    name, TopicQueues(name, StickyPartitioner(self._rng))
+                )
+        return found
+
+    def try_append(
+        self,
+        queue: PartitionQueue,
+        record: RawRecord,
+        size: int,
+        callback: Callback | None,
+    ) -> RecordFuture | None:
+        """Add a record to the open batch; return None if there is none with room.
+
+        Args:
+            queue: of its partition.
+            record: what goes on the wire.
+            size: see `record_size`.
+            callback: for when it is done.
+        """
+        with self.lock:
+            batch = queue.open
+            if batch is None or batch.size + size > batch.limit:
+                return None
+            return self._add(batch, record, size, callback)
+
+    @staticmethod
+    def _add(
+        batch: ProducerBatch, record: RawRecord, size: int, callback: Callback | None
+    ) -> RecordFuture:
+        records = batch.records
+        index = len(records)
+        records.append(record)
+        batch.size += size
+        if callback is not None:
+            batch.callbacks.append((index, callback))
+        return RecordFuture(batch, index)
+
+    def close_full(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
+        """Close the open batch if ``size`` more do not fit, for the caller to seal."""
+        with self.lock:
+            batch = queue.open
+            if batch is None or batch.size + size <= batch.limit:
+                return None
+            queue.open = None
+            batch.is_closed = batch.is_sealing = True
+            return batch
+
+    def seal(self, batch: ProducerBatch) -> None:
+        """Encode a closed batch that nobody else seals."""
+        try:
+            batch.seal(self._settings.codec, self._settings.compression_level)
+        finally:
+            # Interrupted, it is left to the sender.
+            batch.is_sealing = False
+        if self._settings.codec:
+            self._learn_ratio(batch)
+
+    def _learn_ratio(self, batch: ProducerBatch) -> None:
+        topic = self.topics.get(batch.topic)
+        if topic is None or not batch.raw_size:
+            return
+        actual = (batch.size - BATCH_HEADER_SIZE) / batch.raw_size
+        if actual > topic.ratio:
+            topic.ratio = max(topic.ratio + _RATIO_UP, actual)
+        else:
+            topic.ratio = max(topic.ratio - _RATIO_DOWN, actual, _LEAST_RATIO)
+
+    def append_new(
+        self,
+        queue: PartitionQueue,
+        record: RawRecord,
+        size: int,
+        charge: int,
+        callback: Callback | None,
+        now_ms: float,
+    ) -> RecordFuture:
+        """Add a record to a new batch that has been charged for.
+
+        If another thread has just opened one, it goes there, and the charge is freed.
+
+        Raises:
+            ProducerClosedError: closed meanwhile; the charge is freed.
+        """
+        with self.lock:
+            batch = queue.open
+            if self.is_closed:
+                future = None
+            elif batch is not None and batch.size + size <= batch.limit:
+                future = self._add(batch, record, size, callback)
+            else:
+                if batch is not None:
+                    batch.is_closed = True  # the sender seals it
+                batch = ProducerBatch(
+                    queue.topic, queue.partition, self._limit(queue), charge, now_ms
+                )
+                queue.batches.append(batch)
+                queue.open = batch
+                self._active[queue] = None
+                self._incomplete[batch] = None
+                return self._add(batch, record, size, callback)
+        self.pool.free(charge)
+        if future is None:
+            raise ProducerClosedError("the producer is closed; make a new one")
+        return future
+
+    def _limit(self, queue: PartitionQueue) -> int:
+        size = self._settings.batch_size
+        if not self._settings.codec:
+            return size
+        return int(size / (self.topics[queue.topic].ratio * _RATIO_MARGIN))
+
+    def sticky_queue(
+        self,
+        topic: TopicQueues,
+        partition_count: int,
+        snapshot: Snapshot,
+        now_ms: float,
+    ) -> PartitionQueue:
+        """Return where the next batch of records without keys goes."""
+        with self.lock:
+            topic.queue(partition_count - 1)
+            unavailable = self._unavailable_nodes(now_ms)
+            lengths = [
+                len(queue.batches)
+                if (leader := snapshot.leader(topic.name, queue.partition)) != NO_NODE
+                and leader not in unavailable
+                else None
+                for queue in topic.queues[:partition_count]
+            ]
+            adaptive = self._settings.adaptive_partitioning
+            topic.current = topic.queues[topic.sticky.choose(lengths, adaptive)]
+            return topic.current
+
+    def _unavailable_nodes(self, now_ms: float) -> set[int]:
+        limit_ms = self._settings.availability_timeout_ms
+        if not limit_ms:
+            return set()
+        return {
+            node
+            for node, since_ms in self._stalled_since_ms.items()
+            if now_ms - since_ms > limit_ms
+        }
+
+    # -- draining ----------------------------------------------------------------------
+
+    def ready(self, snapshot: Snapshot, now_ms: float) -> Ready:
+        """Return which nodes have something to be sent to them now."""
+        nodes: set[int] = set()
+        leaderless: set[str] = set()
+        next_check_ms = float("inf")
+        linger_ms = self._settings.linger_ms
+        with self.lock:
+            hurry = (
+                self.is_closed
+                or self._flushes > 0
+                or self.completing_transaction
+                or self.pool.waiting > 0
+            )
+            for queue in self._active:
+                batch = queue.batches[0]
+                leader = snapshot.leader(queue.topic, queue.partition)
+                if leader == NO_NODE:
+                    leaderless.add(queue.topic)
+                    continue
+                if queue.is_muted or leader in nodes:
+                    continue
+                backoff_ms = self._backoff_left_ms(batch, snapshot, now_ms)
+                if backoff_ms > 0:
+                    next_check_ms = min(next_check_ms, backoff_ms)
+                    continue
+                left_ms = batch.last_attempt_ms + linger_ms - now_ms
+                if hurry or left_ms <= 0 or batch.is_closed or batch.attempts:
+                    nodes.add(leader)
+                else:
+                    next_check_ms = min(next_check_ms, left_ms)
+        return Ready(nodes, next_check_ms, leaderless)
+
+    def _backoff_left_ms(
+        self, batch: ProducerBatch, snapshot: Snapshot, now_ms: float
+    ) -> float:
+        if not batch.attempts:
+            return 0.0
+        if self._leader_key(batch, snapshot) != batch.key_of_leader:
+            return 0.0  # a new leader has not refused it yet
+        return batch.last_attempt_ms + batch.backoff_ms - now_ms
+
+    @staticmethod
+    def _leader_key(batch: ProducerBatch, snapshot: Snapshot) -> tuple[int, int]:
+        return (
+            snapshot.leader(batch.topic, batch.partition),
+            snapshot.leader_epoch(batch.topic, batch.partition),
+        )
+
+    def note_node(self, node: int, is_usable: bool, now_ms: float) -> None:
+        """Note whether a node that has batches can take them."""
+        if is_usable:
+            self._stalled_since_ms.pop(node, None)
+        else:
+            self._stalled_since_ms.setdefault(node, now_ms)
+
+    def drain(
+        self, snapshot: Snapshot, nodes: Iterable[int], now_ms: float
+    ) -> dict[int, list[ProducerBatch]]:
+        """Take batches for each node: one a partition, max.request.size in all.
+
+        They are sealed; a first one that is too large alone goes all the same.
+        """
+        wanted = set(nodes)
+        drained: dict[int, list[ProducerBatch]] = {}
+        with self.lock:
+            by_node: dict[int, list[PartitionQueue]] = {}
+            for queue in self._active:
+                leader = snapshot.leader(queue.topic, queue.partition)
+                if leader in wanted:
+                    by_node.setdefault(leader, []).append(queue)
+            for node, queues in by_node.items():
+                drained[node] = self._drain_node(node, queues, snapshot, now_ms)
+        for batches in drained.values():
+            for batch in batches:
+                if batch.payload is None:
+                    self.seal(batch)
+        return drained
+
+    def _drain_node(
+        self,
+        node: int,
+        queues: list[PartitionQueue],
+        snapshot: Snapshot,
+        now_ms: float,
+    ) -> list[ProducerBatch]:
+        # Where the last request had no room for more, this one begins.
+        start = self._drain_index.get(node, 0) % len(queues)
+        taken: list[ProducerBatch] = []
+        size = 0
+        for step in range(len(queues)):
+            queue = queues[(start + step) % len(queues)]
+            batch = queue.batches[0]
+            self._drain_index[node] = start + step
+            if queue.is_muted or batch.is_sealing:
+                continue
+            if self._backoff_left_ms(batch, snapshot, now_ms) > 0:
+                continue
+            if taken and size + batch.size > self._settings.max_request_size:
+                break
+            if self._rules is not None and not self._rules.may_drain(batch):
+                continue
+            self._take(queue, batch, now_ms)
+            batch.key_of_leader = self._leader_key(batch, snapshot)
+            taken.append(batch)
+            size += batch.size
+            self._drain_index[node] = start + step + 1
+        return taken
+
+    def _take(self, queue: PartitionQueue, batch: ProducerBatch, now_ms: float) -> None:
+        queue.batches.popleft()
+        if not queue.batches:
+            del self._active[queue]
+        if queue.open is batch:
+            queue.open = None
+        batch.is_closed = True
+        batch.drained_ms = now_ms
+        if batch.payload is None:
+            # Sequences count records, which are not encoded yet.
+            batch.record_count = len(batch.records)
+            batch.is_sealing = True
+        if self._rules is not None:
+            self._rules.prepare(batch)
+
+    # -- trying again ------------------------------------------------------------------
+
+    def reenqueue(self, batch: ProducerBatch, now_ms: float) -> None:
+        """Put a batch back, to be tried again after its backoff."""
+        batch.backoff_ms = self._backoff.delay_ms(batch.attempts, self._rng)
+        batch.attempts += 1
+        batch.last_attempt_ms = now_ms
+        batch.in_retry = True
+        with self.lock:
+            self._put_back(batch)
+
+    def _put_back(self, batch: ProducerBatch) -> None:
+        queue = self.topics[batch.topic].queue(batch.partition)
+        position = 0
+        if batch.has_sequence:
+            # Batches that were drained after it may have come back before it.
+            for position, other in enumerate(queue.batches):
+                if not other.has_sequence or other.base_sequence > batch.base_sequence:
+                    break
+            else:
+                position = len(queue.batches)
+        queue.batches.insert(position, batch)
+        self._active[queue] = None
+
+    def split_and_reenqueue(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """Put the halves of a batch that was too large in its place, to go at once.
+
+        The first time they are of batch.size; after that half of what was too large,
+        down to single records.
+        """
+        limit = self._settings.batch_size + BATCH_HEADER_SIZE
+        if batch.is_split or batch.raw_size <= limit:
+            limit = max(batch.raw_size // 2, 1)
+        topic = self.topics[batch.topic]
+        if self._settings.codec:
+            actual = (batch.size - BATCH_HEADER_SIZE) / max(batch.raw_size, 1)
+            topic.ratio = max(1.0, actual)
+        children = batch.split(
+            self._settings.codec, self._settings.compression_level, limit
+        )
+        self.split_count += 1
+        sequence = batch.base_sequence
+        with self.lock:
+            self._incomplete.pop(batch, None)
+            for child in children:
+                if batch.has_sequence:
+                    child.set_producer(
+                        batch.producer_id, batch.producer_epoch, sequence
+                    )
+                    sequence = (sequence + child.record_count) & 0x7FFFFFFF
+                self._incomplete[child] = None
+            for child in reversed(children):
+                self._put_back(child)
+        self.pool.free(batch.charge)
+        batch.charge = 0
+        return children
+
+    def mute(self, batch: ProducerBatch) -> None:
+        """Drain nothing more of the batch's partition."""
+        self.topics[batch.topic].queue(batch.partition).is_muted = True
+
+    def unmute(self, batch: ProducerBatch) -> None:
+        """Undo `mute`."""
+        self.topics[batch.topic].queue(batch.partition).is_muted = False
+
+    # -- the end -----------------------------------------------------------------------
+
+    def expired(self, now_ms: float) -> list[ProducerBatch]:
+        """Take the batches that were not even sent within delivery.timeout.ms."""
+        limit_ms = self._settings.delivery_timeout_ms
+        expired: list[ProducerBatch] = []
+        with self.lock:
+            for queue in list(self._active):
+                while queue.batches:
+                    batch = queue.batches[0]
+                    if now_ms - batch.created_ms < limit_ms or batch.is_sealing:
+                        break
+                    queue.batches.popleft()
+                    if queue.open is batch:
+                        queue.open = None
+                    batch.is_closed = True
+                    expired.append(batch)
+                if not queue.batches:
+                    del self._active[queue]
+        return expired
+
+    def next_expiry_ms(self) -> float:
+        """Return when the first batch will expire; inf without any."""
+        with self.lock:
+            oldest = min(
+                (queue.batches[0].created_ms for queue in self._active),
+                default=float("inf"),
+            )
+        return oldest + self._settings.delivery_timeout_ms
+
+    def expiry_error(self, batch: ProducerBatch, now_ms: float) -> DeliveryTimeoutError:
+        """Return what the records of an expired batch fail with."""
+        count = batch.record_count or len(batch.records)
+        sent = (
+            "; they were sent, and may be written"
+            if batch.attempts or batch.in_retry
+            else ""
+        )
+        return DeliveryTimeoutError(
+            f"{count} record(s) for {batch.topic}-{batch.partition} were not"
+            f" acknowledged in {now_ms - batch.created_ms:.0f} ms"
+            f" (delivery.timeout.ms={self._settings.delivery_timeout_ms}){sent};"
+            " is the broker up, and fast enough?"
+        )
+
+    def release(self, batch: ProducerBatch) -> None:
+        """Forget a batch that is done, and free its memory, once."""
+        with self.lock:
+            self._incomplete.pop(batch, None)
+            charge, batch.charge = batch.charge, 0
+        if charge:
+            self.pool.free(charge)
+
+    @property
+    def has_undrained(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def has_incomplete(self) -> bool:
+        """Whether a batch is not done yet, sent or not."""
+        return bool(self._incomplete)
+
+    def undrained(self) -> list[ProducerBatch]:
+        """Take all batches that are not in flight."""
+        with self.lock:
+            batches = [batch for queue in self._active for batch in queue.batches]
+            for queue in self._active:
+                queue.batches.clear()
+                queue.open = None
+            self._active.clear()
+            for batch in batches:
+                batch.is_closed = True
+        return batches
+
+    def abort(self, batches: Iterable[ProducerBatch], error: ProducerError) -> None:
+        """Fail batches that will not be sent."""
+        for batch in batches:
+            batch.fail(error)
+            self.release(batch)
+
+    def begin_flush(self) -> list[ProducerBatch]:
+        """Make all sendable at once until `end_flush`; return what is not done."""
+        with self.lock:
+            self._flushes += 1
+            return list(self._incomplete)
+
+    def end_flush(self) -> None:
+        """See `begin_flush`."""
+        with self.lock:
+            self._flushes -= 1

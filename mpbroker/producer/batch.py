@@ -1,0 +1,426 @@
+"""A batch of records for one partition, from its first record to its acknowledgement.
+
+Records stay as the tuples they came as while the batch takes more of them; `seal`
+encodes and compresses all at once, which costs half of doing it one by one, and frees
+them. Who drains it gives it its producer id and sequence in `header`.
+
+State: open (takes records) -> closed -> sealed (bytes) -> done, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.producer.errors import ProducerError
+from mpbroker.protocol.batch_header import (
+    BATCH_HEADER_SIZE,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    pack_header,
+)
+from mpbroker.protocol.compression import Codec, compress, decompress
+from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.record_encode import RawRecord, encode_records
+
+_log = logging.getLogger(__name__)
+
+NO_OFFSET: Final = -1
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record is. ``offset`` is -1 if the broker did not say (acks=0, or the
+    record was found to be there already)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+    @property
+    def has_offset(self) -> bool:
+        return self.offset >= 0
+
+
+Callback = Callable[[RecordMetadata | None, Exception | None], object]
+
+
+class RecordFuture:
+    """What becomes of a record; `Producer.send` returns one.
+
+    It belongs to no event loop: `result` blocks. `AsyncProducer.send` returns one that
+    can be awaited.
+    """
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: ProducerBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        """Whether the record was acknowledged or has failed."""
+        return self._holder()[0].is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the acknowledgement.
+
+        Args:
+            timeout: in seconds; None waits as long as delivery.timeout.ms allows.
+
+        Raises:
+            ProducerError: the record was not written, or that is not known; the text
+                and the class say what to do.
+            TimeoutError: neither is decided yet.
+        """
+        batch, index = self._wait(timeout)
+        error = batch.error_of(index)
+        if error is not None:
+            raise error
+        return batch.metadata_of(index)
+
+    get = result  # kafka-python's name
+
+    def exception(self, timeout: float | None = None) -> ProducerError | None:
+        """Wait, and return the error, or None if the record is written."""
+        batch, index = self._wait(timeout)
+        return batch.error_of(index)
+
+    def add_done_callback(self, function: Callable[[RecordFuture], object]) -> None:
+        """Call ``function(self)`` when this is done, at once if it is; see `send`."""
+        self._holder_add(lambda metadata, error: function(self))
+
+    def _holder_add(self, callback: Callback) -> None:
+        while True:
+            batch, index = self._holder()
+            if batch.add_callback(index, callback):
+                return
+
+    def _holder(self) -> tuple[ProducerBatch, int]:
+        """Return the batch the record is in now: a split one has handed it on."""
+        batch, index = self._batch, self._index
+        while batch.children:
+            for child in batch.children:
+                if index < child.record_count:
+                    batch = child
+                    break
+                index -= child.record_count
+        return batch, index
+
+    def _wait(self, timeout: float | None) -> tuple[ProducerBatch, int]:
+        while True:
+            batch, index = self._holder()
+            if not batch.wait(timeout):
+                raise TimeoutError(f"not acknowledged after {timeout:g} s")
+            if not batch.children:
+                return batch, index
+
+
+class ProducerBatch:
+    """See the module. Times are of the producer's clock, in ms."""
+
+    __slots__ = (
+        "_done",
+        "_lock",
+        "attempts",
+        "backoff_ms",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "callbacks",
+        "charge",
+        "children",
+        "created_ms",
+        "drained_ms",
+        "error",
+        "errors",
+        "in_retry",
+        "is_closed",
+        "is_done",
+        "is_sealing",
+        "is_split",
+        "key_of_leader",
+        "last_attempt_ms",
+        "limit",
+        "log_append_time",
+        "max_timestamp",
+        "partition",
+        "payload",
+        "producer_epoch",
+        "producer_id",
+        "raw_size",
+        "record_count",
+        "records",
+        "size",
+        "timestamps",
+        "topic",
+        "transactional",
+    )
+
+    def __init__(
+        self, topic: str, partition: int, limit: int, charge: int, created_ms: float
+    ) -> None:
+        """Start empty.
+
+        Args:
+            topic: of all its records.
+            partition: likewise.
+            limit: uncompressed bytes it may grow to; its first record may be larger.
+            charge: what it holds of the producer's buffer memory.
+            created_ms: from which its delivery timeout runs.
+        """
+        self.topic = topic
+        self.partition = partition
+        self.limit = limit
+        self.charge = charge
+        self.created_ms = created_ms
+        self.records: list[RawRecord] = []
+        self.size = BATCH_HEADER_SIZE
+        self.record_count = 0
+        self.callbacks: list[tuple[int, Callback]] = []
+        self.is_closed = False
+        self.is_sealing = False
+        self.is_done = False
+        self.is_split = False
+        self.in_retry = False
+        self.transactional = False
+        self.payload: bytes | None = None
+        self.raw_size = 0
+        self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
+        self.timestamps: list[int] = []
+        self.producer_id: int = NO_PRODUCER_ID
+        self.producer_epoch: int = NO_PRODUCER_EPOCH
+        self.base_sequence: int = NO_SEQUENCE
+        self.attempts = 0
+        self.backoff_ms = 0.0  # since the last attempt
+        self.last_attempt_ms = created_ms
+        self.drained_ms = created_ms
+        self.key_of_leader = (-1, -1)  # node and leader epoch of the last attempt
+        self.base_offset = NO_OFFSET
+        self.log_append_time = NO_TIMESTAMP
+        self.error: ProducerError | None = None
+        self.errors: dict[int, ProducerError] = {}
+        self.children: list[ProducerBatch] = []
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+
+    # -- filling -----------------------------------------------------------------------
+
+    def seal(self, codec: Codec, level: int | None) -> None:
+        """Turn the records into bytes, and free them."""
+        records = self.records
+        payload, self.base_timestamp, self.max_timestamp = encode_records(records)
+        self.raw_size = len(payload)
+        if codec:
+            payload = compress(codec, payload, level)
+        self.timestamps = [record[0] for record in records]
+        self.record_count = len(records)
+        self.payload = payload
+        self.records = []
+        self.size = BATCH_HEADER_SIZE + len(payload)
+
+    @property
+    def has_sequence(self) -> bool:
+        return self.base_sequence != NO_SEQUENCE
+
+    def set_producer(self, producer_id: int, epoch: int, base_sequence: int) -> None:
+        """Give the batch its place among all that this producer wrote."""
+        self.producer_id = producer_id
+        self.producer_epoch = epoch
+        self.base_sequence = base_sequence
+
+    def encode(self, codec: Codec) -> bytes:
+        """Return the whole batch as it goes to the broker; it must be sealed."""
+        payload = self.payload
+        assert payload is not None, "not sealed"
+        header = BatchHeader(
+            0,
+            0,
+            -1,
+            2,
+            0,
+            codec | (TRANSACTIONAL_FLAG if self.transactional else 0),
+            self.record_count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.record_count,
+        )
+        return b"".join((pack_header(header, payload), payload))
+
+    def split(self, codec: Codec, level: int | None, limit: int) -> list[ProducerBatch]:
+        """Return batches of at most ``limit`` uncompressed bytes with these records.
+
+        A record that alone is larger gets a batch of its own. This batch hands its
+        futures on and is done.
+        """
+        children: list[ProducerBatch] = []
+        child: ProducerBatch | None = None
+        for record in self._read_records(codec):
+            size = record_size(record)
+            if child is None or (child.size + size > limit and child.records):
+                child = ProducerBatch(
+                    self.topic, self.partition, limit, 0, self.created_ms
+                )
+                child.is_closed = child.is_split = True
+                child.transactional = self.transactional
+                child.attempts = self.attempts
+                children.append(child)
+            child.records.append(record)
+            child.size += size
+        for child in children:
+            child.seal(codec, level)
+        with self._lock:
+            starts, first = [], 0
+            for child in children:
+                starts.append((first, child))
+                first += child.record_count
+            for index, callback in self.callbacks:
+                start, child = max(
+                    (pair for pair in starts if pair[0] <= index),
+                    key=lambda pair: pair[0],
+                )
+                child.callbacks.append((index - start, callback))
+            self.callbacks = []
+            self.children = children
+            self.payload = None
+            self.is_done = True
+        self._done.set()
+        return children
+
+    def _read_records(self, codec: Codec) -> list[RawRecord]:
+        return [
+            (
+                record.timestamp,
+                record.key,
+                record.value,
+                tuple(
+                    (name.encode("utf-8", "surrogateescape"), value)
+                    for name, value in record.headers
+                ),
+            )
+            for record in iter_records(self.encode(codec), self.raw_size or 1)
+        ]
+
+    # -- the end -----------------------------------------------------------------------
+
+    def complete(self, base_offset: int, log_append_time: int) -> bool:
+        """Acknowledge all records; return False if the batch was done before."""
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        return self._finish()
+
+    def fail(
+        self, error: ProducerError, errors: dict[int, ProducerError] | None = None
+    ) -> bool:
+        """Fail all records; return False if the batch was done before.
+
+        Args:
+            error: of the batch, and of each record that has none of its own.
+            errors: by record.
+        """
+        if self.is_done:
+            return False
+        self.error = error
+        self.errors = errors or {}
+        return self._finish()
+
+    def _finish(self) -> bool:
+        with self._lock:
+            if self.is_done:
+                return False
+            self.is_done = True
+            if not self.record_count:
+                self.record_count = len(self.records)
+                self.timestamps = [record[0] for record in self.records]
+            callbacks, self.callbacks = self.callbacks, []
+            self.payload = None
+            self.records = []
+        for index, callback in callbacks:
+            self._call(index, callback)
+        self._done.set()
+        return True
+
+    def _call(self, index: int, callback: Callback) -> None:
+        error = self.error_of(index)
+        metadata = None if error is not None else self.metadata_of(index)
+        try:
+            callback(metadata, error)
+        except Exception:  # noqa: BLE001 - the user's mistake must not lose the others
+            _log.exception("callback of a record of %s-%d", self.topic, self.partition)
+
+    def add_callback(self, index: int, callback: Callback) -> bool:
+        """Call back when done, now if it is; return False if the record moved on."""
+        with self._lock:
+            if self.children:
+                return False
+            if not self.is_done:
+                self.callbacks.append((index, callback))
+                return True
+        self._call(index, callback)
+        return True
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until the batch is done (or split); return whether it is."""
+        return self._done.wait(timeout_s)
+
+    def wait_all(self) -> None:
+        """Wait until the batch and all that it was split into are done."""
+        self._done.wait()
+        for child in self.children:
+            child.wait_all()
+
+    def error_of(self, index: int) -> ProducerError | None:
+        """Return a record's error; the batch is done."""
+        return self.errors.get(index, self.error)
+
+    def metadata_of(self, index: int) -> RecordMetadata:
+        """Return where a record is; the batch is done, without error."""
+        offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
+        timestamp = self.log_append_time
+        if timestamp < 0:
+            timestamp = self.timestamps[index]
+        return RecordMetadata(self.topic, self.partition, offset, timestamp)
+
+
+# Length, attributes, time and offset deltas, key and value lengths, header count: what
+# they are together for the records of a usual batch. It may be a few bytes less than
+# the truth; nothing but the moment of closing a batch depends on it.
+RECORD_OVERHEAD: Final = 12
+
+
+def record_size(record: RawRecord) -> int:
+    """Return about what a record takes in a batch, uncompressed."""
+    _, key, value, headers = record
+    size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
+    for name, header_value in headers:
+        size += 4 + len(name) + len(header_value or b"")
+    return size
+
+
+def record_size_bound(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[bytes, bytes | None]],
+) -> int:
+    """Return the most that a batch with this one record can take, uncompressed."""
+    size = BATCH_HEADER_SIZE + 36 + len(key or b"") + len(value or b"")
+    for name, header_value in headers:
+        size += 10 + len(name) + len(header_value or b"")
+    return size
+
+
+def unseal(batch: ProducerBatch, codec: Codec) -> bytes:
+    """Return a sealed batch's records uncompressed; for tests and tools."""
+    assert batch.payload is not None
+    if not codec:
+        return batch.payload
+    return decompress(codec, batch.payload, max(batch.raw_size, 1))

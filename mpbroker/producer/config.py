@@ -1,0 +1,211 @@
+"""Settings of a producer, with Kafka's names, defaults and rules.
+
+Source: the "Producer Configs" of the Apache Kafka documentation; KIP-679 for which of
+acks, retries and max.in.flight idempotence may overrule, KIP-1030 for linger.ms.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.client.settings import (
+    COMMON_KEYS,
+    INT_MAX,
+    LONG_MAX,
+    ClientSettings,
+    integer,
+    parse_settings,
+    text,
+)
+from mpbroker.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    at_least,
+    between,
+    one_of,
+)
+from mpbroker.protocol.compression import Codec
+
+_log = logging.getLogger(__name__)
+
+ACKS_ALL: Final = -1
+_ACKS: Final = {"all": ACKS_ALL, "-1": ACKS_ALL, "0": 0, "1": 1}
+
+# fmt: off
+PRODUCER_CONFIG: Final = ConfigDef("producer setting", (
+    *COMMON_KEYS,
+    ConfigKey("acks", ConfigType.STRING, "all",
+        "Who must have a record before it counts as sent.",
+        validator=one_of(*_ACKS)),
+    ConfigKey("batch.size", ConfigType.INT, 16_384,
+        "Bytes of a batch that is full.", validator=at_least(0)),
+    ConfigKey("buffer.memory", ConfigType.LONG, 33_554_432,
+        "Bytes of records that wait to be acknowledged.", validator=at_least(0)),
+    ConfigKey("compression.type", ConfigType.STRING, "none",
+        "Codec of every batch.",
+        validator=one_of("none", "gzip", "snappy", "lz4", "zstd")),
+    ConfigKey("compression.gzip.level", ConfigType.INT, -1,
+        "-1 is the codec's own default.", validator=between(-1, 9)),
+    ConfigKey("compression.lz4.level", ConfigType.INT, 9,
+        "9 is lz4's fast mode, as in Kafka.", validator=between(1, 17)),
+    ConfigKey("compression.zstd.level", ConfigType.INT, 3,
+        "More is smaller and slower.", validator=between(-131_072, 22)),
+    ConfigKey("delivery.timeout.ms", ConfigType.INT, 120_000,
+        "A record fails when it is not acknowledged by then.", validator=at_least(0)),
+    ConfigKey("enable.idempotence", ConfigType.BOOLEAN, True,
+        "Write every record once, in order."),
+    ConfigKey("linger.ms", ConfigType.LONG, 5,
+        "Wait so long for a batch to fill.", validator=at_least(0)),
+    ConfigKey("max.block.ms", ConfigType.LONG, 60_000,
+        "send() waits no longer for metadata and memory.", validator=at_least(0)),
+    ConfigKey("max.in.flight.requests.per.connection", ConfigType.INT, 5,
+        "Requests sent before the first is answered.", validator=at_least(1)),
+    ConfigKey("max.request.size", ConfigType.INT, 1_048_576,
+        "Bytes of a request, and so of a record.", validator=at_least(0)),
+    ConfigKey("metadata.max.idle.ms", ConfigType.LONG, 300_000,
+        "Forget a topic that was not sent to for so long.", validator=at_least(5000)),
+    ConfigKey("partitioner.adaptive.partitioning.enable", ConfigType.BOOLEAN, True,
+        "Send more to partitions whose brokers are faster."),
+    ConfigKey("partitioner.availability.timeout.ms", ConfigType.LONG, 0,
+        "Avoid partitions whose broker took nothing for so long; 0: never.",
+        validator=at_least(0)),
+    ConfigKey("partitioner.ignore.keys", ConfigType.BOOLEAN, False,
+        "Choose partitions as if there were no keys."),
+    ConfigKey("retries", ConfigType.INT, INT_MAX,
+        "How often a batch is tried again, within delivery.timeout.ms.",
+        validator=at_least(0)),
+    ConfigKey("transaction.timeout.ms", ConfigType.INT, 60_000,
+        "The broker aborts a transaction that is open for longer.",
+        validator=at_least(1)),
+    ConfigKey("transactional.id", ConfigType.STRING, None,
+        "Name of this producer's transactions; None: it has none."),
+))
+# fmt: on
+
+
+class ProducerSettings(NamedTuple):
+    """A producer's settings as plain values; see `PRODUCER_CONFIG`."""
+
+    client: ClientSettings
+    acks: int
+    batch_size: int
+    buffer_memory: int
+    codec: Codec
+    compression_level: int | None
+    delivery_timeout_ms: int
+    idempotent: bool
+    linger_ms: int
+    max_block_ms: int
+    max_in_flight: int
+    max_request_size: int
+    metadata_max_idle_ms: int
+    adaptive_partitioning: bool
+    availability_timeout_ms: int
+    ignore_keys: bool
+    retries: int
+    transaction_timeout_ms: int
+    transactional_id: str | None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> ProducerSettings:
+        """Check what a user gave.
+
+        Raises:
+            ConfigError: says which setting, and what to do.
+            AddressError: bootstrap.servers cannot be read.
+        """
+        values = parse_settings(PRODUCER_CONFIG, given)
+        explicit = {name.replace("_", ".") for name in given}
+        transactional_id = text(values, "transactional.id")
+        if transactional_id is not None and not transactional_id:
+            raise ConfigError("transactional.id is empty; give a name, or leave it out")
+        acks = _ACKS[str(values["acks"])]
+        retries = integer(values, "retries")
+        max_in_flight = integer(values, "max.in.flight.requests.per.connection")
+        idempotent = _idempotence(
+            wanted=values["enable.idempotence"] is True,
+            explicit="enable.idempotence" in explicit or transactional_id is not None,
+            acks=acks,
+            retries=retries,
+            max_in_flight=max_in_flight,
+        )
+        if transactional_id is not None and not idempotent:
+            raise ConfigError(
+                "transactional.id needs enable.idempotence=true; leave that one out"
+            )
+        codec = Codec.from_name(str(values["compression.type"]))
+        return cls(
+            client=ClientSettings.of(values, max_in_flight),
+            acks=acks,
+            batch_size=integer(values, "batch.size"),
+            buffer_memory=integer(values, "buffer.memory"),
+            codec=codec,
+            compression_level=_level(values, codec),
+            delivery_timeout_ms=_delivery_timeout(values, explicit),
+            idempotent=idempotent,
+            linger_ms=min(integer(values, "linger.ms"), INT_MAX),
+            max_block_ms=min(integer(values, "max.block.ms"), LONG_MAX),
+            max_in_flight=max_in_flight,
+            max_request_size=integer(values, "max.request.size"),
+            metadata_max_idle_ms=integer(values, "metadata.max.idle.ms"),
+            adaptive_partitioning=(
+                values["partitioner.adaptive.partitioning.enable"] is True
+            ),
+            availability_timeout_ms=integer(
+                values, "partitioner.availability.timeout.ms"
+            ),
+            ignore_keys=values["partitioner.ignore.keys"] is True,
+            retries=retries,
+            transaction_timeout_ms=integer(values, "transaction.timeout.ms"),
+            transactional_id=transactional_id,
+        )
+
+
+def _idempotence(
+    *, wanted: bool, explicit: bool, acks: int, retries: int, max_in_flight: int
+) -> bool:
+    """Return whether the producer is idempotent; only a default gives way silently."""
+    if not wanted:
+        return False
+    conflict = ""
+    if acks != ACKS_ALL:
+        conflict = f"acks={acks}; it must be all"
+    elif retries == 0:
+        conflict = "retries=0; it must be 1 or more"
+    if max_in_flight > 5:
+        raise ConfigError(
+            f"max.in.flight.requests.per.connection={max_in_flight}: an idempotent"
+            " producer may have 5; lower it, or set enable.idempotence=false"
+        )
+    if conflict and explicit:
+        raise ConfigError(f"enable.idempotence=true does not go with {conflict}")
+    if conflict:
+        _log.info("this producer is not idempotent because of %s", conflict)
+    return not conflict
+
+
+def _level(values: Mapping[str, object], codec: Codec) -> int | None:
+    level = values.get(f"compression.{codec.name.lower()}.level")
+    if level == 0 and codec is Codec.GZIP:
+        raise ConfigError("compression.gzip.level=0: it must be -1, or 1 to 9")
+    return level if isinstance(level, int) else None
+
+
+def _delivery_timeout(values: Mapping[str, object], explicit: set[str]) -> int:
+    delivery, linger = values["delivery.timeout.ms"], values["linger.ms"]
+    request = values["request.timeout.ms"]
+    assert isinstance(delivery, int)
+    assert isinstance(linger, int) and isinstance(request, int)
+    lowest = min(linger + request, INT_MAX)
+    if delivery >= lowest:
+        return delivery
+    if "delivery.timeout.ms" in explicit:
+        raise ConfigError(
+            f"delivery.timeout.ms={delivery}: it must be at least linger.ms +"
+            f" request.timeout.ms = {lowest}; raise it, or lower those"
+        )
+    return lowest

@@ -1,0 +1,273 @@
+"""Every record once and in order: producer ids, epochs and sequence numbers.
+
+Each batch carries the number of its first record among all that this producer wrote to
+the partition; a broker refuses what is out of order and recognises what it has. A batch
+keeps its number however often it is sent. When numbers can no longer be true, because
+one batch failed for good and others were numbered after it, the epoch is raised by one
+and the partition begins again at 0.
+
+Used by the sender's thread only.
+
+Source: KIP-98; KIP-360 for raising the epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from mpbroker.client.metadata import NO_NODE
+from mpbroker.producer.batch import ProducerBatch
+from mpbroker.producer.errors import FatalError, ProducerError
+from mpbroker.protocol.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.init_producer_id import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from mpbroker.protocol.record_batch import increment_sequence
+
+_log = logging.getLogger(__name__)
+
+_MAX_EPOCH: Final = 0x7FFF
+_NONE_ACKED: Final = -1
+
+Partition = tuple[str, int]
+
+
+class _Sequences:
+    """One partition's numbers."""
+
+    __slots__ = ("epoch", "in_flight", "last_acked", "last_acked_offset", "next")
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.last_acked = _NONE_ACKED
+        self.last_acked_offset = -1
+        self.epoch = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        self.in_flight: list[ProducerBatch] = []  # numbered and not done, in order
+
+    def is_next(self, sequence: int) -> bool:
+        """Return whether a sequence follows what was acknowledged last."""
+        if self.last_acked == _NONE_ACKED:
+            return sequence == 0
+        return sequence == increment_sequence(self.last_acked, 1)
+
+
+class Idempotence:
+    """See the module; the rules of draining, for a producer without transactions."""
+
+    def __init__(self) -> None:
+        self.producer_id: int = NO_PRODUCER_ID
+        self.epoch: int = NO_PRODUCER_EPOCH
+        self.fatal_error: ProducerError | None = None
+        self._partitions: dict[Partition, _Sequences] = {}
+        self._bump: set[Partition] = set()
+        # By partition: the sequence after a batch that expired when it may have been
+        # written. Nothing new is numbered until it is known whether it was.
+        self._unresolved: dict[Partition, int] = {}
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id != NO_PRODUCER_ID
+
+    @property
+    def is_transactional(self) -> bool:
+        return False
+
+    def _of(self, batch: ProducerBatch) -> _Sequences:
+        key = batch.topic, batch.partition
+        found = self._partitions.get(key)
+        if found is None:
+            found = self._partitions[key] = _Sequences()
+        return found
+
+    # -- the id ------------------------------------------------------------------------
+
+    def init_request(self) -> InitProducerIdRequest:
+        """Return the request for an id."""
+        return InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=0x7FFFFFFF
+        )
+
+    def take_id(self, response: InitProducerIdResponse) -> None:
+        """Take an id that the broker gave."""
+        self.producer_id = response.producer_id
+        self.epoch = response.producer_epoch
+
+    def begin_turn(self) -> None:
+        """Raise the epoch where that was found to be necessary."""
+        self._resolve()
+        if not self._bump or not self.has_producer_id:
+            return
+        if self.epoch >= _MAX_EPOCH:
+            self.producer_id, self.epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
+            return  # begun again with the next id
+        self.epoch += 1
+        self._restart()
+
+    def _restart(self) -> None:
+        bumped, self._bump = self._bump, set()
+        for key in bumped:
+            self._begin_again(key)
+
+    def _begin_again(self, key: Partition) -> None:
+        """Number a partition from 0, with the present id; what is in flight first."""
+        sequences = self._partitions[key]
+        sequences.epoch = self.producer_id, self.epoch
+        sequences.next = 0
+        sequences.last_acked = _NONE_ACKED
+        self._unresolved.pop(key, None)
+        for batch in sequences.in_flight:
+            batch.set_producer(self.producer_id, self.epoch, sequences.next)
+            sequences.next = increment_sequence(sequences.next, batch.record_count)
+
+    def took_new_id(self) -> None:
+        """Number those partitions anew that waited for an id."""
+        if self._bump:
+            self._restart()
+
+    def request_bump(self, batch: ProducerBatch) -> None:
+        """Have the batch's partition begin again, in the next turn."""
+        self._bump.add((batch.topic, batch.partition))
+
+    # -- draining ----------------------------------------------------------------------
+
+    def may_drain(self, batch: ProducerBatch) -> bool:
+        """See `DrainRules`."""
+        if not self.has_producer_id or self.fatal_error is not None:
+            return False
+        sequences = self._of(batch)
+        if not batch.has_sequence:
+            stale = sequences.epoch != (self.producer_id, self.epoch)
+            if stale and sequences.in_flight:
+                return False  # numbered by another epoch: let them end first
+            return (batch.topic, batch.partition) not in self._unresolved and (
+                batch.topic,
+                batch.partition,
+            ) not in self._bump
+        # Sent before: in order, so only the first of what is in flight.
+        first = sequences.in_flight[0] if sequences.in_flight else None
+        return first is None or first is batch
+
+    def prepare(self, batch: ProducerBatch) -> None:
+        """See `DrainRules`."""
+        if batch.has_sequence:
+            return
+        sequences = self._of(batch)
+        if sequences.epoch != (self.producer_id, self.epoch):
+            sequences.epoch = self.producer_id, self.epoch
+            sequences.next, sequences.last_acked = 0, _NONE_ACKED
+        batch.set_producer(self.producer_id, self.epoch, sequences.next)
+        sequences.next = increment_sequence(sequences.next, batch.record_count)
+        sequences.in_flight.append(batch)
+
+    # -- answers -----------------------------------------------------------------------
+
+    def completed(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Note that a batch is written."""
+        sequences = self._of(batch)
+        self._remove(sequences, batch)
+        if (batch.producer_id, batch.producer_epoch) != sequences.epoch:
+            return
+        last = increment_sequence(batch.base_sequence, batch.record_count - 1)
+        ahead = (last - sequences.last_acked) & 0x7FFFFFFF
+        if sequences.last_acked == _NONE_ACKED or ahead < 1 << 30:
+            sequences.last_acked = last
+        if base_offset >= 0:
+            sequences.last_acked_offset = base_offset + batch.record_count - 1
+
+    def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
+        """Note that a batch will not be written, whatever is numbered after it."""
+        self._remove(self._of(batch), batch)
+        if isinstance(error, FatalError):
+            self.fatal_error = error
+        elif batch.has_sequence and not self._is_unresolved(batch):
+            self.request_bump(batch)
+
+    @staticmethod
+    def _remove(sequences: _Sequences, batch: ProducerBatch) -> None:
+        if batch in sequences.in_flight:
+            sequences.in_flight.remove(batch)
+
+    def replaced(self, batch: ProducerBatch, children: list[ProducerBatch]) -> None:
+        """Put the parts of a batch that was split in its place."""
+        in_flight = self._of(batch).in_flight
+        if batch in in_flight:
+            position = in_flight.index(batch)
+            in_flight[position : position + 1] = children
+
+    def expired(self, batch: ProducerBatch) -> None:
+        """Note that a batch's time is over and nobody knows whether it is written."""
+        if not batch.has_sequence:
+            return
+        sequences = self._of(batch)
+        self._remove(sequences, batch)
+        key = batch.topic, batch.partition
+        after = increment_sequence(batch.base_sequence, batch.record_count)
+        known = self._unresolved.get(key)
+        if known is None or ((after - known) & 0x7FFFFFFF) < 1 << 30:
+            self._unresolved[key] = after
+
+    def _is_unresolved(self, batch: ProducerBatch) -> bool:
+        return (batch.topic, batch.partition) in self._unresolved
+
+    def _resolve(self) -> None:
+        for key in list(self._unresolved):
+            sequences = self._partitions[key]
+            if sequences.in_flight:
+                continue  # their answers will tell
+            del self._unresolved[key]
+            if not sequences.is_next(sequences.next):
+                self._cannot_resolve(key)
+
+    def _cannot_resolve(self, key: Partition) -> None:
+        self._bump.add(key)
+
+    def may_retry(
+        self, batch: ProducerBatch, code: ErrorCode, log_start_offset: int
+    ) -> bool:
+        """Return whether a refused batch should be sent again.
+
+        Args:
+            batch: numbered.
+            code: why it was refused.
+            log_start_offset: of the partition; -1 if the broker did not say.
+        """
+        if not batch.has_sequence:
+            return code.retriable
+        sequences = self._of(batch)
+        if code == ErrorCode.UNKNOWN_PRODUCER_ID:
+            # The broker forgot us, as it may when retention took all that we wrote.
+            if log_start_offset >= 0:
+                self._lost_by_broker(batch, sequences, log_start_offset)
+            return (
+                not self.is_transactional
+                or log_start_offset < 0
+                or (sequences.last_acked_offset < log_start_offset)
+            )
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return self._may_retry_out_of_order(batch, sequences)
+        return code.retriable
+
+    def _lost_by_broker(
+        self, batch: ProducerBatch, sequences: _Sequences, log_start_offset: int
+    ) -> None:
+        self.request_bump(batch)
+
+    def _may_retry_out_of_order(
+        self, batch: ProducerBatch, sequences: _Sequences
+    ) -> bool:
+        unresolved = self._unresolved.get((batch.topic, batch.partition))
+        is_next = sequences.is_next(batch.base_sequence)
+        if unresolved is None and not is_next:
+            return True  # one before it is being retried; its turn comes
+        if self.is_transactional:
+            return False
+        if unresolved is None or unresolved == batch.base_sequence:
+            self.request_bump(batch)
+        return True
+
+    def coordinator_node(self) -> int | None:
+        """Return the node to ask for an id; None: any."""
+        return None if not self.is_transactional else NO_NODE

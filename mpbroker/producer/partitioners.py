@@ -1,0 +1,68 @@
+"""Which partition a record goes to, where its sender did not say.
+
+Keys go where Kafka's Java client puts them (murmur2); records without one stay with a
+partition for a whole batch (`sticky`). Another rule is any object with this method::
+
+    class ByCustomer:
+        def partition(self, topic, key, value, partition_count, available):
+            return zlib.crc32(key) % partition_count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Final, Protocol
+
+from mpbroker.client.partitioner import partition_for_key
+
+# Keys repeat, and hashing one costs more than all else that a record needs.
+_CACHED_KEYS: Final = 1 << 16
+
+cached_partition_for_key = lru_cache(maxsize=_CACHED_KEYS)(partition_for_key)
+
+
+class Partitioner(Protocol):
+    """A rule of one's own; see the module."""
+
+    def partition(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition_count: int,
+        available: Sequence[int],
+    ) -> int | None:
+        """Return a partition, 0..partition_count - 1; None leaves it to `sticky`.
+
+        Called by the thread that sends, once for each record.
+
+        Args:
+            topic: the record's.
+            key: serialized.
+            value: serialized.
+            partition_count: of the topic.
+            available: the partitions that have a leader now.
+        """
+
+
+class RoundRobinPartitioner:
+    """Every record to the next partition that has a leader, whatever its key."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, count[int]] = {}
+
+    def partition(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition_count: int,
+        available: Sequence[int],
+    ) -> int:
+        counter = self._counters.setdefault(topic, count())
+        turn = next(counter)  # one step, whatever other threads do
+        if available:
+            return available[turn % len(available)]
+        return turn % partition_count

@@ -1,0 +1,592 @@
+"""`Producer`: records to any Kafka broker, from any number of threads.
+
+    with Producer(bootstrap_servers="localhost:9092", linger_ms=20) as producer:
+        future = producer.send("events", b"value", key=b"key")
+        print(future.result().offset)
+
+`send` hands a record over and returns; a thread of the producer's own sends batches.
+That thread calls callbacks, so they must not wait for the producer. A producer belongs
+to the process that made it: a forked child makes its own.
+
+Source: the API of Apache Kafka's KafkaProducer; KIP-447 for offsets in transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from mpbroker.client.backoff import Backoff
+from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
+from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.selector import Selector, monotonic_ms, resolve
+from mpbroker.errors import MpbrokerError
+from mpbroker.producer.accumulator import PartitionQueue, RecordAccumulator, TopicQueues
+from mpbroker.producer.batch import (
+    RECORD_OVERHEAD,
+    Callback,
+    ProducerBatch,
+    RecordFuture,
+    RecordMetadata,
+    record_size,
+    record_size_bound,
+)
+from mpbroker.producer.buffer_pool import BufferPool
+from mpbroker.producer.config import ProducerSettings
+from mpbroker.producer.errors import (
+    DeliveryTimeoutError,
+    ProducerClosedError,
+    ProducerError,
+    ProducerForkedError,
+    RecordTooLargeError,
+    RefusedError,
+    RetriableError,
+    error_of,
+)
+from mpbroker.producer.idempotence import Idempotence
+from mpbroker.producer.metrics import ProducerMetrics
+from mpbroker.producer.partitioners import Partitioner, cached_partition_for_key
+from mpbroker.producer.record import (
+    Headers,
+    ProducerInterceptor,
+    ProducerRecord,
+    Serializer,
+    to_bytes,
+    to_raw_headers,
+)
+from mpbroker.producer.sender import Sender
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.record_encode import RawRecord
+
+_log = logging.getLogger(__name__)
+
+_FOREVER_S: Final = threading.TIMEOUT_MAX
+
+# Of a live process; a forked child's copies are marked, so that none of them waits for
+# a thread that was not forked with it, or sends in its parent's name.
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for producer in list(_producers):
+        producer._disown()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+class Producer:
+    """See the module. Every method may be called by any thread."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        partitioner: Partitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        **settings: object,
+    ) -> None:
+        """Start the producer's thread; it connects when there is something to do.
+
+        Args:
+            config: Kafka's settings by name, with dots or underscores.
+            key_serializer: makes bytes of keys; None: they are bytes.
+            value_serializer: likewise of values.
+            partitioner: chooses partitions; None: see `partitioners`.
+            interceptors: see every record, in this order.
+            settings: more of ``config``, as keyword arguments.
+
+        Raises:
+            ConfigError: says which setting, and what to do.
+            AddressError: bootstrap.servers cannot be read.
+        """
+        given = {**(config or {}), **settings}
+        self._settings = options = ProducerSettings.parse(given)
+        self._key_serializer = key_serializer
+        self._value_serializer = value_serializer
+        self._partitioner = partitioner
+        self._interceptors = tuple(interceptors)
+        self._metrics = ProducerMetrics()
+        self._pool = BufferPool(options.buffer_memory)
+        self._rng = random.Random()
+        self._metadata = Metadata(
+            max_age_ms=options.client.metadata_max_age_ms,
+            topic_max_idle_ms=options.metadata_max_idle_ms,
+            backoff=Backoff(
+                options.client.retry_backoff_ms, options.client.retry_backoff_max_ms
+            ),
+            rng=self._rng,
+        )
+        self._idempotence = self._make_idempotence()
+        self._accumulator = RecordAccumulator(
+            options, self._pool, self._idempotence, self._rng
+        )
+        self._client = NetworkClient(
+            Selector(
+                options.client.send_buffer_bytes, options.client.receive_buffer_bytes
+            ),
+            self._metadata,
+            options.client,
+            resolve,
+            monotonic_ms,
+            self._rng,
+        )
+        self._sender = Sender(
+            self._client,
+            self._metadata,
+            self._accumulator,
+            options,
+            self._idempotence,
+            self._metrics,
+            monotonic_ms,
+        )
+        self._refusal: ProducerError | None = None  # why send() does not work any more
+        # Records that fit surely; larger ones are judged exactly.
+        self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
+        self._made_by = os.getpid()
+        self._thread = threading.Thread(
+            target=self._sender.run,
+            name=f"kafka-producer-network-thread | {options.client.client_id}",
+            daemon=True,
+        )
+        self._thread.start()
+        _producers.add(self)
+
+    def _make_idempotence(self) -> Idempotence | None:
+        return Idempotence() if self._settings.idempotent else None
+
+    # -- sending -----------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        callback: Callback | None = None,
+    ) -> RecordFuture:
+        """Hand a record over; it is sent with others of its partition.
+
+        Waits up to max.block.ms for the topic's metadata, and for memory while as much
+        as buffer.memory is on its way. What goes wrong with the record after its
+        serialization is told by the future and the callback, and not raised here.
+
+        Args:
+            topic: created by the broker, if it does that.
+            value: bytes, or what the serializer takes; None is null.
+            key: likewise; records of one key go to one partition, in order.
+            headers: names and values.
+            partition: None has the partitioner choose.
+            timestamp_ms: since 1970; None is now.
+            callback: called with a `RecordMetadata` or None, and an error or None, by
+                the producer's thread, in the order of records of a partition.
+
+        Raises:
+            SerializationError: key, value or headers are not bytes.
+            ProducerClosedError: closed, or forked since it was made.
+            TransactionStateError: transactional, and no transaction is open.
+            FatalError: the producer is of no use any more; close it.
+        """
+        if self._interceptors:
+            record = ProducerRecord(
+                topic, value, key, tuple(headers), partition, timestamp_ms
+            )
+            return self._send_intercepted(record, callback)
+        return self._send(topic, value, key, headers, partition, timestamp_ms, callback)
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None,
+        callback: Callback | None,
+    ) -> RecordFuture:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._key_serializer is not None or (
+            key is not None and type(key) is not bytes
+        ):
+            key = to_bytes(self._key_serializer, topic, "key", key)
+        if self._value_serializer is not None or (
+            value is not None and type(value) is not bytes
+        ):
+            value = to_bytes(self._value_serializer, topic, "value", value)
+        raw_headers = to_raw_headers(topic, headers) if headers else ()
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        record = timestamp_ms, key, value, raw_headers
+        if value is not None and not raw_headers:
+            size = len(value) + RECORD_OVERHEAD
+            if key is not None:
+                size += len(key)
+        else:
+            size = record_size(record)
+        queues = self._accumulator.topics.get(topic)
+        if (
+            queues is not None
+            and queues.current is not None
+            and partition is None
+            and key is None
+            and self._partitioner is None
+            and size < self._surely_small
+        ):
+            # Nearly always, without keys: there is an open batch, and room in it.
+            future = self._accumulator.try_append(
+                queues.current, record, size, callback
+            )
+            if future is not None:
+                return future
+        try:
+            return self._append(topic, record, size, partition, callback)
+        except (RetriableError, RefusedError) as error:
+            return self._failed(topic, partition, record, callback, error)
+
+    def _append(
+        self,
+        topic: str,
+        record: RawRecord,
+        size: int,
+        partition: int | None,
+        callback: Callback | None,
+    ) -> RecordFuture:
+        _, key, value, headers = record
+        if size >= self._surely_small:
+            self._check_size(topic, record_size_bound(key, value, headers))
+        began = time.monotonic()
+        info = self._metadata.snapshot.topics.get(topic)
+        if info is None or (partition is not None and partition >= len(info.leaders)):
+            info = self._wait_for_topic(topic, partition, began)
+        queues = self._accumulator.topic(topic)
+        accumulator = self._accumulator
+        chosen = self._choose(topic, record, partition, info)
+        queue = self._queue(queues, chosen, info)
+        future = accumulator.try_append(queue, record, size, callback)
+        if future is not None:
+            return future
+        now_ms = monotonic_ms()
+        self._metadata.add_topic(topic, now_ms)  # it is in use
+        full = accumulator.close_full(queue, size)
+        if full is not None:
+            accumulator.seal(full)
+        if chosen is None:
+            # That batch is complete, or was sent before it got full: to another now,
+            # unless little went there.
+            queue = accumulator.sticky_queue(
+                queues, len(info.leaders), self._metadata.snapshot, now_ms
+            )
+        self._join_transaction(queue)
+        charge = max(self._settings.batch_size, record_size_bound(key, value, headers))
+        if not self._pool.try_allocate(charge):
+            self._client.wakeup()
+            left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
+            self._allocate(charge, left_s)
+        future = accumulator.append_new(
+            queue, record, size, charge, callback, monotonic_ms()
+        )
+        self._client.wakeup()
+        return future
+
+    def _allocate(self, charge: int, timeout_s: float) -> None:
+        try:
+            self._pool.allocate(charge, max(0.0, timeout_s))
+        except RetriableError:
+            self._metrics.count("buffer-exhausted", 1, monotonic_ms())
+            raise
+
+    def _join_transaction(self, queue: PartitionQueue) -> None:
+        """Have the partition be part of the transaction, if there is one."""
+
+    def _check_size(self, topic: str, bound: int) -> None:
+        for name, limit in (
+            ("max.request.size", self._settings.max_request_size),
+            ("buffer.memory", self._settings.buffer_memory),
+        ):
+            if bound > limit:
+                raise RecordTooLargeError(
+                    f"a record for {topic!r} of up to {bound} bytes is above"
+                    f" {name}={limit}; raise that, or send smaller records",
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                )
+
+    def _wait_for_topic(
+        self, topic: str, partition: int | None, began: float
+    ) -> TopicInfo:
+        """Wait until a topic, and one of its partitions, is known.
+
+        Raises:
+            DeliveryTimeoutError: not within max.block.ms.
+            ProducerError: the broker refused to tell.
+        """
+        if not topic:
+            raise RefusedError("a record without a topic; name one")
+        deadline = began + self._settings.max_block_ms / 1000
+        metadata = self._metadata
+        metadata.add_topic(topic, monotonic_ms())
+        try:
+            while True:
+                seen = metadata.request_update()
+                snapshot = metadata.snapshot
+                info = snapshot.topics.get(topic)
+                if info is not None and (
+                    partition is None or partition < len(info.leaders)
+                ):
+                    return info
+                self._check_topic_error(topic, snapshot)
+                self._client.wakeup()
+                left_s = min(deadline - time.monotonic(), _FOREVER_S)
+                if left_s <= 0 or not metadata.wait(seen, left_s):
+                    raise self._no_metadata(topic, partition, info)
+                if self._refusal is not None:
+                    raise self._refusal
+        finally:
+            spent = time.monotonic() - began
+            self._metrics.spend("metadata-wait-time-ns", spent)
+
+    @staticmethod
+    def _check_topic_error(topic: str, snapshot: Snapshot) -> None:
+        code = snapshot.topic_errors.get(topic, 0)
+        if code in (
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ):
+            raise error_of(code, f"topic {topic!r}")
+
+    def _no_metadata(
+        self, topic: str, partition: int | None, info: TopicInfo | None
+    ) -> DeliveryTimeoutError:
+        wait = f"after {self._settings.max_block_ms} ms (max.block.ms)"
+        if info is not None:
+            return DeliveryTimeoutError(
+                f"topic {topic!r} has no partition {partition} {wait}, only"
+                f" 0..{len(info.leaders) - 1}",
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        if not self._metadata.snapshot.nodes:
+            why = self._client.last_error or "no broker has answered"
+            return DeliveryTimeoutError(f"no metadata of topic {topic!r} {wait}: {why}")
+        code = ErrorCode(self._metadata.snapshot.topic_errors.get(topic, 3))
+        return DeliveryTimeoutError(
+            f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
+            code,
+        )
+
+    def _choose(
+        self, topic: str, record: RawRecord, partition: int | None, info: TopicInfo
+    ) -> int | None:
+        """Return the record's partition; None for the sticky one."""
+        count = len(info.leaders)
+        if partition is not None:
+            if partition < 0:
+                raise RefusedError(
+                    f"partition {partition}: it must be 0 or more, or None for any"
+                )
+            return partition
+        _, key, value, _ = record
+        if self._partitioner is not None:
+            available = [i for i, leader in enumerate(info.leaders) if leader >= 0]
+            chosen = self._partitioner.partition(topic, key, value, count, available)
+            if chosen is not None and not 0 <= chosen < count:
+                raise RefusedError(
+                    f"the partitioner chose {chosen} for topic {topic!r}, which has"
+                    f" partitions 0..{count - 1}"
+                )
+            return chosen
+        if key is None or self._settings.ignore_keys:
+            return None
+        return cached_partition_for_key(key, count)
+
+    def _queue(
+        self, topic: TopicQueues, partition: int | None, info: TopicInfo
+    ) -> PartitionQueue:
+        if partition is not None:
+            if partition < len(topic.queues):
+                return topic.queues[partition]
+            with self._accumulator.lock:
+                return topic.queue(partition)
+        if topic.current is not None:
+            return topic.current
+        return self._accumulator.sticky_queue(
+            topic, len(info.leaders), self._metadata.snapshot, monotonic_ms()
+        )
+
+    def _failed(
+        self,
+        topic: str,
+        partition: int | None,
+        record: RawRecord,
+        callback: Callback | None,
+        error: ProducerError,
+    ) -> RecordFuture:
+        """Return the future of a record that failed before it was in a batch."""
+        number = -1 if partition is None else partition
+        batch = ProducerBatch(topic, number, 0, 0, monotonic_ms())
+        batch.records.append(record)
+        if callback is not None:
+            batch.callbacks.append((0, callback))
+        self._metrics.count("record-error", 1, monotonic_ms(), topic)
+        batch.fail(error)
+        return RecordFuture(batch, 0)
+
+    # -- interceptors ------------------------------------------------------------------
+
+    def _send_intercepted(
+        self, record: ProducerRecord, callback: Callback | None
+    ) -> RecordFuture:
+        for interceptor in self._interceptors:
+            try:
+                record = interceptor.on_send(record)
+            except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                _log.exception("%s.on_send", type(interceptor).__name__)
+        topic, value, key, headers, partition, timestamp_ms = record
+
+        def acknowledged(
+            metadata: RecordMetadata | None, error: Exception | None
+        ) -> None:
+            for interceptor in self._interceptors:
+                try:
+                    interceptor.on_acknowledgement(metadata, error)
+                except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                    _log.exception("%s.on_acknowledgement", type(interceptor).__name__)
+            if callback is not None:
+                callback(metadata, error)
+
+        try:
+            return self._send(
+                topic, value, key, headers, partition, timestamp_ms, acknowledged
+            )
+        except MpbrokerError as error:
+            acknowledged(None, error)
+            raise
+
+    # -- the rest ----------------------------------------------------------------------
+
+    def partitions_for(self, topic: str) -> int:
+        """Return how many partitions a topic has, waiting as `send` does.
+
+        Raises:
+            ProducerError: it is not known, or the producer is closed.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        info = self._metadata.snapshot.topics.get(topic)
+        if info is None:
+            info = self._wait_for_topic(topic, None, time.monotonic())
+        return len(info.leaders)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send everything now and wait until it is acknowledged or has failed.
+
+        Records of other threads that come meanwhile are not waited for. Errors are for
+        futures and callbacks to tell.
+
+        Raises:
+            TimeoutError: not all is done after ``timeout`` seconds.
+            ProducerClosedError: forked since the producer was made, or called by a
+                callback, which would wait for itself.
+        """
+        self._check_own_thread("flush()")
+        if isinstance(self._refusal, ProducerForkedError):
+            raise self._refusal
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
+        pending = self._accumulator.begin_flush()
+        try:
+            self._client.wakeup()
+            while pending:
+                batch = pending.pop()
+                left = (
+                    None if deadline is None else max(0.0, deadline - time.monotonic())
+                )
+                if not batch.wait(left):
+                    raise TimeoutError(
+                        f"records are not acknowledged after {timeout:g} s of flush()"
+                    )
+                pending += batch.children
+        finally:
+            self._accumulator.end_flush()
+            self._metrics.spend("flush-time-ns", time.monotonic() - began)
+
+    def _check_own_thread(self, what: str) -> None:
+        if threading.current_thread() is self._thread:
+            raise ProducerClosedError(
+                f"{what} in a callback would wait for itself; call it elsewhere"
+            )
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what there is, wait for it, and end the producer's thread.
+
+        Calling it again does nothing. In a callback, or in a forked child, nothing is
+        waited for.
+
+        Args:
+            timeout: in seconds; what is not acknowledged by then fails. None waits as
+                long as delivery.timeout.ms allows.
+        """
+        if isinstance(self._refusal, ProducerForkedError):
+            return
+        if self._refusal is None:
+            self._refusal = ProducerClosedError(
+                "the producer is closed; make a new one"
+            )
+        self._pool.close()
+        self._metadata.fail(self._refusal)
+        if threading.current_thread() is self._thread:
+            self._sender.force_close()
+            return
+        if timeout == 0:
+            self._sender.force_close()
+        self._sender.close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._sender.force_close()
+            self._thread.join()
+        _producers.discard(self)
+
+    def _disown(self) -> None:
+        """Make this copy, in a forked child, say what it is."""
+        self._refusal = ProducerForkedError(
+            f"this producer belongs to process {self._made_by}, and this is"
+            f" {os.getpid()}, forked from it; make a producer here after the fork"
+        )
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return Kafka's metrics by group: producer-metrics, and by topic and node."""
+        now_ms = monotonic_ms()
+        groups = self._metrics.snapshot(now_ms)
+        groups["producer-metrics"] |= {
+            "buffer-total-bytes": float(self._pool.total_bytes),
+            "buffer-available-bytes": float(self._pool.available_bytes),
+            "bufferpool-wait-time-ns-total": self._pool.wait_time_s * 1e9,
+            "waiting-threads": float(self._pool.waiting),
+            "requests-in-flight": float(self._client.in_flight()),
+            "connection-count": float(self._client.connection_count()),
+            "metadata-age": (now_ms - self._metadata.updated_ms) / 1000,
+        }
+        return groups
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # An error in the block is what its author wants to see soon.
+        self.close(0 if exc_type is not None else None)

@@ -1,0 +1,88 @@
+"""What a user hands to a producer, and what may look at it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from mpbroker.producer.batch import RecordMetadata
+from mpbroker.producer.errors import SerializationError
+from mpbroker.protocol.record_encode import RawHeaders
+
+Serializer = Callable[[str, Any], bytes | None]
+"""From the topic and a key or value to its bytes; raises whatever it likes."""
+
+Headers = Iterable[tuple[str, bytes | None]]
+
+
+class ProducerRecord(NamedTuple):
+    """A record before it is serialized."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class ProducerInterceptor:
+    """Sees every record and what became of it. Override what you need.
+
+    What a method raises is logged, and the record goes on as it was.
+    """
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """Return the record to send in place of this one; the sending thread calls."""
+        return record
+
+    def on_acknowledgement(
+        self, metadata: RecordMetadata | None, error: Exception | None
+    ) -> None:
+        """Learn what became of a record; called before its callback."""
+
+
+def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -> Any:
+    """Return a key or value as bytes or None.
+
+    Raises:
+        SerializationError: it is something else, or the serializer raised.
+    """
+    if serializer is not None:
+        try:
+            value = serializer(topic, value)
+        except Exception as error:
+            raise SerializationError(
+                f"the serializer refused the {what} of a record for {topic!r}: {error}"
+            ) from error
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)  # of our own: theirs may change before it is sent
+    raise SerializationError(
+        f"the {what} of a record for {topic!r} is {type(value).__name__}, not bytes;"
+        f" encode it, or give the producer a {what}_serializer"
+    )
+
+
+def to_raw_headers(topic: str, headers: Headers) -> RawHeaders:
+    """Return headers as they go on the wire.
+
+    Raises:
+        SerializationError: not pairs of a string and bytes (or None).
+    """
+    raw = []
+    try:
+        for name, value in headers:
+            raw.append(
+                (
+                    name.encode("utf-8", "surrogateescape"),
+                    to_bytes(None, topic, "header", value),
+                )
+            )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SerializationError(
+            f"the headers of a record for {topic!r} are not pairs of a string and"
+            f" bytes: {error}"
+        ) from error
+    return tuple(raw)

@@ -1,0 +1,495 @@
+"""The loop that moves batches to brokers and takes their answers.
+
+`run_once` is one turn: what transactions and idempotence need, then drain what is
+ready, then poll. It owns the `NetworkClient`; a thread of the producer's runs it, and
+tests run it turn by turn, with a clock of their own.
+
+Source: KIP-91 (delivery timeout), KIP-98, KIP-126 (splitting), KIP-467 (errors of
+single records), KIP-951 (leaders in answers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.errors import UnsupportedVersionError, error_code_of
+from mpbroker.client.metadata import Metadata
+from mpbroker.client.network_client import ClientResponse, NetworkClient
+from mpbroker.producer.accumulator import RecordAccumulator
+from mpbroker.producer.batch import ProducerBatch
+from mpbroker.producer.config import ACKS_ALL, ProducerSettings
+from mpbroker.producer.errors import (
+    FatalError,
+    NetworkError,
+    ProducerClosedError,
+    ProducerError,
+    RefusedError,
+    error_of,
+)
+from mpbroker.producer.idempotence import Idempotence
+from mpbroker.producer.metrics import ProducerMetrics
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.init_producer_id import InitProducerIdResponse
+from mpbroker.protocol.messages.produce import (
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+
+_log = logging.getLogger(__name__)
+
+_NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
+# From 12 on a Produce adds its partitions to the transaction by itself (KIP-890).
+_TRANSACTIONS_MAX_VERSION: Final = 11
+
+_STALE_METADATA: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+    }
+)
+
+_Batches = dict[tuple[str, int], ProducerBatch]
+
+
+class Sender:
+    """See the module."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        metadata: Metadata,
+        accumulator: RecordAccumulator,
+        settings: ProducerSettings,
+        idempotence: Idempotence | None,
+        metrics: ProducerMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._accumulator = accumulator
+        self._settings = settings
+        self._idempotence = idempotence
+        self._metrics = metrics
+        self._clock = clock
+        # One batch in flight a connection, and none of a partition overtakes another.
+        self._in_order = settings.max_in_flight == 1
+        self._in_flight: dict[ProducerBatch, None] = {}
+        self._init_pending = False
+        self._init_not_before_ms = 0.0
+        self._is_closing = False
+        self._is_forced = False
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run turns until closed: by `close`, once all is done; by `force_close`."""
+        while not self._is_closing or (not self._is_forced and self._has_work()):
+            try:
+                self.run_once()
+            except Exception:  # noqa: BLE001 - a mistake of ours must not hang futures
+                _log.exception("in the producer's thread")
+        if self._has_work():
+            error = ProducerClosedError(
+                "the producer was closed before this record was acknowledged; it may be"
+                " written: give close() more time, or call flush() before it"
+            )
+            self.abort_all(error)
+        self._client.close_all()
+
+    def _has_work(self) -> bool:
+        return self._accumulator.has_incomplete
+
+    def close(self) -> None:
+        """End `run` when everything is sent and answered."""
+        self._accumulator.is_closed = True
+        self._is_closing = True
+        self._client.wakeup()
+
+    def force_close(self) -> None:
+        """End `run` now; what is not acknowledged fails."""
+        self._is_forced = True
+        self.close()
+
+    def run_once(self) -> None:
+        """Run one turn."""
+        now_ms = self._clock()
+        wait_ms = self._prepare(now_ms)
+        wait_ms = min(wait_ms, self._send_batches(now_ms))
+        self._client.poll(wait_ms, now_ms)
+
+    def _prepare(self, now_ms: float) -> float:
+        """Do what idempotence needs before batches go; return how long it can wait."""
+        state = self._idempotence
+        if state is None:
+            return float("inf")
+        if state.fatal_error is not None:
+            self._fail_all(state.fatal_error)
+            return float("inf")
+        state.begin_turn()
+        if state.has_producer_id or self._init_pending:
+            return float("inf")
+        return self._ask_for_id(state, now_ms)
+
+    def _ask_for_id(self, state: Idempotence, now_ms: float) -> float:
+        if now_ms < self._init_not_before_ms:
+            return self._init_not_before_ms - now_ms
+        node = self._client.least_loaded_node(now_ms)
+        if node is None:
+            return self._settings.client.retry_backoff_ms
+        if not self._client.ready(node, now_ms):
+            return float("inf")  # something will come: versions, metadata, an end
+        self._init_pending = True
+        self._client.send(
+            node,
+            state.init_request(),
+            InitProducerIdResponse,
+            self._take_id,
+            now_ms,
+        )
+        return float("inf")
+
+    def _take_id(self, answer: ClientResponse) -> None:
+        state = self._idempotence
+        assert state is not None
+        self._init_pending = False
+        now_ms = self._clock()
+        response = answer.response
+        if isinstance(response, InitProducerIdResponse):
+            code = response.error_code
+            if not code:
+                state.take_id(response)
+                state.took_new_id()
+                return
+            error = error_of(code, "no producer id")
+            if not error_code_of(code).retriable:
+                state.fatal_error = _as_fatal(error)
+        elif isinstance(answer.error, UnsupportedVersionError):
+            state.fatal_error = FatalError(
+                f"{answer.error}: set enable.idempotence=false for this broker",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+        self._init_not_before_ms = now_ms + self._settings.client.retry_backoff_ms
+
+    def _fail_all(self, error: ProducerError) -> None:
+        accumulator = self._accumulator
+        accumulator.abort(accumulator.undrained(), error)
+
+    # -- sending -----------------------------------------------------------------------
+
+    def _send_batches(self, now_ms: float) -> float:
+        """Send what is ready; return how long until more may be."""
+        accumulator, client = self._accumulator, self._client
+        snapshot = self._metadata.snapshot
+        ready = accumulator.ready(snapshot, now_ms)
+        if ready.leaderless:
+            for topic in ready.leaderless:
+                self._metadata.add_topic(topic, now_ms)
+            self._metadata.request_update()
+        nodes, not_ready_ms = [], float("inf")
+        for node in ready.nodes:
+            is_ready = client.ready(node, now_ms)
+            accumulator.note_node(node, is_ready, now_ms)
+            if is_ready:
+                nodes.append(node)
+            else:
+                not_ready_ms = min(not_ready_ms, client.delay_ms(node, now_ms))
+        drained = accumulator.drain(snapshot, nodes, now_ms) if nodes else {}
+        sent = False
+        for node, batches in drained.items():
+            for batch in batches:
+                self._in_flight[batch] = None
+                if self._in_order:
+                    accumulator.mute(batch)
+            if batches:
+                sent = True
+                self._send_request(node, batches, now_ms)
+        self._expire(now_ms)
+        if sent:
+            return 0.0
+        wait_ms = min(ready.next_check_ms, not_ready_ms)
+        return min(wait_ms, max(0.0, self._next_expiry_ms() - now_ms))
+
+    def _next_expiry_ms(self) -> float:
+        oldest = min(
+            (batch.created_ms for batch in self._in_flight), default=float("inf")
+        )
+        return min(
+            oldest + self._settings.delivery_timeout_ms,
+            self._accumulator.next_expiry_ms(),
+        )
+
+    def _send_request(
+        self, node: int, batches: list[ProducerBatch], now_ms: float
+    ) -> None:
+        codec = self._settings.codec
+        topics: dict[str, list[PartitionProduceData]] = {}
+        by_partition: _Batches = {}
+        records = 0
+        for batch in batches:
+            by_partition[batch.topic, batch.partition] = batch
+            topics.setdefault(batch.topic, []).append(
+                PartitionProduceData(index=batch.partition, records=batch.encode(codec))
+            )
+            records += batch.record_count
+            self._count_batch(batch, now_ms)
+        self._metrics.observe("records-per-request", records, now_ms)
+        state = self._idempotence
+        transactional = state is not None and state.is_transactional
+        request = ProduceRequest(
+            transactional_id=self._settings.transactional_id,
+            acks=self._settings.acks,
+            timeout_ms=self._settings.client.request_timeout_ms,
+            topic_data=[
+                TopicProduceData(name=name, partition_data=partitions)
+                for name, partitions in topics.items()
+            ],
+        )
+        self._client.send(
+            node,
+            request,
+            ProduceResponse,
+            lambda answer: self._take_answer(answer, by_partition),
+            now_ms,
+            max_version=(
+                _TRANSACTIONS_MAX_VERSION
+                if transactional
+                else _NAMED_TOPICS_MAX_VERSION
+            ),
+            expect_answer=self._settings.acks != 0,
+        )
+
+    def _count_batch(self, batch: ProducerBatch, now_ms: float) -> None:
+        metrics = self._metrics
+        count = batch.record_count
+        if not batch.attempts:
+            metrics.observe("record-queue-time", now_ms - batch.created_ms, now_ms)
+            metrics.observe("batch-size", batch.size, now_ms)
+            metrics.observe("record-size", batch.raw_size, now_ms, count)
+            metrics.count("record-send", count, now_ms, batch.topic)
+            metrics.count("byte", batch.size, now_ms, batch.topic)
+            metrics.observe(
+                "compression-rate", batch.size / max(batch.raw_size + 61, 1), now_ms
+            )
+
+    def _expire(self, now_ms: float) -> None:
+        """Fail what is older than delivery.timeout.ms, sent or not."""
+        accumulator, limit_ms = self._accumulator, self._settings.delivery_timeout_ms
+        late = [
+            batch for batch in self._in_flight if now_ms - batch.created_ms >= limit_ms
+        ]
+        for batch in late:
+            batch.in_retry = True  # it was sent: say so
+        for batch in [*late, *accumulator.expired(now_ms)]:
+            error = accumulator.expiry_error(batch, now_ms)
+            if self._idempotence is not None and batch.in_retry:
+                self._idempotence.expired(batch)
+            self._finish_failed(batch, error, {}, now_ms, tell=False)
+
+    # -- answers -----------------------------------------------------------------------
+
+    def _take_answer(self, answer: ClientResponse, batches: _Batches) -> None:
+        now_ms = self._clock()
+        response = answer.response
+        if isinstance(response, ProduceResponse):
+            self._metrics.answered(answer.node, answer.latency_ms, now_ms)
+            self._metrics.observe(
+                "produce-throttle-time", response.throttle_time_ms, now_ms
+            )
+            self._take_response(response, batches, now_ms)
+            return
+        if answer.error is None:  # acks=0
+            for batch in batches.values():
+                self._succeed(batch, -1, -1)
+            return
+        if isinstance(answer.error, UnsupportedVersionError):
+            code = ErrorCode.UNSUPPORTED_VERSION
+        elif answer.timed_out:
+            code = ErrorCode.REQUEST_TIMED_OUT
+        else:
+            code = ErrorCode.NETWORK_EXCEPTION
+        for batch in batches.values():
+            refusal = PartitionProduceResponse(
+                index=batch.partition,
+                error_code=code,
+                base_offset=-1,
+                error_message=str(answer.error),
+            )
+            self._complete(batch, refusal, {}, now_ms)
+
+    def _take_response(
+        self, response: ProduceResponse, batches: _Batches, now_ms: float
+    ) -> None:
+        endpoints = {entry.node_id: entry for entry in response.node_endpoints}
+        left = dict(batches)
+        for topic in response.responses:
+            for entry in topic.partition_responses:
+                batch = left.pop((topic.name, entry.index), None)
+                if batch is not None:
+                    self._complete(batch, entry, endpoints, now_ms)
+        for batch in left.values():
+            # A broker that forgets a partition has not said that it is written.
+            silent = PartitionProduceResponse(
+                index=batch.partition,
+                error_code=ErrorCode.NETWORK_EXCEPTION,
+                base_offset=-1,
+                error_message="the answer does not mention this partition",
+            )
+            self._complete(batch, silent, {}, now_ms)
+
+    def _complete(
+        self,
+        batch: ProducerBatch,
+        entry: PartitionProduceResponse,
+        endpoints: dict[int, NodeEndpoint],
+        now_ms: float,
+    ) -> None:
+        """Do with a batch what its answer says."""
+        if batch.is_done:
+            self._forget(batch)  # expired while it was in flight
+            return
+        code = error_code_of(entry.error_code)
+        if not entry.error_code:
+            self._succeed(batch, entry.base_offset, entry.log_append_time_ms)
+            return
+        if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._succeed(batch, -1, -1)  # it is there; where, nobody remembers
+            return
+        if code in _STALE_METADATA:
+            self._learn_leader(batch, entry, endpoints)
+        expired = now_ms - batch.created_ms >= self._settings.delivery_timeout_ms
+        if (
+            code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+            and batch.record_count > 1
+            and not expired
+        ):
+            self._split(batch, now_ms)
+        elif (
+            not expired
+            and batch.attempts < self._settings.retries
+            and self._may_retry(batch, code, entry.log_start_offset)
+        ):
+            self._forget(batch)
+            self._metrics.count("record-retry", batch.record_count, now_ms, batch.topic)
+            self._accumulator.reenqueue(batch, now_ms)
+        else:
+            self._fail(batch, entry, now_ms)
+
+    def _may_retry(
+        self, batch: ProducerBatch, code: ErrorCode, log_start_offset: int
+    ) -> bool:
+        if self._is_forced:
+            return False
+        if self._idempotence is None:
+            return code.retriable
+        return self._idempotence.may_retry(batch, code, log_start_offset)
+
+    def _learn_leader(
+        self,
+        batch: ProducerBatch,
+        entry: PartitionProduceResponse,
+        endpoints: dict[int, NodeEndpoint],
+    ) -> None:
+        leader = entry.current_leader
+        if leader is not None and leader.leader_id in endpoints:
+            endpoint = endpoints[leader.leader_id]
+            address = Address(endpoint.host, endpoint.port)
+            if self._metadata.update_leader(
+                batch.topic,
+                batch.partition,
+                leader.leader_id,
+                leader.leader_epoch,
+                address,
+            ):
+                return
+        self._metadata.request_update()
+
+    def _split(self, batch: ProducerBatch, now_ms: float) -> None:
+        self._forget(batch)
+        children = self._accumulator.split_and_reenqueue(batch)
+        if self._idempotence is not None:
+            self._idempotence.replaced(batch, children)
+        self._metrics.count("batch-split", 1, now_ms)
+
+    def _succeed(
+        self, batch: ProducerBatch, base_offset: int, log_append_time: int
+    ) -> None:
+        self._forget(batch)
+        if self._idempotence is not None:
+            self._idempotence.completed(batch, base_offset)
+        batch.complete(base_offset, log_append_time)
+        self._accumulator.release(batch)
+
+    def _fail(
+        self, batch: ProducerBatch, entry: PartitionProduceResponse, now_ms: float
+    ) -> None:
+        what = f"{batch.record_count} record(s) for {batch.topic}-{batch.partition}"
+        error = error_of(entry.error_code, what, entry.error_message)
+        if entry.error_code == ErrorCode.NETWORK_EXCEPTION:
+            error = NetworkError(
+                f"{error}; they may be written: retries is used up"
+                if self._settings.acks == ACKS_ALL
+                else f"{error}; they may be written",
+                ErrorCode.NETWORK_EXCEPTION,
+            )
+        errors: dict[int, ProducerError] = {}
+        for record in entry.record_errors:
+            errors[record.batch_index] = RefusedError(
+                f"record {record.batch_index} of a batch for"
+                f" {batch.topic}-{batch.partition}:"
+                f" {record.batch_index_error_message or error}",
+                error.error_code,
+            )
+        if errors:
+            error = RefusedError(
+                f"{what} were not written because others of their batch were refused;"
+                " they can be sent again",
+                error.error_code,
+            )
+        self._finish_failed(batch, error, errors, now_ms, tell=True)
+
+    def _finish_failed(
+        self,
+        batch: ProducerBatch,
+        error: ProducerError,
+        errors: dict[int, ProducerError],
+        now_ms: float,
+        *,
+        tell: bool,
+    ) -> None:
+        self._forget(batch)
+        if tell and self._idempotence is not None:
+            self._idempotence.failed(batch, error)
+        count = batch.record_count or len(batch.records)
+        self._metrics.count("record-error", count, now_ms, batch.topic)
+        batch.fail(error, errors)
+        self._accumulator.release(batch)
+
+    def _forget(self, batch: ProducerBatch) -> None:
+        self._in_flight.pop(batch, None)
+        if self._in_order:
+            self._accumulator.unmute(batch)
+
+    def abort_all(self, error: ProducerError) -> None:
+        """Fail everything that is not done."""
+        accumulator = self._accumulator
+        in_flight, self._in_flight = list(self._in_flight), {}
+        accumulator.abort([*in_flight, *accumulator.undrained()], error)
+
+
+def _as_fatal(error: ProducerError) -> FatalError:
+    if isinstance(error, FatalError):
+        return error
+    return FatalError(str(error), error.error_code)

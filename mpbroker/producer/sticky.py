@@ -1,0 +1,49 @@
+"""Where records without keys go: one partition for a whole batch, then another.
+
+Source: KIP-480 (sticky), KIP-794 (weights by how fast partitions drain).
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class StickyPartitioner:
+    """One topic's choice.
+
+    Attributes:
+        partition: where records go now; None before the first `choose`.
+        bytes: how many went there since.
+    """
+
+    __slots__ = ("_rng", "bytes", "partition")
+
+    def __init__(self, rng: random.Random) -> None:
+        self.partition: int | None = None
+        self.bytes = 0
+        self._rng = rng
+
+    def choose(self, lengths: Sequence[int | None], adaptive: bool) -> int:
+        """Choose the next partition by chance.
+
+        Args:
+            lengths: batches that wait for each partition; None: it is of no use now.
+            adaptive: whether short queues are likelier: by max + 1 - length.
+        """
+        usable = [
+            (index, length)
+            for index, length in enumerate(lengths)
+            if length is not None
+        ] or [(index, 0) for index in range(len(lengths))]
+        longest = max(length for _, length in usable)
+        weights = accumulate(
+            longest + 1 - length if adaptive else 1 for _, length in usable
+        )
+        table = list(weights)
+        point = self._rng.randrange(table[-1])
+        self.partition = usable[bisect_right(table, point)][0]
+        self.bytes = 0
+        return self.partition
