@@ -247,7 +247,7 @@ def unmatched_start(
 def _read_partition(
     partition: InputPartition | None, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    if partition is None:
+    if partition is None or partition.value is None:
         return iter(())  # what Spark runs where there are no partitions at all
     assert isinstance(partition, RangePartition)
     return read_range(partition.range, options)
