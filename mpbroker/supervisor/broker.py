@@ -127,6 +127,7 @@ class Broker:
             lambda: _announce(supervisor, listeners, paths, ready_fd, pid_file),
             partial(_describe, supervisor, memory),
             lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
+            supervisor.is_accepting,
             [each.name for each in inherited],
         )
         # What exists now is never collected: the children share its pages. There is
@@ -138,8 +139,15 @@ class Broker:
         control = None
         try:
             control = BrokerControl(
-                config, memory, supervisor, registry, identity, roles.use
+                config,
+                memory,
+                supervisor,
+                registry,
+                identity,
+                roles.use,
+                service.reload,
             )
+            supervisor.on_hangup = control.hang_up
             service.begin()
             if supervisor.start():
                 service.all_started()

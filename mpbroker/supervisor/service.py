@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.listeners import Listener, Origin
@@ -25,6 +25,8 @@ from mpbroker.supervisor.probe import Outcome, Round
 from mpbroker.supervisor.systemd import ServiceManager
 
 _LOG = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _TICK_S: Final = 1.0
 _STATUS_S: Final = 2.0
@@ -62,6 +64,7 @@ class Service:
         serving: called once, in the loop, when a request has come through.
         describe: a few words on how busy the broker is.
         handlers: process ids of the handlers, which may be waiting for a disk.
+        is_accepting: False while new connections are refused on purpose.
         stored_names: what the manager's store held for us when we started.
     """
 
@@ -73,6 +76,7 @@ class Service:
         serving: Callable[[], None],
         describe: Callable[[], str],
         handlers: Callable[[], Iterable[int]],
+        is_accepting: Callable[[], bool],
         stored_names: Iterable[str] = (),
     ) -> None:
         self._manager = manager
@@ -82,6 +86,7 @@ class Service:
         self._serving = serving
         self._describe = describe
         self._handlers = handlers
+        self._is_accepting = is_accepting
         self._stored_names = set(stored_names)
         self._state = _State.STARTING
         self._round: Round | None = None
@@ -116,11 +121,11 @@ class Service:
         if self._round is not None:
             self._round.give_up(self._reached)
 
-    def reload(self, run: Callable[[], None]) -> None:
+    def reload(self, run: Callable[[], _T]) -> _T:
         """Let the manager know that ``run()`` reloads, and when that has ended."""
         self._manager.reloading()
         try:
-            run()
+            return run()
         finally:
             self._manager.tell("READY=1", wait=True)
 
@@ -128,7 +133,9 @@ class Service:
 
     def _ask(self) -> None:
         self._round_began = time.monotonic()
-        self._round = Round(self._targets, self._loop, self._answered)
+        # A broker that drains serves who is there; nobody new can ask how it does.
+        targets = self._targets if self._is_accepting() else ()
+        self._round = Round(targets, self._loop, self._answered)
         self._round.start()
 
     def _answered(self, ended: Round) -> None:

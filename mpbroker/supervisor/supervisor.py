@@ -20,7 +20,7 @@ from mpbroker.ipc.black_box import EventKind, box_number, note_failure, open_own
 from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
-from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.pools import Pools, child_words
@@ -78,6 +78,7 @@ class Supervisor:
         self.only_ours: set[int] = set()
         # Told of every death that nobody asked for, before it is repaired.
         self.on_death: Callable[[Child], None] = _nothing_more
+        self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
         self._telemetry = Telemetry()
         self._pools = Pools(
@@ -256,6 +257,8 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self.request_stop()
+        elif number == signal.SIGHUP:
+            self.on_hangup()
 
     def _reap(self, child: Child) -> None:
         pidfd = child.pidfd
@@ -351,6 +354,10 @@ class Supervisor:
 
     # -- stop --------------------------------------------------------------------------
 
+    def is_accepting(self) -> bool:
+        """Whether new connections are accepted, or would be but for a death."""
+        return self._pools.accepts
+
     def stop_accepting(self) -> None:
         """Refuse new connections from here on; those there are go on."""
         self._pools.accepts = False
@@ -361,7 +368,9 @@ class Supervisor:
                     signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         for listener in self._listeners:
             # Not close: every child has the socket, and its backlog would fill up.
-            listener.sock.shutdown(socket.SHUT_RDWR)
+            # That of a socket unit is not ours to end; who dials it waits for the next.
+            if listener.origin is not Origin.PASSED:
+                listener.sock.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
         """Drain and stop in order; leave nothing behind."""
@@ -423,6 +432,10 @@ class Supervisor:
 
 def _nothing_more(child: Child) -> None:
     """The log line is enough."""
+
+
+def _ignore_hangup() -> None:
+    """A terminal that is gone is no reason to end."""
 
 
 class _Task:

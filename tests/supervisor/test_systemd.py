@@ -7,10 +7,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.config_def import ConfigError
 from mpbroker.supervisor import systemd
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
@@ -36,6 +38,14 @@ def watched(manager, watchdog_s=None):
 
 def is_ready(states):
     return states.get("READY") == "1"
+
+
+def is_refused(broker):
+    try:
+        dial(broker).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def is_fed(states):
@@ -183,6 +193,44 @@ def test_the_status_says_what_is_served_and_what_happened(manager, tmp_path):
             manager.wait_for(
                 lambda states: "1 connections, 1 restarts" in states.get("STATUS", "")
             )
+
+
+def test_a_hang_up_reloads_the_settings_and_says_when(manager, tmp_path):
+    """As systemd.service(5) wants it: RELOADING=1 with the time, then READY=1."""
+    settings = tmp_path / "server.properties"
+    settings.write_text("num.io.threads=1\n")
+    broker = Broker(
+        tmp_path / "data",
+        {"--config": settings},  # --config=FILE, among the settings
+        environ=watched(manager),
+    )
+    with broker:
+        manager.wait_for(is_ready)
+        for text, handlers in (("num.io.threads=3", 3), ("num.io.threads=many", 3)):
+            settings.write_text(text)
+            before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            os.kill(broker.pid, signal.SIGHUP)
+            states = manager.wait_for(lambda states: states.get("RELOADING") == "1")
+            assert int(states["MONOTONIC_USEC"]) >= before_us
+            assert manager.next() == {"READY": "1"}
+            wait_until(lambda n=handlers: len(children(broker, "handler")) == n)
+        assert "nothing is changed: num.io.threads=many" in broker.log_tail()
+
+
+def test_a_broker_that_drains_is_not_taken_for_a_wedged_one(manager, tmp_path):
+    """It refuses new connections on purpose, the watchdog's own among them."""
+    broker = Broker(tmp_path / "data", environ=watched(manager, 1.0))
+    with broker, dial(broker) as old:
+        manager.wait_for(is_ready)
+        path = str(tmp_path / "data" / "control.sock")
+        with ControlClient(path, 30) as control:
+            control.request("drain", for_s=60)
+        wait_until(lambda: is_refused(broker))
+        manager.drain()
+        for _ in range(3):
+            manager.wait_for(is_fed)
+        assert api_versions(old)
+        assert "to itself failed" not in broker.log_tail()
 
 
 # -- sockets that come with the start -----------------------------------------------
