@@ -1,0 +1,142 @@
+"""Who lives and moves no more is replaced; who waits for a slow disk is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.supervisor.leases import process_state
+from tests.bench import wire
+from tests.faults.producers import Ledger
+from tests.faults.test_kill_one_process import has_progressed, wait_until
+from tests.faults.test_kill_the_whole_tree import address_of, producers_for
+from tests.supervisor.load import children, dial, receive_frame
+from tests.support.broker import Broker
+
+TOPIC = "wedged"
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def short_leases(tmp_path: Path) -> Iterator[Callable[[Path], Broker]]:
+    """Make brokers whose leases are short."""
+    made: list[Broker] = []
+
+    def make(data: Path) -> Broker:
+        module = [sys.executable, "-m", "tests.faults.wedged", str(tmp_path / "looped")]
+        made.append(Broker(data, {"num.io.threads": 2}, command=module))
+        made[-1].log_path = tmp_path / "broker.log"  # not on a disk that is frozen
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.mark.parametrize("role", ["handler", "processor", "acceptor", "housekeeper"])
+def test_a_stopped_process_is_replaced_and_nothing_is_lost(
+    make_broker: Callable[..., Broker], role: str
+) -> None:
+    broker = make_broker({"num.io.threads": 2, "num.network.threads": 2})
+    producers = producers_for(broker, TOPIC, 1)
+    for producer in producers:
+        producer.start()
+    wait_until("load", has_progressed(producers), WITHIN_S)
+    victim = children(broker, role)[role, 0]
+    os.kill(victim, signal.SIGSTOP)
+    wait_until(
+        f"{role} replaced", lambda: children(broker)[role, 0] != victim, WITHIN_S
+    )
+    wait_until("load goes on", has_progressed(producers), WITHIN_S)
+    for producer in producers:
+        producer.stop()
+    assert Ledger(TOPIC, producers).check(address_of(broker)) > 0
+    assert [producer.losses for producer in producers] == [0] * len(producers)
+    assert f"{role} 0 (pid {victim}) is stopped" in broker.log_tail()
+
+
+def test_a_death_beside_a_stopped_process_is_repaired(
+    make_broker: Callable[..., Broker],
+) -> None:
+    """It may hold the very lock that the repair needs."""
+    broker = make_broker({"num.io.threads": 3})
+    before = children(broker, "handler")
+    os.kill(before["handler", 0], signal.SIGSTOP)
+    wait_until("stop", lambda: process_state(before["handler", 0]) == "T", WITHIN_S)
+    os.kill(before["handler", 1], signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = children(broker, "handler")
+        return all(now["handler", n] != before["handler", n] for n in (0, 1))
+
+    wait_until("both replaced", replaced, WITHIN_S)
+    with wire.Connection(address_of(broker)) as connection:
+        connection.ask(wire.api_versions())
+
+
+def test_a_handler_that_loops_for_ever_is_replaced_and_its_request_answered(
+    short_leases: Callable[[Path], Broker], tmp_path: Path
+) -> None:
+    broker = short_leases(tmp_path / "data")
+    payload = encode_request_header(ApiKey.API_VERSIONS, 0, 7, "loop")
+    with dial(broker) as sock, dial(broker) as other:
+        sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        assert receive_frame(sock)[:4] == b"\0\0\0\x07"
+        payload = encode_request_header(ApiKey.API_VERSIONS, 0, 8, "innocent")
+        other.sendall(len(payload).to_bytes(4, "big") + payload)
+        assert receive_frame(other)[:4] == b"\0\0\0\x08"
+    assert "has not moved" in broker.log_tail()
+
+
+@pytest.fixture
+def freezable(tmp_path: Path) -> Iterator[Path]:
+    """A file system that can be made to answer nothing for a while."""
+    if os.geteuid() or not all(map(shutil.which, ("mkfs.ext4", "fsfreeze"))):
+        pytest.skip("only root can freeze a file system")
+    image, path = tmp_path / "image", tmp_path / "disk"
+    path.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", image, path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a disk of our own: {mounted.stderr.decode()}")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_slow_disk_is_waited_for_and_its_handler_left_alone(
+    short_leases: Callable[[Path], Broker], freezable: Path
+) -> None:
+    broker = short_leases(freezable / "data")
+    with wire.Connection(address_of(broker)) as connection:
+        connection.create_topic("slow")
+        batch = wire.record_batch([wire.RecordSpec(b"at last")])
+        handlers = children(broker, "handler")
+        subprocess.run(["fsfreeze", "-f", freezable], check=True)
+        try:
+            connection.send(wire.produce("slow", 0, batch, acks=-1))
+
+            def in_the_disks_hands() -> bool:
+                states = map(process_state, children(broker, "handler").values())
+                return "D" in states
+
+            wait_until("a handler waits", in_the_disks_hands, WITHIN_S)
+            said = "has waited for the disk"
+            wait_until("it is noticed", lambda: said in broker.log_tail(), WITHIN_S)
+            assert children(broker, "handler") == handlers
+        finally:
+            subprocess.run(["fsfreeze", "-u", freezable], check=True)
+        assert wire.parse_produce(connection.receive()) == (wire.ERROR_NONE, 0)
+        assert len(connection.read_all("slow", 0)) == 1
+    assert children(broker, "handler") == handlers

@@ -1,0 +1,35 @@
+"""mpbroker with one fault: a request of the client "loop" is executed for ever, once.
+
+python -m tests.faults.wedged FLAG serve ...      the file FLAG says that it was
+
+Leases are short here, and everybody moves often enough for them.
+"""
+
+import sys
+from pathlib import Path
+
+from mpbroker.cli import main
+from mpbroker.network import processor
+from mpbroker.server import request_handler
+from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.supervisor import leases
+
+request_handler._IDLE_POLL_S = processor._IDLE_POLL_S = 0.05
+processor._HOUSEKEEPING_NS = 50_000_000
+leases.INTERVAL_S = 0.2
+leases.LEASE_SAMPLES = 10
+
+flag = Path(sys.argv.pop(1))
+_dispatch = RequestDispatcher.dispatch
+
+
+def _dispatch_or_loop(self, request):
+    if request.client_id == "loop" and not flag.exists():
+        flag.touch()
+        while True:
+            pass
+    return _dispatch(self, request)
+
+
+RequestDispatcher.dispatch = _dispatch_or_loop
+sys.exit(main())
