@@ -31,6 +31,7 @@ from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_setup import BrokerControl
+from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
@@ -148,6 +149,7 @@ class Broker:
                 service.reload,
             )
             supervisor.on_hangup = control.hang_up
+            Leases(supervisor, memory.control.words).begin()
             service.begin()
             if supervisor.start():
                 service.all_started()
