@@ -219,7 +219,8 @@ write_big(uint8_t *at, int64_t value, int bytes)
 /* Where the slots of storage's AppendPlan are in the object. */
 typedef struct {
     Py_ssize_t row, segment, segment_fd, active_base, structure, max_size, max_entries,
-        max_time_entries, index_interval, epoch, roll_after, positions;
+        max_time_entries, index_interval, epoch, roll_after, positions, producers_end,
+        producers_position;
 } plan_offsets;
 
 typedef struct {
@@ -231,7 +232,7 @@ typedef struct {
 } single_produce;
 
 typedef struct {
-    int64_t base_offset, log_start_offset, row, position;
+    int64_t base_offset, next_offset, log_start_offset, row, position, next_position;
     int has_waiters, row_is_held;
 } appended;
 

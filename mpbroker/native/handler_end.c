@@ -60,7 +60,9 @@ find_plan_slots(plan_offsets *at, PyObject *plan_type, PyObject *segment_type)
            && slot_offset(p, "index_interval", &at->index_interval)
            && slot_offset(p, "epoch", &at->epoch)
            && slot_offset(p, "roll_after", &at->roll_after)
-           && slot_offset(p, "positions", &at->positions);
+           && slot_offset(p, "positions", &at->positions)
+           && slot_offset(p, "producers_end", &at->producers_end)
+           && slot_offset(p, "producers_position", &at->producers_position);
 }
 
 static PyObject *
@@ -297,6 +299,15 @@ execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
     return answer_slot(self, slot, L.KIND_BYTES, at, length + 8) ? 1 : -1;
 }
 
+static int
+set_number(PyObject *object, Py_ssize_t offset, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    if (number != NULL)
+        set_slot(object, offset, number);
+    return number != NULL;
+}
+
 /* Remember where a waiting fetch of these records will begin to read. */
 static int
 remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
@@ -314,6 +325,17 @@ remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
     Py_XDECREF(offset);
     Py_XDECREF(place);
     return result;
+}
+
+/* Whoever knew all producers before this batch still does. */
+static int
+keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
+{
+    PyObject *end = get_slot(plan, at->producers_end);
+    if (end == NULL || !PyLong_Check(end) || PyLong_AsLongLong(end) != done->base_offset)
+        return !PyErr_Occurred();
+    return set_number(plan, at->producers_end, done->next_offset)
+           && set_number(plan, at->producers_position, done->next_position);
 }
 
 /* Find (max_message_bytes, before_max_ms, after_max_ms, plans) and a partition's plan. */
@@ -372,7 +394,8 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
                               plan, slot, &p, done);
     if (result <= 0)
         return result;
-    if (!remember_position(&self->plan, plan, done))
+    if (!remember_position(&self->plan, plan, done)
+        || !keep_up(&self->plan, plan, done))
         return -1;
     if (p.acks == 0)
         return answer_slot(self, slot, L.KIND_NONE, 0, 0) ? 1 : -1;

@@ -331,7 +331,9 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     store(rows, row + L.ROW_INTENT, 0);
     STEP();
     result->base_offset = end_offset;
+    result->next_offset = last_offset + 1;
     result->position = position;
+    result->next_position = position + added;
     result->log_start_offset = load(rows, row + L.ROW_LOG_START_OFFSET);
     unlock(mutex);
     STEP();

@@ -19,6 +19,8 @@ class AppendPlan:
         "max_size",
         "max_time_entries",
         "positions",
+        "producers_end",
+        "producers_position",
         "roll_after",
         "row",
         "segment",
@@ -37,3 +39,7 @@ class AppendPlan:
         self.index_interval = 0
         self.epoch = 0  # of the leader, for the batch
         self.roll_after = 0  # ms: a batch with a later timestamp starts a segment
+        # How far this process knows all producers, which plain batches do not change:
+        # moved on by the core if it stood at the batch. -1: not known.
+        self.producers_end = -1
+        self.producers_position = -1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import LogState, PartitionRow
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
@@ -54,6 +55,8 @@ class LogProducers(LogLookup):
         # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
         self._producers_position = -1
         self._expire_at_ms = 0  # when to look for producers that are to be forgotten
+        # What the compiled core appends by, once it has been asked for.
+        self._plan: AppendPlan | None = None
 
     def _check_marker(
         self, batch: "ValidatedBatch", offset: int
@@ -112,7 +115,21 @@ class LogProducers(LogLookup):
             )
 
     def _leave_active(self) -> None:
+        self._take_over_from_plan()
         self._producers_position = -1
+        if self._plan is not None:
+            self._plan.producers_end = -1
+
+    def _take_over_from_plan(self) -> None:
+        """Step over what the compiled core has appended: none of it has a producer."""
+        plan, producers = self._plan, self.producers
+        if (
+            plan is not None
+            and producers is not None
+            and plan.producers_end > producers.end_offset
+        ):
+            producers.end_offset = plan.producers_end
+            self._producers_position = plan.producers_position
 
     def producers_at(self, state: LogState) -> ProducerState:
         """Return this process's producers, brought up to a committed state."""
@@ -130,6 +147,7 @@ class LogProducers(LogLookup):
 
     def _catch_up_unlocked(self, now_ms: int) -> None:
         """Read most of what others appended before taking the lock."""
+        self._take_over_from_plan()
         producers = self.producers
         words, version_word = self._words, self._version_word
         # A guess is enough: this word may be one that is being written.
@@ -148,6 +166,7 @@ class LogProducers(LogLookup):
 
     def _catch_up(self, state: tuple[int, ...], now_ms: int) -> ProducerState:
         """Make the producers those of the log end in ``state``."""
+        self._take_over_from_plan()
         producers = self.producers
         try:
             if producers is None:

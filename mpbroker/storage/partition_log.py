@@ -74,7 +74,6 @@ class PartitionLog(LogSync):
         self._limits_of: LogConfig | None = None
         self._flush_messages = LONG_MAX
         self._roll_after = _UNKNOWN  # a batch with a later timestamp starts a segment
-        self._plan: AppendPlan | None = None
 
     def append_plan(self) -> AppendPlan | None:
         """Return what the compiled core may append by; kept up to date from now on.
@@ -86,6 +85,7 @@ class PartitionLog(LogSync):
         if self._plan is None:
             self._plan = AppendPlan(self.row.index, self._positions)
             self._put_limits_into(self._plan)
+            self._put_place_into(self._plan)
         return self._plan
 
     def append(
@@ -109,6 +109,7 @@ class PartitionLog(LogSync):
                 KAFKA_STORAGE_ERROR, UNKNOWN_TOPIC_OR_PARTITION. Nothing was appended.
         """
         row = self.row
+        self._take_over_from_plan()
         if batch.header.producer_id >= 0:
             self._catch_up_unlocked(now_ms)
         row.lock()
@@ -247,16 +248,13 @@ class PartitionLog(LogSync):
             row.clear_intent()
         # Where a waiting fetch of these records will begin to read.
         self._remember(end_offset, segment, size)
-        if self._plan is not None:
-            self._plan.segment = segment
-            self._plan.active_base = active_base
-            self._plan.structure = self._structure
-            self._plan.roll_after = min(self._roll_after, LONG_MAX)
         if producers is not None and producers.end_offset == end_offset:
             if producer_id >= 0:
                 self._apply(producers, batch, marker, end_offset, last_offset)
             producers.end_offset = last_offset + 1
             self._producers_position = size + added
+        if self._plan is not None:
+            self._put_place_into(self._plan)
         log_append_time_ms = batch.log_append_time_ms
         start = words[self._start_word]
         fields = (end_offset, log_append_time_ms, start, False, last_offset)
@@ -302,6 +300,7 @@ class PartitionLog(LogSync):
         Raises:
             OSError: it cannot be made; the old one stays active.
         """
+        self._take_over_from_plan()
         state = LogState._make(self.committed())
         base_offset = state.log_end_offset
         if state.active_base_offset != self._active_base:
@@ -361,8 +360,18 @@ class PartitionLog(LogSync):
         if self._plan is not None:
             self._put_limits_into(self._plan)
 
+    def _put_place_into(self, plan: AppendPlan) -> None:
+        """Right after an append: where the next one goes, if nothing changes."""
+        plan.segment = self._active
+        plan.active_base = self._active_base
+        plan.structure = self._structure
+        plan.roll_after = min(self._roll_after, LONG_MAX)
+        producers = self.producers
+        plan.producers_end = -1 if producers is None else producers.end_offset
+        plan.producers_position = self._producers_position
+
     def _put_limits_into(self, plan: AppendPlan) -> None:
-        plan.segment = None  # until the next append says where
+        plan.segment = None  # until the append that asked for them has ended
         plan.max_size = self._max_size
         plan.max_entries = self._max_entries
         plan.max_time_entries = self._max_time_entries

@@ -1,0 +1,186 @@
+"""A handler with real topics and logs, with or without the short cut in C."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+from mpbroker.ipc.layout import (
+    HANDLER_ACTIVE,
+    HEADER,
+    HEADER_ACTIVE_HANDLERS,
+    PROCESSOR_SLOTS_USED,
+    SLOT_PROGRESS,
+    SLOT_RESPONSE_KIND,
+    SLOT_RESPONSE_LENGTH,
+    SLOT_RESPONSE_OFFSET,
+    ResponseKind,
+    handler_row,
+    processor_row,
+    slot_row,
+)
+from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from mpbroker.server.dispatcher import Api, RequestDispatcher
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.plain_requests import PlainRequests
+from mpbroker.server.producing import ProduceService
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.request_handler import RequestHandler
+from mpbroker.storage.log_directory import open_log_directories
+from mpbroker.storage.log_manager import LogManager
+from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.storage.topics import TopicRegistry
+from mpbroker.supervisor.memory import BrokerMemory
+from tests.server.test_group_commit import Disk
+
+
+def produce_request(
+    topic: str, partition: int, records: bytes, *, acks: int = 1, version: int = 9
+) -> bytes:
+    """A whole Produce request, without its size, of correlation id 77."""
+    data = PartitionProduceData(index=partition, records=records)
+    message = ProduceRequest(
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=1000,
+        topic_data=[TopicProduceData(name=topic, partition_data=[data])],
+    )
+    header = encode_request_header(ApiKey.PRODUCE, version, 77, "test")
+    return header + message.encode(version)
+
+
+class Stage:
+    """One handler process's objects, over a data directory of its own.
+
+    Args:
+        memory: its shared memory, for itself alone.
+        data: its data directory.
+        short: with the short cut.
+    """
+
+    def __init__(self, memory: BrokerMemory, data: Path, *, short: bool) -> None:
+        self.memory = memory
+        data.mkdir()
+        directories = open_log_directories([str(data)])
+        recover_metadata_log(str(data), memory.metadata_cell, 1)
+        self.registry = TopicRegistry(
+            MetadataLog(str(data), memory.metadata_cell),
+            broker_id=1,
+            capacity=100,
+            now_ms=lambda: 1,
+            initialise_row=memory.table.initialise_row,
+        )
+        self.logs = LogManager(directories, memory.table, self.registry)
+        self.channel = HandlerEnd(
+            0,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.responses,
+        )
+        purgatory = Purgatory(0, memory.table, memory.notices)
+        disk = Disk()
+        disk.event_fd = -1
+        commit = GroupCommit(0, disk, purgatory.notify)
+        self.plain = None
+        if short:
+            self.plain = PlainRequests.of(
+                self.channel, memory.table, self.registry, purgatory
+            )
+        produce = ProduceService(
+            self.channel,
+            self.registry,
+            self.logs.log,
+            purgatory,
+            commit,
+            sync_acks_all=False,
+            plain=self.plain,
+        )
+        self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
+
+        def caught_up(handle):
+            def handle_caught_up(request):
+                self.registry.catch_up()
+                return handle(request)
+
+            return handle_caught_up
+
+        apis = {
+            0: Api(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
+            18: Api(
+                ApiKey.API_VERSIONS,
+                (0, 4),
+                caught_up(lambda request: next(self.api_versions_answers)),
+            ),
+        }
+        dispatcher = RequestDispatcher(apis, {}, lambda request, code: b"error", str)
+        words = memory.control.words
+        words[handler_row(0) + HANDLER_ACTIVE] = 1
+        words[HEADER + HEADER_ACTIVE_HANDLERS] = 1
+        self.purgatory = purgatory
+        self.handler = RequestHandler(
+            0,
+            memory.control,
+            self.channel,
+            dispatcher,
+            purgatory,
+            commit,
+            disk,
+            memory.handler_bells[0],
+            self.plain,
+        )
+        self.short_ways: list[int] = []  # API keys that took the short cut
+        if self.plain is not None:
+            self.handler._execute_plain = self._count_short_ways
+
+    def _count_short_ways(self, slot: int) -> int | None:
+        assert self.plain is not None
+        api_key = self.plain.execute(slot)
+        if api_key is not None:
+            self.short_ways.append(api_key)
+        return api_key
+
+    def log(self, topic: str, partition: int = 0):
+        return self.logs.log(topic, partition)
+
+    def publish(self, frame: bytes, slot: int = 3) -> None:
+        """Put a request into a slot, and the slot onto the ring."""
+        memory = self.memory
+        used = processor_row(0) + PROCESSOR_SLOTS_USED
+        words = memory.control.words
+        words[used] = max(words[used], slot + 1)
+        at = memory.arena_layout.block(slot) + 4
+        memory.arena.view[at : at + len(frame)] = frame
+        end = ProcessorEnd(memory.control, memory.ring, memory.responses[0])
+        progress = memory.arena_layout.block(slot) + 13 * 1024
+        end.send_request(slot, at, len(frame), progress, time.monotonic_ns())
+        end.flush()
+
+    def ask(self, frame: bytes, slot: int = 3) -> tuple[ResponseKind, bytes]:
+        """Execute one request; return its answer's kind and bytes."""
+        self.publish(frame, slot)
+        self.handler.turn()
+        return self.answer(slot)
+
+    def answer(self, slot: int) -> tuple[ResponseKind, bytes]:
+        assert self.memory.responses[0].pop() == [slot]
+        words, row = self.memory.control.words, slot_row(slot)
+        at = words[row + SLOT_RESPONSE_OFFSET]
+        length = words[row + SLOT_RESPONSE_LENGTH]
+        kind = ResponseKind(words[row + SLOT_RESPONSE_KIND])
+        return kind, bytes(self.memory.arena.view[at : at + length])
+
+    def progress(self, slot: int = 3) -> tuple[int, list[int]]:
+        row = slot_row(slot)
+        return self.memory.control.words[row + SLOT_PROGRESS], self.channel.progress(
+            slot
+        )
