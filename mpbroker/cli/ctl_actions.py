@@ -16,11 +16,18 @@ from mpbroker.cli.ctl_connection import (
     wait_for,
 )
 from mpbroker.cli.ctl_status import json_option
-from mpbroker.cli.ctl_text import duration
+from mpbroker.cli.ctl_text import duration, plural
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.output import print_json, print_table
 
-_ROLES = ("processor", "handler", "acceptor", "housekeeper")
+_ROLES = (
+    "processor",
+    "handler",
+    "acceptor",
+    "coordinator",
+    "housekeeper",
+    "keeper",
+)
 
 wait_option = click.option(
     "--wait",
@@ -90,9 +97,10 @@ def _until_settled(target: Target, wait_s: float) -> int:
                 f"not done after {duration(wait_s)}; it goes on: see mpbroker ctl"
                 " status"
             )
-    handlers = [each for each in figures["handlers"] if each["role"] == "handler"]
+    roles = [each["role"] for each in figures["processes"]]
     print(
-        f"{len(handlers)} handlers, {len(figures['processors'])} processors after"
+        f"{plural(roles.count('handler'), 'handler')},"
+        f" {plural(roles.count('processor'), 'processor')} after"
         f" {duration(time.monotonic() - started)}"
     )
     return ExitCode.OK

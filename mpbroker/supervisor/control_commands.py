@@ -7,6 +7,7 @@ whoever asked looks at ``status`` until it is done.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from mpbroker.supervisor.control_view import BrokerView, NameOfRow
 
 _MAX_CONNECTIONS_AN_ANSWER: Final = 2000
 _LOOK_EVERY_S: Final = 1.0
+_CLOCK_JUMP_S: Final = 0.5
+_KEPT_JUMPS: Final = 100
 # With more partitions than this a look takes milliseconds: less often then.
 _MANY_ROWS: Final = 20_000
 _LOOK_AT_MANY_S: Final = 10.0
@@ -72,6 +75,8 @@ class ControlCommands:
         self._arena = arena
         self._unsynced_since: dict[int, tuple[int, int]] = {}
         self._next_look = 0.0
+        self._clock_ahead_s = time.time() - time.monotonic()
+        self._clock_jumps: deque[float] = deque(maxlen=_KEPT_JUMPS)
         self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
             "status": self._status,
             "figures": self._figures,
@@ -95,6 +100,7 @@ class ControlCommands:
     def look(self) -> None:
         """From time to time: note since when partitions have had unsynced records."""
         now = time.monotonic()
+        self._watch_clock(time.time() - now)
         if now < self._next_look:
             return
         rows = self._rows()
@@ -108,6 +114,13 @@ class ControlCommands:
             else (durable, now_ns)
             for row, (durable, _) in self._view.unsynced_rows(rows).items()
         }
+
+    def _watch_clock(self, ahead_s: float) -> None:
+        """Note jumps of the wall clock: it runs evenly beside the monotonic one."""
+        jump = ahead_s - self._clock_ahead_s
+        self._clock_ahead_s = ahead_s
+        if abs(jump) > _CLOCK_JUMP_S:
+            self._clock_jumps.append(round(jump, 3))
 
     # -- what it answers ---------------------------------------------------------------
 
@@ -129,6 +142,7 @@ class ControlCommands:
             | {
                 "uptime_s": round(time.time() - self._identity["started"], 3),
                 "deaths": self.deaths.total,
+                "clock_jumps": list(self._clock_jumps),
                 "power_cut": self._view.power_cut(rows, self._name_of_row, since),
                 "offline": [list(name) for name in offline if name is not None],
             }

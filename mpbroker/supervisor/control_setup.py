@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.config import BrokerConfig
 from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.compiled import DESCRIPTION
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.control_protocol import (
@@ -72,6 +74,8 @@ class BrokerControl:
             "queued_max_requests": config.queued_max_requests,
             "uid": os.geteuid(),
         }
+        identity["python"] = sys.version.split()[0]
+        identity["core"] = DESCRIPTION
         identity["control_socket"] = path if self._server is not None else None
         supervisor.on_death = self._record
         supervisor.every(_LOOK_S, self._look)
