@@ -343,22 +343,22 @@ def test_a_directory_that_cannot_be_asked_says_so(registry):
     ("version", "key_type"),
     [(0, 0), *((version, kind) for version in range(1, 7) for kind in range(3))],
 )
-def test_clients_are_told_to_look_for_a_coordinator_again(version, key_type):
+def test_a_group_is_coordinated_here_and_a_transaction_not_yet(version, key_type):
     keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
     request = coordinator.FindCoordinatorRequest(key_type=key_type, **keys)
-    response = handle_find_coordinator(request, version)
+    response = handle_find_coordinator(request, version, 7, "here", 9092)
     decoded = coordinator.FindCoordinatorResponse.decode(
         version, response.encode(version)
     )
     answers = decoded.coordinators if version >= 4 else [decoded]
-    expected = (
-        ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if key_type < 2
-        else ErrorCode.INVALID_REQUEST
-    )
-    assert [(each.error_code, each.node_id, each.port) for each in answers] == [
-        (expected, -1, -1)
-    ] * len(answers)
+    expected = {
+        0: (ErrorCode.NONE, 7, "here", 9092),
+        1: (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, "", -1),
+        2: (ErrorCode.INVALID_REQUEST, -1, "", -1),
+    }[key_type]
+    assert [
+        (each.error_code, each.node_id, each.host, each.port) for each in answers
+    ] == [expected] * len(answers)
     if version >= 4:
         assert [each.key for each in answers] == ["g", "h"]
     assert ErrorCode.COORDINATOR_NOT_AVAILABLE.retriable

@@ -1,0 +1,455 @@
+"""The classic protocol, request by request: Kafka's answers, and nothing changed by
+what was refused."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from mpbroker.coordinator.classic_group import (
+    PREVIOUS_STATES,
+    ClassicGroup,
+    ClassicGroupState,
+    IllegalGroupTransitionError,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from tests.coordinator.rig import Rig, subscription
+
+S = ClassicGroupState
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(S, S)))
+def test_only_the_listed_transitions_exist(before, after):
+    group = ClassicGroup("g", 0, before)
+    if before in PREVIOUS_STATES[after]:
+        group.transition_to(after, 5)
+        assert (group.state, group.previous_state) == (after, before)
+        assert group.state_timestamp_ms == 5
+    else:
+        with pytest.raises(IllegalGroupTransitionError):
+            group.transition_to(after, 5)
+        assert group.state is before
+
+
+# -- joining ----------------------------------------------------------------------------
+
+
+def test_a_new_member_is_given_an_id_and_joins_with_it(rig):
+    member_id = rig.new_id(client="me")
+    assert member_id.startswith("me-")
+    joined = rig.answer(rig.join(member_id))
+    assert joined.error_code == 0
+    assert joined.generation_id == 1
+    assert joined.leader == joined.member_id == member_id
+    assert joined.protocol_name == "range"
+    assert [(m.member_id, m.metadata) for m in joined.members] == [
+        (member_id, subscription("t"))
+    ]
+    assert rig.group().is_in(S.COMPLETING_REBALANCE)
+
+
+def test_an_old_client_joins_without_an_id(rig):
+    joined = rig.answer(rig.join(version=3))
+    assert joined.error_code == 0
+    assert joined.member_id == joined.leader
+
+
+def test_a_member_that_never_comes_back_with_its_id_is_forgotten(rig):
+    member_id = rig.new_id(session_ms=6000)
+    assert rig.group().pending_join_members == {member_id}
+    rig.advance(6000)
+    assert not rig.group().pending_join_members
+    assert rig.answer(rig.join(member_id)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"group": ""}, ErrorCode.INVALID_GROUP_ID),
+        ({"session_ms": 5999}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"session_ms": 1_800_001}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"member_id": "stranger"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"protocols": {}}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocol_type": ""}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+@pytest.mark.parametrize("version", range(10))
+def test_a_join_that_cannot_be_is_refused_and_leaves_no_group(
+    rig, version, wrong, code
+):
+    answer = rig.answer(rig.join(**wrong, version=version))
+    assert answer.error_code == code
+    assert answer.generation_id == -1
+    assert len(rig.coordinator) == 0
+    assert not rig.log
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"protocols": {"other": b""}}, {"protocol_type": "connect"}]
+)
+def test_a_member_with_nothing_in_common_is_refused(rig, wrong):
+    rig.stable(2)
+    answer = rig.answer(rig.join(**wrong))
+    assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert rig.group().is_in(S.STABLE)
+
+
+def test_the_protocol_is_the_one_that_most_members_prefer(rig):
+    rig = Rig(group_initial_rebalance_delay_ms=100)
+    both = {"a": b"1", "b": b"2"}
+    calls = [
+        rig.join(rig.new_id(protocols=each), protocols=each)
+        for each in (both, {"b": b"", "a": b""}, {"b": b"", "a": b"", "c": b""})
+    ]
+    rig.advance(200)
+    assert {rig.answer(call).protocol_name for call in calls} == {"b"}
+
+
+def test_a_second_member_makes_the_first_join_again(rig):
+    (first,) = rig.stable(1)
+    second = rig.new_id()
+    waits = rig.join(second)
+    assert not waits.answered
+    assert rig.group().is_in(S.PREPARING_REBALANCE)
+    assert rig.heartbeat(first, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+    again = rig.answer(rig.join(first))
+    joined = rig.answer(waits)
+    assert again.generation_id == joined.generation_id == 2
+    assert again.leader == joined.leader == first
+    assert {m.member_id for m in again.members} == {first, second}
+    assert joined.members == []
+
+
+def test_who_does_not_join_again_in_time_is_out(rig):
+    first, second = rig.stable(2, rebalance_ms=20_000, session_ms=60_000)
+    waits = rig.join(rig.new_id(session_ms=60_000), session_ms=60_000)
+    again = rig.join(second, session_ms=60_000)
+    rig.advance(19_999)
+    assert not waits.answered
+    rig.advance(1)
+    assert first not in rig.group().members
+    assert rig.answer(again).leader == second  # the leader was not among them
+    assert len(rig.answer(again).members) == 2
+    assert rig.answer(waits).error_code == 0
+    assert rig.heartbeat(first, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_first_members_of_a_group_wait_for_each_other():
+    rig = Rig(group_initial_rebalance_delay_ms=3000)
+    calls = [rig.join(rig.new_id())]
+    rig.advance(2000)
+    calls.append(rig.join(rig.new_id()))  # makes the delay start again
+    rig.advance(2999)
+    assert not any(call.answered for call in calls)
+    calls.append(rig.join(rig.new_id()))
+    rig.advance(3001)
+    rig.advance(3000)
+    answers = [rig.answer(call) for call in calls]
+    assert {each.generation_id for each in answers} == {1}
+    assert len(answers[0].members) == 3
+
+
+def test_the_delay_has_an_end_however_many_come():
+    rig = Rig(group_initial_rebalance_delay_ms=3000)
+    calls = [rig.join(rig.new_id(), rebalance_ms=10_000)]
+    for _ in range(11):
+        rig.advance(1000)
+        calls.append(rig.join(rig.new_id(), rebalance_ms=10_000))
+    assert calls[0].answered
+    assert rig.answer(calls[0]).generation_id == 1
+
+
+def test_a_stable_follower_that_joins_unchanged_gets_the_same_generation(rig):
+    leader, follower = rig.stable(2)
+    answer = rig.answer(rig.join(follower))
+    assert (answer.generation_id, answer.leader) == (2, leader)
+    assert rig.group().is_in(S.STABLE)
+
+
+@pytest.mark.parametrize("who", ["leader", "changed follower"])
+def test_a_join_of_the_leader_or_with_new_metadata_starts_a_rebalance(rig, who):
+    leader, follower = rig.stable(2)
+    if who == "leader":
+        rig.join(leader)
+    else:
+        rig.join(follower, protocols={"range": subscription("t", "u")})
+    assert rig.group().is_in(S.PREPARING_REBALANCE)
+
+
+def test_no_more_members_than_group_max_size():
+    rig = Rig(group_max_size=2)
+    rig.stable(2)
+    answer = rig.answer(rig.join())
+    assert answer.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert answer.member_id == ""
+    assert rig.group().is_in(S.STABLE)
+
+
+# -- syncing ------------------------------------------------------------------------------
+
+
+def test_everybody_gets_what_the_leader_gave_them(rig):
+    leader, follower = rig.stable(2)
+    sync = rig.answer(rig.sync(follower, 2))
+    assert bytes(sync.assignment) == f"for {follower}".encode()
+    assert (sync.protocol_type, sync.protocol_name) == ("consumer", "range")
+    assert bytes(rig.answer(rig.sync(leader, 2)).assignment).endswith(leader.encode())
+
+
+def test_followers_wait_for_the_leaders_assignment(rig):
+    rig.stable(2)
+    leader, follower = rig.group().members
+    rig.join(leader)
+    rig.join(follower)
+    waits = rig.sync(follower, 3)
+    assert not waits.answered
+    rig.sync(leader, 3, {follower: b"x"})
+    assert bytes(rig.answer(waits).assignment) == b"x"
+    assert rig.group().is_in(S.STABLE)
+
+
+def test_a_rebalance_tells_those_who_wait_for_an_assignment(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader)
+    rig.join(follower)
+    waits = rig.sync(follower, 3)
+    rig.leave(leader)
+    assert rig.answer(waits).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_who_joined_and_never_syncs_is_out(rig):
+    leader, follower = rig.stable(2, session_ms=60_000)
+    rig.join(leader, session_ms=60_000)
+    rig.join(follower, session_ms=60_000)
+    rig.sync(leader, 3, {})
+    rig.advance(20_000)
+    assert follower not in rig.group().members
+    assert rig.group().is_in(S.PREPARING_REBALANCE)
+
+
+@pytest.mark.parametrize(
+    ("member", "generation", "protocol", "code"),
+    [
+        ("stranger", 1, "range", ErrorCode.UNKNOWN_MEMBER_ID),
+        ("mine", 0, "range", ErrorCode.ILLEGAL_GENERATION),
+        ("mine", 2, "range", ErrorCode.ILLEGAL_GENERATION),
+        ("mine", 1, "roundrobin", ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_a_sync_of_somebody_else_is_refused(rig, member, generation, protocol, code):
+    (mine,) = rig.stable(1)
+    member_id = mine if member == "mine" else member
+    call = rig.sync(member_id, generation, {mine: b"stolen"}, protocol=protocol)
+    assert rig.answer(call).error_code == code
+    assert rig.group().members[mine].assignment != b"stolen"
+
+
+def test_a_sync_to_no_group_and_during_a_rebalance(rig):
+    assert rig.answer(rig.sync("m", 1)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    (mine,) = rig.stable(1)
+    rig.join(rig.new_id())
+    call = rig.sync(mine, 1)
+    assert rig.answer(call).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+# -- heartbeats and sessions ------------------------------------------------------------
+
+
+def test_a_member_that_is_silent_for_its_session_is_out(rig):
+    alive, silent = rig.stable(2, session_ms=10_000)
+    for _ in range(4):
+        rig.advance(2500)
+        code = rig.heartbeat(alive, 2)
+    assert silent not in rig.group().members
+    assert code == ErrorCode.REBALANCE_IN_PROGRESS
+    answer = rig.answer(rig.join(alive))
+    assert (answer.generation_id, len(answer.members)) == (3, 1)
+
+
+def test_the_last_silent_member_leaves_an_empty_group(rig):
+    rig.stable(1)
+    rig.advance(10_000)
+    assert rig.group().is_in(S.EMPTY)
+    rig.restart()
+    assert rig.group().is_in(S.EMPTY)
+    assert rig.group().generation_id == 2
+
+
+def test_a_member_whose_join_waits_does_not_time_out(rig):
+    rig.stable(1, session_ms=60_000, rebalance_ms=50_000)
+    (mine,) = rig.group().members
+    other = rig.join(rig.new_id(session_ms=6000), session_ms=6000)
+    rig.advance(45_000)
+    assert not other.answered
+    rig.join(mine, session_ms=60_000)
+    assert rig.answer(other).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("member", "generation", "code"),
+    [
+        ("stranger", 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("mine", 0, ErrorCode.ILLEGAL_GENERATION),
+        ("mine", 7, ErrorCode.ILLEGAL_GENERATION),
+        ("mine", 1, ErrorCode.NONE),
+    ],
+)
+def test_a_heartbeat_is_of_a_member_and_its_generation(rig, member, generation, code):
+    (mine,) = rig.stable(1)
+    assert rig.heartbeat(mine if member == "mine" else member, generation) == code
+
+
+def test_heartbeats_to_no_group(rig):
+    assert rig.heartbeat("m", 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rig.heartbeat("m", 1, group="") == ErrorCode.INVALID_GROUP_ID
+
+
+# -- leaving ----------------------------------------------------------------------------
+
+
+def test_members_that_leave_are_gone_at_once(rig):
+    first, second, third = rig.stable(3)
+    answer = rig.leave(first, "stranger", second)
+    assert [row.error_code for row in answer.members] == [
+        0,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        0,
+    ]
+    assert list(rig.group().members) == [third]
+    assert rig.group().leader_id == third
+
+
+def test_a_leave_before_version_3_has_one_error(rig):
+    (mine,) = rig.stable(1)
+    for member_id, code in (
+        ("stranger", ErrorCode.UNKNOWN_MEMBER_ID),
+        (mine, ErrorCode.NONE),
+        (mine, ErrorCode.UNKNOWN_MEMBER_ID),
+    ):
+        request = LeaveGroupRequest(group_id="g", member_id=member_id)
+        assert rig.ask("leave_group", request, 2).error_code == code
+    assert rig.group().is_in(S.EMPTY)
+
+
+def test_who_leaves_while_it_pends_is_not_waited_for(rig):
+    member_id = rig.new_id()
+    assert rig.leave(member_id).members[0].error_code == 0
+    assert not rig.group().pending_join_members
+
+
+def test_a_leave_of_no_group(rig):
+    answer = rig.leave("m", group="none")
+    assert answer.error_code == 0
+    assert answer.members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+# -- static members -----------------------------------------------------------------------
+
+
+def static_pair(rig):
+    """A stable group of two static members: (instance a's id, instance b's id)."""
+    one = rig.answer(rig.join(instance="a")).member_id
+    waits = rig.join(instance="b")
+    rig.join(one, instance="a")
+    two = rig.answer(waits).member_id
+    rig.sync(two, 2, instance="b")
+    rig.sync(one, 2, {one: b"1", two: b"2"}, instance="a")
+    assert rig.group().is_in(S.STABLE)
+    return one, two
+
+
+def test_a_static_member_that_comes_back_keeps_its_assignment(rig):
+    _, old = static_pair(rig)
+    answer = rig.answer(rig.join(instance="b"))
+    assert answer.error_code == 0
+    assert answer.generation_id == 2
+    new = answer.member_id
+    assert new != old
+    assert new.startswith("b-")
+    assert rig.group().is_in(S.STABLE)
+    assert bytes(rig.answer(rig.sync(new, 2, instance="b")).assignment) == b"2"
+    rig.restart()
+    assert rig.heartbeat(new, 2, instance="b") == 0
+
+
+def test_a_static_leader_that_comes_back_is_told_to_skip_the_assignment(rig):
+    old, _ = static_pair(rig)
+    answer = rig.answer(rig.join(instance="a", version=9))
+    assert answer.skip_assignment
+    assert answer.leader == answer.member_id != old
+    assert len(answer.members) == 2
+
+
+def test_an_old_static_leader_is_not_told_that_it_leads(rig):
+    old, _ = static_pair(rig)
+    answer = rig.answer(rig.join(instance="a", version=8))
+    assert answer.leader == old
+    assert answer.members == []
+
+
+def test_who_uses_a_replaced_id_is_fenced(rig):
+    _, old = static_pair(rig)
+    rig.join(instance="b")
+    assert rig.heartbeat(old, 2, instance="b") == ErrorCode.FENCED_INSTANCE_ID
+    sync = rig.sync(old, 2, instance="b")
+    assert rig.answer(sync).error_code == ErrorCode.FENCED_INSTANCE_ID
+    codes = rig.commit({("t", 0): 1}, member_id=old, generation=2, instance="b")
+    assert codes == {("t", 0): ErrorCode.FENCED_INSTANCE_ID}
+    join = rig.join(old, instance="b")
+    assert rig.answer(join).error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_a_parked_join_of_a_replaced_static_member_is_fenced(rig):
+    static_pair(rig)
+    waits = rig.join(instance="c")
+    new = rig.join(instance="c")
+    assert rig.answer(waits).error_code == ErrorCode.FENCED_INSTANCE_ID
+    assert not new.answered
+
+
+def test_static_members_stay_through_a_rebalance_until_their_session_ends(rig):
+    one, two = static_pair(rig)
+    waits = rig.join(rig.new_id())
+    again = rig.join(one, instance="a", session_ms=60_000)
+    rig.advance(5000)
+    rig.heartbeat(two, 2, instance="b")
+    rig.advance(9000)
+    assert not waits.answered
+    rig.advance(6500)  # the rebalance timeout; and two's session is over too
+    assert rig.answer(again).error_code == 0
+    assert rig.answer(waits).error_code == 0
+
+
+def test_an_admin_removes_a_static_member_by_its_instance(rig):
+    one, two = static_pair(rig)
+    answer = rig.leave(MemberIdentity(member_id="", group_instance_id="b"))
+    assert answer.members[0].error_code == 0
+    assert list(rig.group().members) == [one]
+    answer = rig.leave(MemberIdentity(member_id=two, group_instance_id="a"))
+    assert answer.members[0].error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
+# -- after a restart ----------------------------------------------------------------------
+
+
+def test_a_restart_keeps_members_generation_and_assignments(rig):
+    leader, follower = rig.stable(2)
+    rig.restart()
+    assert rig.heartbeat(follower, 2) == 0
+    assert bytes(rig.answer(rig.sync(leader, 2)).assignment).endswith(leader.encode())
+    rig.advance(10_000)  # sessions run again
+    assert rig.group().is_in(S.EMPTY)
+
+
+def test_a_generation_that_was_not_completed_is_gone_after_a_restart(rig):
+    leader, follower = rig.stable(2)
+    rig.join(leader)
+    rig.join(follower)
+    rig.restart()
+    sync = rig.sync(leader, 3, {leader: b"x"})
+    assert rig.answer(sync).error_code == ErrorCode.ILLEGAL_GENERATION
+    assert rig.heartbeat(follower, 2) == 0
+    rig.join(leader)  # what a client does then
+    assert rig.answer(rig.join(follower)).generation_id == 3
