@@ -9,7 +9,7 @@ import click
 
 from mpbroker.cli.ctl_connection import BrokerUnavailableError, Target, target_options
 from mpbroker.cli.ctl_status import json_option, supervisor_state, warn_of_supervisor
-from mpbroker.cli.ctl_text import duration
+from mpbroker.cli.ctl_text import duration, size
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.supervisor.control_attach import attach
@@ -43,7 +43,8 @@ def connections(
     """List client connections: state, bytes, age, and for how long nothing moved.
 
     READING waits for a request, IN_FLIGHT has one with the handlers, SENDING is being
-    answered. Exit code 10 if none matches.
+    answered; what is under way is not counted in IN and OUT. Exit code 10 if none
+    matches.
     """
     found = [
         each
@@ -57,14 +58,15 @@ def connections(
         print_json(found)
     else:
         print_table(
-            ["CONNECTION", "CLIENT", "PROCESSOR", "STATE", *_HEADS, "AGE", "IDLE"],
+            ["ROW", "CLIENT", "PROCESSOR", "STATE", "IN", "OUT", "AGE", "IDLE"],
             [
                 [
                     each["row"],
                     _address(each),
                     each["processor"],
                     each["state"],
-                    *(each[name] for name in _COLUMNS),
+                    size(each["bytes_in"]),
+                    size(each["bytes_out"]),
                     duration(each["age_s"]),
                     duration(each["idle_s"]),
                 ]
@@ -74,11 +76,7 @@ def connections(
     return ExitCode.OK if found else ExitCode.NOT_FOUND
 
 
-_HEADS: tuple[str, ...] = ()
-_COLUMNS: tuple[str, ...] = ()
-
-
-def all_connections(target: Target) -> list[dict[str, Any]]:
+def all_connections(target: Target, *, quiet: bool = False) -> list[dict[str, Any]]:
     """Every open connection; from shared memory if the supervisor does not answer."""
     try:
         with target.connect() as client:
@@ -93,9 +91,14 @@ def all_connections(target: Target) -> list[dict[str, Any]]:
         view = attach(target.pid) if target.pid else None
         if view is None:
             raise
-        warn_of_supervisor(
-            {"supervisor": supervisor_state(target), "pid": target.pid, "handlers": 1}
-        )
+        if not quiet:
+            warn_of_supervisor(
+                {
+                    "supervisor": supervisor_state(target),
+                    "pid": target.pid,
+                    "handlers": 1,
+                }
+            )
         return view.connections(0, 1 << 30)[0]
 
 

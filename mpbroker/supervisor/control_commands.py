@@ -126,6 +126,7 @@ class ControlCommands:
 
     def _figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return self._view.figures() | {
+            "pid": self._identity["pid"],
             "processes": self._processes(),
             "limits": self._identity["limits"],
             "resizing": self._resizing(),

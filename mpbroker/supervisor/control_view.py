@@ -16,6 +16,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_ACTIVE,
     CONNECTION_LISTENER,
     CONNECTION_OPENED,
+    CONNECTION_OWNER,
     CONNECTION_STATE,
     CONNECTION_WORDS,
     CONNECTIONS_PER_PROCESSOR,
@@ -57,7 +58,7 @@ from mpbroker.ipc.layout import (
     response_ring,
 )
 from mpbroker.ipc.robust_mutex import MUTEX_WORDS
-from mpbroker.network.connection_rows import connection_name, peer_address
+from mpbroker.network.connection_rows import connection_name, peer_address, progress
 from mpbroker.protocol.api_key import ApiKey
 
 # Where ``status`` stops naming partitions, the worst first.
@@ -160,21 +161,24 @@ class BrokerView:
             for row in _open_rows(words, max(first, start), start + used):
                 if len(found) >= limit:
                     return found, row
-                found.append(self._connection(row, processor, now))
+                found.append(self._connection(row, now))
         return found, -1
 
-    def _connection(self, row: int, processor: int, now: int) -> dict[str, Any]:
+    def _connection(self, row: int, now: int) -> dict[str, Any]:
         words, word = self.control, connection_row(row)
         host, port = peer_address(words, row)
+        base, start, sent = progress(words, row)
         state = words[word + CONNECTION_STATE] & STATE_MASK
         return {
             "row": row,
             "id": connection_name(words, row),
             "peer": host,
             "port": port,
-            "processor": processor,
+            "processor": words[word + CONNECTION_OWNER] - 1,
             "listener": words[word + CONNECTION_LISTENER],
             "state": _state_name(state),
+            "bytes_in": base + start,
+            "bytes_out": sent,
             "age_s": _seconds(now - words[word + CONNECTION_OPENED]),
             "idle_s": _seconds(
                 now
