@@ -46,9 +46,19 @@ def connections(
     answered; what is under way is not counted in IN and OUT. Exit code 10 if none
     matches.
     """
+    try:
+        every = all_connections(target)
+    except BrokerUnavailableError:
+        seen = seen_connections(target)
+        if seen is None:
+            raise
+        every = seen
+        warn_of_supervisor(
+            {"supervisor": supervisor_state(target), "pid": target.pid, "handlers": ()}
+        )
     found = [
         each
-        for each in all_connections(target)
+        for each in every
         if (peer is None or fnmatchcase(each["peer"], peer))
         and (processor is None or each["processor"] == processor)
         and (state is None or each["state"] == state)
@@ -76,30 +86,26 @@ def connections(
     return ExitCode.OK if found else ExitCode.NOT_FOUND
 
 
-def all_connections(target: Target, *, quiet: bool = False) -> list[dict[str, Any]]:
-    """Every open connection; from shared memory if the supervisor does not answer."""
-    try:
-        with target.connect() as client:
-            found: list[dict[str, Any]] = []
-            first = 0
-            while first >= 0:
-                answer = client.request("connections", **{"from": first})
-                found += answer["connections"]
-                first = answer["more_from"]
-            return found
-    except BrokerUnavailableError:
-        view = attach(target.pid) if target.pid else None
-        if view is None:
-            raise
-        if not quiet:
-            warn_of_supervisor(
-                {
-                    "supervisor": supervisor_state(target),
-                    "pid": target.pid,
-                    "handlers": 1,
-                }
-            )
-        return view.connections(0, 1 << 30)[0]
+def all_connections(target: Target) -> list[dict[str, Any]]:
+    """Every open connection.
+
+    Raises:
+        BrokerUnavailableError: the supervisor does not answer.
+    """
+    with target.connect() as client:
+        found: list[dict[str, Any]] = []
+        first = 0
+        while first >= 0:
+            answer = client.request("connections", **{"from": first})
+            found += answer["connections"]
+            first = answer["more_from"]
+        return found
+
+
+def seen_connections(target: Target) -> list[dict[str, Any]] | None:
+    """Every open connection as shared memory shows it; None if it cannot be read."""
+    view = attach(target.pid) if target.pid else None
+    return None if view is None else view.connections(0, 1 << 30)[0]
 
 
 def _address(connection: dict[str, Any]) -> str:

@@ -165,7 +165,7 @@ def diagnose(page: Page, *, starved: bool = False) -> tuple[str, str]:
     if no_cpu:
         used = sum(each.cpu for each in page.processes)
         return (
-            f"the machine's CPU: no core is idle, and the broker uses {used:.1f} of them",
+            f"the machine's CPU: no core is idle; the broker uses {used:.1f} of them",
             "look at what else runs there",
         )
     return "none of its processes: the clients ask for no more", ""

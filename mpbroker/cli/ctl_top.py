@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from mpbroker.cli.ctl_connection import BrokerUnavailableError, Target, target_options
-from mpbroker.cli.ctl_connections import all_connections
+from mpbroker.cli.ctl_connections import all_connections, seen_connections
 from mpbroker.cli.ctl_rates import Look, Page, compare, render
 from mpbroker.cli.ctl_status import json_option, status_without_supervisor
 from mpbroker.cli.ctl_text import duration
@@ -114,15 +114,18 @@ def take_look(target: Target) -> Look:
     """
     try:
         figures = target.request("figures")
+        connections = all_connections(target)
     except BrokerUnavailableError as error:
         figures = status_without_supervisor(target, error)
         if "handlers" not in figures:
             raise
-    supervisor = {"role": "supervisor", "id": 0, "pid": figures["pid"]}
-    figures["processes"].append(supervisor | {"state": "READY", "last_exit": ""})
+        connections = seen_connections(target) or []
+    if "pid" in figures:
+        supervisor = {"role": "supervisor", "id": 0, "pid": figures["pid"]}
+        figures["processes"].append(supervisor | {"state": "READY", "last_exit": ""})
     pids = {child["pid"] for child in figures["processes"]}
     clients: dict[str, tuple[int, int, int]] = {}
-    for each in all_connections(target, quiet=True):
+    for each in connections:
         had = clients.get(each["peer"], (0, 0, 0))
         clients[each["peer"]] = (
             had[0] + 1,
