@@ -22,13 +22,16 @@ from mpbroker.producer.errors import (
 from mpbroker.producer.partitioners import Partitioner, RoundRobinPartitioner
 from mpbroker.producer.producer import Producer
 from mpbroker.producer.record import ProducerInterceptor, ProducerRecord, Serializer
+from mpbroker.producer.transactions import GroupMetadata, OffsetAndMetadata
 
 __all__ = [
     "AbortableError",
     "BufferExhaustedError",
     "DeliveryTimeoutError",
     "FatalError",
+    "GroupMetadata",
     "NetworkError",
+    "OffsetAndMetadata",
     "OutOfOrderSequenceError",
     "Partitioner",
     "Producer",

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from mpbroker.client.metadata import NO_NODE
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.errors import FatalError, ProducerError
 from mpbroker.protocol.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
@@ -267,7 +266,3 @@ class Idempotence:
         if unresolved is None or unresolved == batch.base_sequence:
             self.request_bump(batch)
         return True
-
-    def coordinator_node(self) -> int | None:
-        """Return the node to ask for an id; None: any."""
-        return None if not self.is_transactional else NO_NODE

@@ -19,12 +19,12 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from mpbroker.client.backoff import Backoff
-from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
+from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import Selector, monotonic_ms, resolve
 from mpbroker.errors import MpbrokerError
@@ -41,14 +41,13 @@ from mpbroker.producer.batch import (
 from mpbroker.producer.buffer_pool import BufferPool
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (
-    DeliveryTimeoutError,
     ProducerClosedError,
     ProducerError,
     ProducerForkedError,
     RecordTooLargeError,
     RefusedError,
     RetriableError,
-    error_of,
+    TransactionStateError,
 )
 from mpbroker.producer.idempotence import Idempotence
 from mpbroker.producer.metrics import ProducerMetrics
@@ -62,12 +61,13 @@ from mpbroker.producer.record import (
     to_raw_headers,
 )
 from mpbroker.producer.sender import Sender
+from mpbroker.producer.topic_wait import TopicWait
+from mpbroker.producer.transaction_calls import TransactionCalls
+from mpbroker.producer.transactions import Operation, TransactionManager
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.record_encode import RawRecord
 
 _log = logging.getLogger(__name__)
-
-_FOREVER_S: Final = threading.TIMEOUT_MAX
 
 # Of a live process; a forked child's copies are marked, so that none of them waits for
 # a thread that was not forked with it, or sends in its parent's name.
@@ -82,7 +82,7 @@ def _mark_forked() -> None:
 os.register_at_fork(after_in_child=_mark_forked)
 
 
-class Producer:
+class Producer(TransactionCalls):
     """See the module. Every method may be called by any thread."""
 
     def __init__(
@@ -127,6 +127,11 @@ class Producer:
             rng=self._rng,
         )
         self._idempotence = self._make_idempotence()
+        self._transactions = (
+            self._idempotence
+            if isinstance(self._idempotence, TransactionManager)
+            else None
+        )
         self._accumulator = RecordAccumulator(
             options, self._pool, self._idempotence, self._rng
         )
@@ -149,6 +154,9 @@ class Producer:
             self._metrics,
             monotonic_ms,
         )
+        self._topic_wait = TopicWait(
+            self._metadata, self._client, self._metrics, options.max_block_ms
+        )
         self._refusal: ProducerError | None = None  # why send() does not work any more
         # Records that fit surely; larger ones are judged exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
@@ -162,6 +170,11 @@ class Producer:
         _producers.add(self)
 
     def _make_idempotence(self) -> Idempotence | None:
+        transactional_id = self._settings.transactional_id
+        if transactional_id is not None:
+            return TransactionManager(
+                transactional_id, self._settings.transaction_timeout_ms
+            )
         return Idempotence() if self._settings.idempotent else None
 
     # -- sending -----------------------------------------------------------------------
@@ -218,6 +231,8 @@ class Producer:
     ) -> RecordFuture:
         if self._refusal is not None:
             raise self._refusal
+        if self._transactions is not None:
+            self._transactions.check_open("send()")
         if self._key_serializer is not None or (
             key is not None and type(key) is not bytes
         ):
@@ -243,6 +258,7 @@ class Producer:
             and partition is None
             and key is None
             and self._partitioner is None
+            and self._transactions is None
             and size < self._surely_small
         ):
             # Nearly always, without keys: there is an open batch, and room in it.
@@ -270,11 +286,12 @@ class Producer:
         began = time.monotonic()
         info = self._metadata.snapshot.topics.get(topic)
         if info is None or (partition is not None and partition >= len(info.leaders)):
-            info = self._wait_for_topic(topic, partition, began)
+            info = self._topic_wait.wait(topic, partition, began)
         queues = self._accumulator.topic(topic)
         accumulator = self._accumulator
         chosen = self._choose(topic, record, partition, info)
         queue = self._queue(queues, chosen, info)
+        self._join_transaction(queue)
         future = accumulator.try_append(queue, record, size, callback)
         if future is not None:
             return future
@@ -310,6 +327,8 @@ class Producer:
 
     def _join_transaction(self, queue: PartitionQueue) -> None:
         """Have the partition be part of the transaction, if there is one."""
+        if self._transactions is not None:
+            self._transactions.add_partition((queue.topic, queue.partition))
 
     def _check_size(self, topic: str, bound: int) -> None:
         for name, limit in (
@@ -322,68 +341,6 @@ class Producer:
                     f" {name}={limit}; raise that, or send smaller records",
                     ErrorCode.MESSAGE_TOO_LARGE,
                 )
-
-    def _wait_for_topic(
-        self, topic: str, partition: int | None, began: float
-    ) -> TopicInfo:
-        """Wait until a topic, and one of its partitions, is known.
-
-        Raises:
-            DeliveryTimeoutError: not within max.block.ms.
-            ProducerError: the broker refused to tell.
-        """
-        if not topic:
-            raise RefusedError("a record without a topic; name one")
-        deadline = began + self._settings.max_block_ms / 1000
-        metadata = self._metadata
-        metadata.add_topic(topic, monotonic_ms())
-        try:
-            while True:
-                seen = metadata.request_update()
-                snapshot = metadata.snapshot
-                info = snapshot.topics.get(topic)
-                if info is not None and (
-                    partition is None or partition < len(info.leaders)
-                ):
-                    return info
-                self._check_topic_error(topic, snapshot)
-                self._client.wakeup()
-                left_s = min(deadline - time.monotonic(), _FOREVER_S)
-                if left_s <= 0 or not metadata.wait(seen, left_s):
-                    raise self._no_metadata(topic, partition, info)
-                if self._refusal is not None:
-                    raise self._refusal
-        finally:
-            spent = time.monotonic() - began
-            self._metrics.spend("metadata-wait-time-ns", spent)
-
-    @staticmethod
-    def _check_topic_error(topic: str, snapshot: Snapshot) -> None:
-        code = snapshot.topic_errors.get(topic, 0)
-        if code in (
-            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-        ):
-            raise error_of(code, f"topic {topic!r}")
-
-    def _no_metadata(
-        self, topic: str, partition: int | None, info: TopicInfo | None
-    ) -> DeliveryTimeoutError:
-        wait = f"after {self._settings.max_block_ms} ms (max.block.ms)"
-        if info is not None:
-            return DeliveryTimeoutError(
-                f"topic {topic!r} has no partition {partition} {wait}, only"
-                f" 0..{len(info.leaders) - 1}",
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            )
-        if not self._metadata.snapshot.nodes:
-            why = self._client.last_error or "no broker has answered"
-            return DeliveryTimeoutError(f"no metadata of topic {topic!r} {wait}: {why}")
-        code = ErrorCode(self._metadata.snapshot.topic_errors.get(topic, 3))
-        return DeliveryTimeoutError(
-            f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
-            code,
-        )
 
     def _choose(
         self, topic: str, record: RawRecord, partition: int | None, info: TopicInfo
@@ -473,6 +430,30 @@ class Producer:
             acknowledged(None, error)
             raise
 
+    # -- transactions ------------------------------------------------------------------
+
+    def _manager(self) -> TransactionManager:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._transactions is None:
+            raise TransactionStateError(
+                "this producer has no transactional.id; set one to use transactions"
+            )
+        return self._transactions
+
+    def _transact(self, metric: str, begin: Callable[[], Operation]) -> None:
+        self._check_own_thread("a transaction's call")
+        began = time.monotonic()
+        operation = begin()
+        self._client.wakeup()
+        try:
+            operation.wait(self._settings.max_block_ms)
+        finally:
+            self._metrics.spend(metric, time.monotonic() - began)
+
+    def _spend(self, metric: str, seconds: float) -> None:
+        self._metrics.spend(metric, seconds)
+
     # -- the rest ----------------------------------------------------------------------
 
     def partitions_for(self, topic: str) -> int:
@@ -485,7 +466,7 @@ class Producer:
             raise self._refusal
         info = self._metadata.snapshot.topics.get(topic)
         if info is None:
-            info = self._wait_for_topic(topic, None, time.monotonic())
+            info = self._topic_wait.wait(topic, None, time.monotonic())
         return len(info.leaders)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -31,6 +31,8 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.idempotence import Idempotence
 from mpbroker.producer.metrics import ProducerMetrics
+from mpbroker.producer.transaction_driver import TransactionDriver
+from mpbroker.producer.transactions import TransactionManager, TransactionState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.init_producer_id import InitProducerIdResponse
 from mpbroker.protocol.messages.produce import (
@@ -86,6 +88,11 @@ class Sender:
         self._clock = clock
         # One batch in flight a connection, and none of a partition overtakes another.
         self._in_order = settings.max_in_flight == 1
+        self._transactions = None
+        if isinstance(idempotence, TransactionManager):
+            self._transactions = TransactionDriver(
+                client, idempotence, accumulator, settings
+            )
         self._in_flight: dict[ProducerBatch, None] = {}
         self._init_pending = False
         self._init_not_before_ms = 0.0
@@ -101,7 +108,7 @@ class Sender:
                 self.run_once()
             except Exception:  # noqa: BLE001 - a mistake of ours must not hang futures
                 _log.exception("in the producer's thread")
-        if self._has_work():
+        if self._accumulator.has_incomplete:
             error = ProducerClosedError(
                 "the producer was closed before this record was acknowledged; it may be"
                 " written: give close() more time, or call flush() before it"
@@ -110,7 +117,19 @@ class Sender:
         self._client.close_all()
 
     def _has_work(self) -> bool:
-        return self._accumulator.has_incomplete
+        return self._accumulator.has_incomplete or self._must_end_transaction()
+
+    def _must_end_transaction(self) -> bool:
+        """Abort what is open at the end; return whether that has yet to be answered."""
+        state = self._idempotence
+        if not isinstance(state, TransactionManager) or self._is_forced:
+            return False
+        if state.state in (
+            TransactionState.IN_TRANSACTION,
+            TransactionState.ABORTABLE_ERROR,
+        ):
+            state.begin_abort()
+        return state.is_completing
 
     def close(self) -> None:
         """End `run` when everything is sent and answered."""
@@ -138,6 +157,8 @@ class Sender:
         if state.fatal_error is not None:
             self._fail_all(state.fatal_error)
             return float("inf")
+        if self._transactions is not None:
+            return self._transactions.step(now_ms)
         state.begin_turn()
         if state.has_producer_id or self._init_pending:
             return float("inf")

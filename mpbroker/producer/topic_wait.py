@@ -1,0 +1,87 @@
+"""Waiting until a topic's partitions and leaders are known."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
+from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.selector import monotonic_ms
+from mpbroker.producer.errors import DeliveryTimeoutError, RefusedError, error_of
+from mpbroker.producer.metrics import ProducerMetrics
+from mpbroker.protocol.error_code import ErrorCode
+
+
+class TopicWait:
+    """Threads that send wait here; the sender's thread asks."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        client: NetworkClient,
+        metrics: ProducerMetrics,
+        max_block_ms: int,
+    ) -> None:
+        self._metadata = metadata
+        self._client = client
+        self._metrics = metrics
+        self._max_block_ms = max_block_ms
+
+    def wait(self, topic: str, partition: int | None, began: float) -> TopicInfo:
+        """Wait until a topic, and one of its partitions, is known.
+
+        Raises:
+            DeliveryTimeoutError: not within max.block.ms.
+            ProducerError: the broker refused to tell.
+        """
+        if not topic:
+            raise RefusedError("a record without a topic; name one")
+        deadline = began + self._max_block_ms / 1000
+        metadata = self._metadata
+        metadata.add_topic(topic, monotonic_ms())
+        try:
+            while True:
+                seen = metadata.request_update()
+                snapshot = metadata.snapshot
+                info = snapshot.topics.get(topic)
+                if info is not None and (
+                    partition is None or partition < len(info.leaders)
+                ):
+                    return info
+                self._check_topic_error(topic, snapshot)
+                self._client.wakeup()
+                left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+                if left_s <= 0 or not metadata.wait(seen, left_s):
+                    raise self._error(topic, partition, info)
+        finally:
+            spent = time.monotonic() - began
+            self._metrics.spend("metadata-wait-time-ns", spent)
+
+    @staticmethod
+    def _check_topic_error(topic: str, snapshot: Snapshot) -> None:
+        code = snapshot.topic_errors.get(topic, 0)
+        if code in (
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ):
+            raise error_of(code, f"topic {topic!r}")
+
+    def _error(
+        self, topic: str, partition: int | None, info: TopicInfo | None
+    ) -> DeliveryTimeoutError:
+        wait = f"after {self._max_block_ms} ms (max.block.ms)"
+        if info is not None:
+            return DeliveryTimeoutError(
+                f"topic {topic!r} has no partition {partition} {wait}, only"
+                f" 0..{len(info.leaders) - 1}",
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        if not self._metadata.snapshot.nodes:
+            why = self._client.last_error or "no broker has answered"
+            return DeliveryTimeoutError(f"no metadata of topic {topic!r} {wait}: {why}")
+        code = ErrorCode(self._metadata.snapshot.topic_errors.get(topic, 3))
+        return DeliveryTimeoutError(
+            f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
+            code,
+        )

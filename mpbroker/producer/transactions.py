@@ -1,0 +1,441 @@
+"""The life of a producer's transactions: which call fits when, and what an error does.
+
+Calls of the user come from any thread and leave requests to be sent; the sender's
+thread takes them, one at a time, by priority (`TransactionDriver`). Each call waits on
+an `Operation`.
+
+Source: KIP-98, KIP-360 (raising the epoch after an error), KIP-447 (offsets by group
+member), KIP-890 (abortable errors).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+
+from mpbroker.client.cluster import TopicPartition
+from mpbroker.producer.batch import ProducerBatch
+from mpbroker.producer.errors import (
+    AbortableError,
+    DeliveryTimeoutError,
+    FatalError,
+    ProducerError,
+    TransactionAbortedError,
+    TransactionStateError,
+)
+from mpbroker.producer.idempotence import Idempotence, Partition
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.init_producer_id import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+
+class TransactionState(Enum):
+    """Where a transactional producer is."""
+
+    UNINITIALIZED = "not initialised"  # no id yet, and none asked for
+    INITIALIZING = "initialising"  # the id is asked for; or again, after an abort
+    READY = "ready"  # no transaction
+    IN_TRANSACTION = "in a transaction"  # records may be sent
+    COMMITTING = "committing"  # what was sent is waited for, then EndTxn
+    ABORTING = "aborting"  # likewise; nothing more is sent
+    ABORTABLE_ERROR = "in a transaction that must be aborted"
+    FATAL_ERROR = "of no use any more"
+
+
+_S = TransactionState
+
+# A pair that is absent is illegal: a call that does not fit.
+TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = frozenset(
+    {
+        (_S.UNINITIALIZED, _S.INITIALIZING),
+        (_S.INITIALIZING, _S.READY),
+        (_S.READY, _S.IN_TRANSACTION),
+        (_S.IN_TRANSACTION, _S.COMMITTING),
+        (_S.IN_TRANSACTION, _S.ABORTING),
+        (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR),
+        (_S.COMMITTING, _S.READY),
+        (_S.COMMITTING, _S.ABORTABLE_ERROR),
+        (_S.ABORTABLE_ERROR, _S.ABORTING),
+        (_S.ABORTABLE_ERROR, _S.ABORTABLE_ERROR),
+        (_S.ABORTING, _S.READY),
+        (_S.ABORTING, _S.INITIALIZING),
+        *((state, _S.FATAL_ERROR) for state in _S),
+    }
+)
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A position to commit, and what its owner likes to note about it."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class GroupMetadata(NamedTuple):
+    """Which member of a group commits; only the group's id is always needed."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class Operation:
+    """What a call of the user waits for."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.error: ProducerError | None = None
+        self._done = threading.Event()
+
+    def finish(self, error: ProducerError | None = None) -> None:
+        """End the wait, with an error or without; the first time counts."""
+        if not self._done.is_set():
+            self.error = error
+            self._done.set()
+
+    def wait(self, timeout_ms: float) -> None:
+        """Wait.
+
+        Raises:
+            DeliveryTimeoutError: not done in time; the call may be repeated.
+            ProducerError: it failed.
+        """
+        if not self._done.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX)):
+            raise DeliveryTimeoutError(
+                f"{self.what} is not answered after {timeout_ms:.0f} ms (max.block.ms);"
+                " call it again to wait on, or close the producer"
+            )
+        if self.error is not None:
+            raise self.error
+
+
+class Step(Enum):
+    """What is to be sent; in the order of priority."""
+
+    INIT = 1
+    ADD_PARTITIONS = 2
+    ADD_OFFSETS = 3
+    COMMIT_OFFSETS = 4
+    END = 5
+    BUMP = 6
+
+
+class Pending(NamedTuple):
+    """A request that waits to be sent."""
+
+    step: Step
+    operation: Operation
+    committed: bool = False
+    offsets: Offsets | None = None
+    group: GroupMetadata | None = None
+
+
+class TransactionManager(Idempotence):
+    """See the module."""
+
+    def __init__(self, transactional_id: str, timeout_ms: int) -> None:
+        super().__init__()
+        self.transactional_id = transactional_id
+        self.state = TransactionState.UNINITIALIZED
+        self.error: ProducerError | None = None
+        self.new_partitions: set[Partition] = set()
+        self.adding: set[Partition] = set()
+        self.partitions: set[Partition] = set()
+        self.has_begun_at_broker = False
+        self._timeout_ms = timeout_ms
+        self._lock = threading.RLock()
+        self._pending: list[Pending] = []
+        self._operation: Operation | None = None  # of a call that may be repeated
+        self._must_bump = False
+
+    @property
+    def is_transactional(self) -> bool:
+        return True
+
+    # -- calls of the user -------------------------------------------------------------
+
+    def begin_init(self) -> Operation:
+        """Ask for the id, and end what a predecessor left open."""
+        with self._lock:
+            if self.state is _S.INITIALIZING and self._operation is not None:
+                return self._operation
+            self._move(_S.INITIALIZING, "init_transactions()")
+            return self._enqueue(Pending(Step.INIT, Operation("init_transactions()")))
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        with self._lock:
+            self._move(_S.IN_TRANSACTION, "begin_transaction()")
+
+    def add_offsets(self, offsets: Offsets, group: GroupMetadata) -> Operation:
+        """Have a group's positions be part of the transaction."""
+        with self._lock:
+            self.check_open("send_offsets_to_transaction()")
+            operation = Operation("send_offsets_to_transaction()")
+            return self._enqueue(
+                Pending(Step.ADD_OFFSETS, operation, offsets=offsets, group=group)
+            )
+
+    def begin_commit(self) -> Operation:
+        """Commit when everything is acknowledged."""
+        return self._begin_end(_S.COMMITTING, "commit_transaction()")
+
+    def begin_abort(self) -> Operation:
+        """Abort: what was not sent fails."""
+        return self._begin_end(_S.ABORTING, "abort_transaction()")
+
+    def _begin_end(self, target: TransactionState, what: str) -> Operation:
+        with self._lock:
+            if self.state is target and self._operation is not None:
+                return self._operation
+            self._move(target, what)
+            aborted = target is _S.ABORTING
+            if aborted:
+                error = TransactionAbortedError("the transaction was aborted")
+                for pending in self._pending:
+                    pending.operation.finish(error)
+                self._pending.clear()
+                self.new_partitions.clear()
+            operation = Operation(what)
+            self._enqueue(Pending(Step.END, operation, committed=not aborted))
+            return operation
+
+    def check_open(self, what: str) -> None:
+        """Raise what keeps records from being sent now, if anything does."""
+        if self.state is _S.IN_TRANSACTION:
+            return
+        if self.state is _S.ABORTABLE_ERROR:
+            raise AbortableError(
+                f"{what}: the transaction has failed; call abort_transaction():"
+                f" {self.error}",
+                getattr(self.error, "error_code", None),
+            )
+        if self.state is _S.FATAL_ERROR:
+            assert self.error is not None
+            raise self.error
+        raise TransactionStateError(
+            f"{what}: the producer is {self.state.value}, not in a transaction; call"
+            " begin_transaction() first"
+        )
+
+    def _move(self, target: TransactionState, what: str) -> None:
+        if (self.state, target) in TRANSITIONS:
+            self.state = target
+            return
+        if self.state in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+            self.check_open(what)
+        hint = {
+            _S.UNINITIALIZED: "; call init_transactions() first",
+            _S.IN_TRANSACTION: "; commit or abort that first",
+        }.get(self.state, "")
+        raise TransactionStateError(
+            f"{what} does not fit: the producer is {self.state.value}{hint}"
+        )
+
+    def add_partition(self, partition: Partition) -> None:
+        """Have a partition be part of the transaction before it is written to."""
+        if partition in self.partitions:
+            return
+        with self._lock:
+            self.check_open("send()")
+            if partition not in self.adding:
+                self.new_partitions.add(partition)
+
+    def _enqueue(self, pending: Pending) -> Operation:
+        self._pending.append(pending)
+        self._operation = pending.operation
+        return pending.operation
+
+    # -- the sender's side -------------------------------------------------------------
+
+    @property
+    def is_completing(self) -> bool:
+        return self.state in (_S.COMMITTING, _S.ABORTING)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request has yet to be sent."""
+        return bool(self._pending or self.new_partitions)
+
+    def next_pending(self, has_incomplete: bool) -> Pending | None:
+        """Take what is to be sent now; EndTxn waits until no batch is incomplete."""
+        with self._lock:
+            if self.new_partitions and self.state in (
+                _S.IN_TRANSACTION,
+                _S.COMMITTING,
+            ):
+                self.adding |= self.new_partitions
+                self.new_partitions.clear()
+                return Pending(Step.ADD_PARTITIONS, Operation("adding partitions"))
+            if not self._pending:
+                return None
+            first = min(self._pending, key=lambda pending: pending.step.value)
+            if first.step is Step.END and has_incomplete:
+                return None
+            self._pending.remove(first)
+            return first
+
+    def put_back(self, pending: Pending) -> None:
+        """Send it again, later."""
+        with self._lock:
+            if pending.step is Step.ADD_PARTITIONS:
+                if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
+                    self.new_partitions |= self.adding
+                self.adding.clear()
+            else:
+                self._pending.insert(0, pending)
+
+    def added_partitions(self) -> None:
+        """Note that the coordinator knows of the partitions asked about."""
+        with self._lock:
+            self.partitions |= self.adding
+            self.adding.clear()
+            self.has_begun_at_broker = True
+
+    def added_offsets(self, pending: Pending) -> None:
+        """Go on to the group's coordinator."""
+        with self._lock:
+            self.has_begun_at_broker = True
+            self._pending.append(pending._replace(step=Step.COMMIT_OFFSETS))
+
+    def ended(self, pending: Pending) -> None:
+        """Note that the transaction is over, at the broker too."""
+        with self._lock:
+            self.partitions.clear()
+            self.adding.clear()
+            self.new_partitions.clear()
+            self.has_begun_at_broker = False
+            self.error = None
+            if self._must_bump and self.state is _S.ABORTING:
+                # Numbers were lost with the records: begin again with another epoch.
+                self.state = _S.INITIALIZING
+                self._enqueue(Pending(Step.BUMP, pending.operation))
+                return
+            self.state = _S.READY
+        pending.operation.finish()
+
+    def init_request(self) -> InitProducerIdRequest:
+        """Return the request for an id, or for another epoch of the one there is."""
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+        )
+        if self._must_bump:
+            request.producer_id = self.producer_id
+            request.producer_epoch = self.epoch
+        return request
+
+    def initialized(self, pending: Pending, response: InitProducerIdResponse) -> None:
+        """Take the id."""
+        with self._lock:
+            self.take_id(response)
+            self._must_bump = False
+            self._partitions.clear()
+            self._unresolved.clear()
+            self._bump.clear()
+            self.state = _S.READY
+        pending.operation.finish()
+
+    def fail(self, error: ProducerError, pending: Pending | None = None) -> None:
+        """Take an error: the transaction, or the producer, is of no use any more."""
+        with self._lock:
+            fatal = not isinstance(error, AbortableError) or self.state in (
+                _S.ABORTING,
+                _S.INITIALIZING,
+                _S.UNINITIALIZED,
+                _S.READY,
+            )
+            if fatal and not isinstance(error, FatalError):
+                error = FatalError(
+                    f"{error}; close this producer and make a new one", error.error_code
+                )
+            if self.state is not _S.FATAL_ERROR:
+                self.error = error
+                self.state = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
+            if fatal:
+                self.fatal_error = error
+            self.new_partitions.clear()
+            waiting, self._pending = self._pending, []
+        if pending is not None:
+            pending.operation.finish(error)
+        for other in waiting:
+            other.operation.finish(error)
+
+    # -- the rules of draining ---------------------------------------------------------
+
+    def may_drain(self, batch: ProducerBatch) -> bool:
+        """See `DrainRules`: only to partitions the coordinator knows of."""
+        return (
+            self.state in (_S.IN_TRANSACTION, _S.COMMITTING)
+            and (batch.topic, batch.partition) in self.partitions
+            and super().may_drain(batch)
+        )
+
+    def prepare(self, batch: ProducerBatch) -> None:
+        """See `DrainRules`."""
+        batch.transactional = True
+        super().prepare(batch)
+
+    def begin_turn(self) -> None:
+        """Find out what became of expired batches; the broker raises the epoch."""
+        self._resolve()
+
+    def _cannot_resolve(self, key: Partition) -> None:
+        self._must_bump = True
+        if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
+            self.fail(AbortableError(f"records for {key[0]}-{key[1]} are lost"))
+
+    def request_bump(self, batch: ProducerBatch) -> None:
+        """Raise the epoch with the abort that must come."""
+        self._must_bump = True
+
+    def expired(self, batch: ProducerBatch) -> None:
+        """The transaction cannot be committed without its records."""
+        super().expired(batch)
+        self._lost(
+            DeliveryTimeoutError(
+                f"records for {batch.topic}-{batch.partition} were not acknowledged"
+                " within delivery.timeout.ms"
+            )
+        )
+
+    def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
+        """See `Idempotence.failed`; and the transaction must be aborted."""
+        self._remove(self._of(batch), batch)
+        self._must_bump |= batch.has_sequence
+        if isinstance(error, TransactionAbortedError):
+            return
+        if isinstance(error, FatalError):
+            self.fail(error)
+        else:
+            self._lost(error)
+
+    def _lost(self, error: ProducerError) -> None:
+        self._must_bump = True
+        if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
+            self.fail(AbortableError(f"{error}; abort_transaction()", error.error_code))
+
+
+ABORTABLE_CODES: Final = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+    }
+)
