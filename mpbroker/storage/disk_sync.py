@@ -1,9 +1,10 @@
 """Ask the disk to make bytes durable, without waiting for it.
 
-A handler must not stop serving while the disk works. The kernel's native asynchronous
-I/O takes fdatasync requests and reports their end through an eventfd, which sits in
-the handler's epoll set with everything else: no thread, no second opinion about the
-GIL. Where the system call is not to be had (some sandboxes), the sync is made at once.
+A handler must not stop serving while the disk works. The kernel takes fdatasync
+requests and reports their end through an eventfd, which sits in the handler's epoll set
+with everything else: no thread of ours, no second opinion about the GIL. It does so
+through io_uring (see sync_ring.py) or, where that is not to be had, through its older
+asynchronous I/O; where neither is (some sandboxes), the sync is made at once.
 
 Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
 """
@@ -13,6 +14,8 @@ import errno
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+from mpbroker.storage.sync_ring import SyncRing
 
 _NUMBERS: Final = {  # io_setup, io_getevents, io_submit
     "x86_64": (206, 208, 209),
@@ -64,10 +67,13 @@ class DiskSync:
             are made at once, and ``finished`` has them right after ``start``.
     """
 
-    def __init__(self, syscall: Callable[..., int] | None = None) -> None:
+    def __init__(
+        self, syscall: Callable[..., int] | None = None, *, io_uring: bool = True
+    ) -> None:
         self.event_fd = -1
+        self._ring: SyncRing | None = None
         self._context = ctypes.c_uint64(0)
-        self._outstanding: dict[int, _Iocb] = {}
+        self._outstanding: dict[int, _Iocb | None] = {}
         self._done: list[SyncDone] = []
         self._events = (_IoEvent * _MAX_EVENTS)()
         self._numbers = _NUMBERS.get(os.uname().machine)
@@ -76,6 +82,13 @@ class DiskSync:
             libc.syscall.restype = ctypes.c_long
             syscall = libc.syscall
         self._syscall = syscall
+        if io_uring:
+            try:
+                self._ring = SyncRing(syscall)
+                self.event_fd = self._ring.event_fd
+                return
+            except OSError:
+                pass  # the next best
         if self._numbers is not None:
             number = ctypes.c_long(self._numbers[0])
             context = ctypes.byref(self._context)
@@ -95,9 +108,14 @@ class DiskSync:
                 self._done.append(SyncDone(token, error.errno or errno.EIO))
 
     def _submit(self, token: int, fd: int) -> bool:
-        assert self._numbers is not None
         if len(self._outstanding) >= _MAX_EVENTS:
             return False
+        if self._ring is not None:
+            if not self._ring.start(token, fd):
+                return False
+            self._outstanding[token] = None
+            return True
+        assert self._numbers is not None
         iocb = _Iocb(
             data=token,
             lio_opcode=_IOCB_CMD_FDSYNC,
@@ -121,7 +139,11 @@ class DiskSync:
     def finished(self) -> list[SyncDone]:
         """Take the syncs that have ended since the last call. Never waits."""
         done, self._done = self._done, []
-        if self._outstanding:
+        if self._outstanding and self._ring is not None:
+            for token, error in self._ring.ended():
+                self._outstanding.pop(token, None)
+                done.append(SyncDone(token, error))
+        elif self._outstanding:
             assert self._numbers is not None
             count = self._syscall(
                 ctypes.c_long(self._numbers[1]),

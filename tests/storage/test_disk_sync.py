@@ -18,10 +18,13 @@ def no_aio(*_: object) -> int:
     return -1
 
 
-@pytest.fixture(params=["aio", "at once"])
+@pytest.fixture(params=["io_uring", "aio", "at once"])
 def disk(request):
-    made = DiskSync(no_aio if request.param == "at once" else None)
-    if request.param == "aio" and made.event_fd < 0:
+    made = DiskSync(
+        no_aio if request.param == "at once" else None,
+        io_uring=request.param == "io_uring",
+    )
+    if request.param != "at once" and made.event_fd < 0:
         pytest.skip("this kernel has no asynchronous I/O")
     yield made
     if made.event_fd >= 0:
@@ -76,8 +79,9 @@ def test_what_cannot_be_synced_ends_with_an_error(disk, what):
         os.close(writer)
 
 
-def test_the_end_of_a_sync_wakes_who_polls(file):
-    disk = DiskSync()
+@pytest.mark.parametrize("io_uring", [True, False])
+def test_the_end_of_a_sync_wakes_who_polls(file, io_uring):
+    disk = DiskSync(io_uring=io_uring)
     if disk.event_fd < 0:
         pytest.skip("this kernel has no asynchronous I/O")
     epoll = select.epoll()
