@@ -33,7 +33,7 @@ def test_only_the_listed_transitions_exist(before, after):
         assert group.state is before
 
 
-# -- joining ----------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------
 
 
 def test_a_new_member_is_given_an_id_and_joins_with_it(rig):
@@ -187,7 +187,7 @@ def test_no_more_members_than_group_max_size():
     assert rig.group().is_in(S.STABLE)
 
 
-# -- syncing ------------------------------------------------------------------------------
+# -- syncing ---------------------------------------------------------------------------
 
 
 def test_everybody_gets_what_the_leader_gave_them(rig):
@@ -254,7 +254,7 @@ def test_a_sync_to_no_group_and_during_a_rebalance(rig):
     assert rig.answer(call).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
-# -- heartbeats and sessions ------------------------------------------------------------
+# -- heartbeats and sessions -----------------------------------------------------------
 
 
 def test_a_member_that_is_silent_for_its_session_is_out(rig):
@@ -306,7 +306,7 @@ def test_heartbeats_to_no_group(rig):
     assert rig.heartbeat("m", 1, group="") == ErrorCode.INVALID_GROUP_ID
 
 
-# -- leaving ----------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------
 
 
 def test_members_that_leave_are_gone_at_once(rig):
@@ -345,7 +345,7 @@ def test_a_leave_of_no_group(rig):
     assert answer.members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-# -- static members -----------------------------------------------------------------------
+# -- static members --------------------------------------------------------------------
 
 
 def static_pair(rig):
@@ -431,7 +431,7 @@ def test_an_admin_removes_a_static_member_by_its_instance(rig):
     assert answer.members[0].error_code == ErrorCode.FENCED_INSTANCE_ID
 
 
-# -- after a restart ----------------------------------------------------------------------
+# -- after a restart -------------------------------------------------------------------
 
 
 def test_a_restart_keeps_members_generation_and_assignments(rig):
