@@ -1,5 +1,6 @@
 """A producer for Kafka brokers: `Producer`, and `AsyncProducer` for asyncio."""
 
+from mpbroker.producer.async_producer import AsyncProducer
 from mpbroker.producer.batch import RecordFuture, RecordMetadata
 from mpbroker.producer.errors import (
     AbortableError,
@@ -26,6 +27,7 @@ from mpbroker.producer.transactions import GroupMetadata, OffsetAndMetadata
 
 __all__ = [
     "AbortableError",
+    "AsyncProducer",
     "BufferExhaustedError",
     "DeliveryTimeoutError",
     "FatalError",

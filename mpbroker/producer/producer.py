@@ -456,6 +456,18 @@ class Producer(TransactionCalls):
 
     # -- the rest ----------------------------------------------------------------------
 
+    def would_block(self, topic: str, partition: int | None = None) -> bool:
+        """Return whether `send` may have to wait, for metadata or for memory."""
+        info = self._metadata.snapshot.topics.get(topic)
+        return (
+            info is None
+            or (partition is not None and partition >= len(info.leaders))
+            or self._pool.waiting > 0
+            # Whatever the record's size turns out to be.
+            or self._pool.available_bytes
+            < self._settings.max_request_size + self._settings.batch_size
+        )
+
     def partitions_for(self, topic: str) -> int:
         """Return how many partitions a topic has, waiting as `send` does.
 

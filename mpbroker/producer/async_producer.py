@@ -1,0 +1,191 @@
+"""`AsyncProducer`: the same producer for asyncio.
+
+    async with AsyncProducer(bootstrap_servers="localhost:9092") as producer:
+        future = await producer.send("events", b"value")
+        print((await future).offset)
+
+Sockets are the business of the producer's own thread, as with `Producer`, so a busy
+event loop does not hold up what was handed over. The loop hears of acknowledgements in
+groups: one wake-up for all that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from mpbroker.client.cluster import TopicPartition
+from mpbroker.producer.batch import RecordMetadata
+from mpbroker.producer.partitioners import Partitioner
+from mpbroker.producer.producer import Producer
+from mpbroker.producer.record import Headers, ProducerInterceptor, Serializer
+from mpbroker.producer.transactions import GroupMetadata, OffsetAndMetadata
+
+_T = TypeVar("_T")
+_Outcome = tuple[
+    "asyncio.Future[RecordMetadata]", RecordMetadata | None, Exception | None
+]
+
+
+class AsyncProducer:
+    """See the module, and `Producer` for settings and errors.
+
+    Make and use it in one event loop.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        partitioner: Partitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        **settings: object,
+    ) -> None:
+        """See `Producer`."""
+        self._loop = asyncio.get_running_loop()
+        self._outcomes: deque[_Outcome] = deque()
+        self._is_scheduled = False
+        self._lock = threading.Lock()
+        self._producer = Producer(
+            config,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitioner=partitioner,
+            interceptors=interceptors,
+            **settings,
+        )
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Hand a record over; return what can be awaited for its acknowledgement.
+
+        Waits, without blocking the loop, for metadata and for memory. Cancelling the
+        future does not take the record back. A future that nobody awaits says nothing.
+
+        Raises:
+            As `Producer.send`.
+        """
+        future: asyncio.Future[RecordMetadata] = self._loop.create_future()
+
+        def acknowledged(
+            metadata: RecordMetadata | None, error: Exception | None
+        ) -> None:
+            self._tell((future, metadata, error))
+
+        send = partial(
+            self._producer.send,
+            topic,
+            value,
+            key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            callback=acknowledged,
+        )
+        if self._producer.would_block(topic, partition):
+            await asyncio.to_thread(send)
+        else:
+            send()
+        return future
+
+    async def send_and_wait(
+        self, topic: str, value: Any = None, key: Any = None, **options: Any
+    ) -> RecordMetadata:
+        """Send a record and wait until it is acknowledged; options as of `send`."""
+        return await (await self.send(topic, value, key, **options))
+
+    def _tell(self, outcome: _Outcome) -> None:
+        with self._lock:
+            self._outcomes.append(outcome)
+            if self._is_scheduled:
+                return
+            self._is_scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def _deliver(self) -> None:
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, deque()
+            self._is_scheduled = False
+        for future, metadata, error in outcomes:
+            if future.done():
+                continue  # cancelled
+            if error is None:
+                assert metadata is not None
+                future.set_result(metadata)
+            else:
+                future.set_exception(error)
+                future.exception()  # as with threads: whoever cares asks
+
+    async def _run(self, function: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(function)
+
+    async def partitions_for(self, topic: str) -> int:
+        """See `Producer.partitions_for`."""
+        return await self._run(partial(self._producer.partitions_for, topic))
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """See `Producer.flush`."""
+        await self._run(partial(self._producer.flush, timeout))
+
+    async def init_transactions(self) -> None:
+        """See `Producer.init_transactions`."""
+        await self._run(self._producer.init_transactions)
+
+    async def begin_transaction(self) -> None:
+        """See `Producer.begin_transaction`."""
+        self._producer.begin_transaction()
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group: GroupMetadata | str,
+    ) -> None:
+        """See `Producer.send_offsets_to_transaction`."""
+        await self._run(
+            partial(self._producer.send_offsets_to_transaction, offsets, group)
+        )
+
+    async def commit_transaction(self) -> None:
+        """See `Producer.commit_transaction`."""
+        await self._run(self._producer.commit_transaction)
+
+    async def abort_transaction(self) -> None:
+        """See `Producer.abort_transaction`."""
+        await self._run(self._producer.abort_transaction)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """See `Producer.metrics`."""
+        return self._producer.metrics()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """See `Producer.close`."""
+        await self._run(partial(self._producer.close, timeout))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(0 if exc_type is not None else None)
