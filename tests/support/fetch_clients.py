@@ -1,4 +1,4 @@
-"""Fetch what tests use and no Python package brings: kcat, Kafka's tools, checkers.
+"""Fetch what tests use and no Python package brings: other clients, tools, checkers.
 
 Run by scripts/test before the tests, so that no test waits for a download. Whatever
 cannot be had is said in one line and left out: its tests are then counted as skipped.
@@ -17,6 +17,10 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
 _POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
+FRANZ_GO: Final = ROOT / ".downloads" / "franz-go" / "franz"
+_GO_SOURCES: Final = ROOT / "tests" / "compat" / "go"
+NODE_DIR: Final = ROOT / ".downloads" / "node"
+_NODE_SOURCES: Final = ROOT / "tests" / "compat" / "node"
 
 # A command, and the Debian package that has it.
 _DEBIAN: Final = (
@@ -28,6 +32,8 @@ _DEBIAN: Final = (
 # Two cores and 54 MB of jars took 30 s; a mirror may be slow, but not for ever.
 _MAVEN_TIMEOUT_S: Final = 400
 _APT_TIMEOUT_S: Final = 180
+_GO_TIMEOUT_S: Final = 400
+_NPM_TIMEOUT_S: Final = 120
 
 
 def have_java_tools() -> bool:
@@ -68,6 +74,66 @@ def fetch_java_tools() -> str:
     return ""
 
 
+def fetch_franz_go() -> str:
+    """Build the client of tests/compat/go; return why not, or an empty text."""
+    sources = sorted(_GO_SOURCES.iterdir())
+    stamp = FRANZ_GO.with_name("sources")
+    text = b"".join(each.read_bytes() for each in sources)
+    if FRANZ_GO.exists() and stamp.exists() and stamp.read_bytes() == text:
+        return ""
+    if shutil.which("go") is None:
+        return "no go on PATH (Debian: apt-get install golang)"
+    _say("building a client with franz-go")
+    FRANZ_GO.parent.mkdir(exist_ok=True)
+    FRANZ_GO.unlink(missing_ok=True)
+    error = _run(
+        ["go", "build", "-C", str(_GO_SOURCES), "-trimpath", "-o", str(FRANZ_GO), "."],
+        _GO_TIMEOUT_S,
+        CGO_ENABLED="0",
+    )
+    if error:
+        return f"go could not build the client with franz-go: {error}"
+    stamp.write_bytes(text)
+    return ""
+
+
+def have_kafkajs() -> bool:
+    """Return whether what package.json names is there, and a Node to run it."""
+    stamp = NODE_DIR / "package.json"
+    wanted = (_NODE_SOURCES / "package.json").read_bytes()
+    return (
+        shutil.which("node") is not None
+        and (NODE_DIR / "node_modules" / "kafkajs").is_dir()
+        and stamp.read_bytes() == wanted
+    )
+
+
+def fetch_kafkajs() -> str:
+    """Install kafkajs in .downloads/node; return why not, or an empty text."""
+    if have_kafkajs():
+        return ""
+    for tool, package in (("node", "nodejs"), ("npm", "npm")):
+        if shutil.which(tool) is None:
+            return f"no {tool} on PATH (Debian: apt-get install {package})"
+    _say("fetching kafkajs with npm")
+    shutil.rmtree(NODE_DIR, ignore_errors=True)
+    fresh = NODE_DIR.with_name("node.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    shutil.copy(_NODE_SOURCES / "package.json", fresh)
+    error = _run(
+        [
+            *("npm", "install", "--prefix", str(fresh), "--no-save", "--no-audit"),
+            *("--no-fund", "--no-package-lock", "--ignore-scripts"),
+        ],
+        _NPM_TIMEOUT_S,
+    )
+    if error:
+        return f"npm could not install kafkajs: {error}"
+    fresh.rename(NODE_DIR)
+    return ""
+
+
 def fetch_debian(tool: str, package: str) -> str:
     """Install a Debian package if that is ours to do; return why not, or nothing."""
     if shutil.which(tool):
@@ -82,9 +148,9 @@ def fetch_debian(tool: str, package: str) -> str:
     return f"apt-get could not install {package}: {error}" if error else ""
 
 
-def _run(command: list[str], timeout_s: int) -> str:
+def _run(command: list[str], timeout_s: int, **variables: str) -> str:
     """Run a command; return the end of what it said if it failed."""
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **variables}
     try:
         done = subprocess.run(
             command,
@@ -115,7 +181,8 @@ def main() -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         reasons = [fetch_debian(*each) for each in _DEBIAN]
-        for reason in (*reasons, fetch_java_tools()):
+        reasons += [fetch_java_tools(), fetch_franz_go(), fetch_kafkajs()]
+        for reason in reasons:
             if reason:
                 _say(f"{reason}; the tests with it will be skipped")
     finally:
