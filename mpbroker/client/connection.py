@@ -224,9 +224,17 @@ class Connection:
         elif response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             if self._next_correlation_id > 1:
                 raise ProtocolError("the broker knows no version of ApiVersions")
-            self._ask_versions(0)
+            self._ask_versions(_version_to_ask(response))
         else:
             check_error(response.error_code, "ApiVersions refused")
+
+
+def _version_to_ask(response: ApiVersionsResponse) -> int:
+    # Newer brokers say with their refusal which versions of the question they know.
+    for entry in response.api_keys:
+        if entry.api_key == ApiKey.API_VERSIONS:
+            return max(0, min(entry.max_version, ApiVersionsRequest.valid_versions[-1]))
+    return 0
 
 
 def _versions_answer_version(frame: bytes, body: int, asked: int) -> int:
