@@ -323,6 +323,7 @@ def error_answer(request: Request, code: ErrorCode) -> bytes | None:
     message.error_code = code
     try:
         body: bytes = message.encode(request.api_version)
+        told = response.decode(request.api_version, memoryview(body)).error_code
     except ProtocolError:
         return None  # this version has no place for it
-    return body
+    return body if told == code else None  # nor this one, which leaves it out

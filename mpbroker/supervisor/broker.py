@@ -35,6 +35,7 @@ from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
+from mpbroker.supervisor.quarantine import Quarantine
 from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
@@ -150,6 +151,7 @@ class Broker:
             )
             supervisor.on_hangup = control.hang_up
             Leases(supervisor, memory.control.words).begin()
+            Quarantine(supervisor, memory, paths[0]).begin()
             service.begin()
             if supervisor.start():
                 service.all_started()

@@ -60,7 +60,7 @@ class Supervisor:
         self._listeners = listeners
         self._partition_rows = partition_rows
         self._identity = identity
-        self._repair = Repair(memory)
+        self.repair = Repair(memory)
         self._signals = SignalSocket()
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
@@ -162,7 +162,7 @@ class Supervisor:
             self._publish()
         return all(child.state is ChildState.READY for child in self.children)
 
-    def _fork_aside(
+    def fork_aside(
         self, run: Callable[[], None], ended: Callable[[int], None]
     ) -> None:
         """Run something in a process of its own, and then ``ended(wait status)``."""
@@ -278,11 +278,11 @@ class Supervisor:
             )
             self.on_death(child)
         if child.role is Role.HANDLER:
-            self._repair.after_handler(child.number, self._partition_rows())
+            self.repair.after_handler(child.number, self._partition_rows())
         elif child.role is Role.COORDINATOR:
-            self._repair.after_coordinator(self._partition_rows())
+            self.repair.after_coordinator(self._partition_rows())
         elif child.role is Role.PROCESSOR:
-            self._repair.after_processor(child.number)
+            self.repair.after_processor(child.number)
         if child.state is ChildState.ENDED:
             self._pools.forget(child)
         elif child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
@@ -320,7 +320,7 @@ class Supervisor:
         """Keep what was asked for, so that it holds after the next start too."""
         texts = self._settings.to_write()
         if texts:
-            self._fork_aside(
+            self.fork_aside(
                 partial(self._roles.write_broker_configs, texts), self._configs_written
             )
 
