@@ -7,6 +7,7 @@ never written look committed. After every repair everybody is woken.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from mpbroker.ipc.layout import (
@@ -21,6 +22,8 @@ from mpbroker.ipc.layout import (
     SLOT_CONNECTION,
     SLOT_INTENT,
     SLOT_RESPONSE_KIND,
+    SLOT_RESPONSE_LENGTH,
+    SLOT_RESPONSE_OFFSET,
     SLOT_RETRIES,
     SLOT_STATE,
     SLOTS_PER_PROCESSOR,
@@ -53,6 +56,9 @@ class Repair:
         self._words = memory.control.words
         self.redelivered = 0
         self.quarantined = 0
+        # Slots that are with neither handlers nor processors: they are being answered.
+        self._condemned: set[int] = set()
+        self.on_quarantine: Callable[[int], None] = self.close_condemned
 
     def after_handler(self, handler: int, partition_rows: int) -> None:
         """Put a dead handler's requests back, each to be executed exactly once.
@@ -96,7 +102,7 @@ class Repair:
     def _orphans_of(self, handler: int) -> list[int]:
         """Slots that the dead handler had claimed or parked and not answered."""
         # On the coordinator's lane they are the coordinator's, or are still to be.
-        answered = set(self._memory.lane.waiting())
+        answered = self._condemned | set(self._memory.lane.waiting())
         for ring in self._memory.responses:
             answered.update(ring.waiting())
         words = self._words
@@ -138,14 +144,32 @@ class Repair:
                     row.words[row.base + ROW_SYNC_OWNER] = 0
 
     def _quarantine(self, slot: int) -> None:
-        """A request that keeps killing handlers: its connection is closed."""
+        """A request that keeps killing handlers: somebody else answers it."""
         self.quarantined += 1
-        row = slot_row(slot)
+        self._condemned.add(slot)
         _LOG.error(
             "a request has ended %d handlers and is not tried again", MAX_RETRIES + 1
         )
-        self._words[row + SLOT_RESPONSE_KIND] = ResponseKind.CLOSE
+        self.on_quarantine(slot)
+
+    def answer_condemned(self, slot: int, answer: tuple[int, int, int]) -> None:
+        """Send the answer of a request in quarantine to its processor.
+
+        Args:
+            slot: what ``on_quarantine`` was called with.
+            answer: ResponseKind, arena offset, length.
+        """
+        row = slot_row(slot)
+        kind, offset, length = answer
+        self._words[row + SLOT_RESPONSE_KIND] = kind
+        self._words[row + SLOT_RESPONSE_OFFSET] = offset
+        self._words[row + SLOT_RESPONSE_LENGTH] = length
+        self._condemned.discard(slot)
         self._memory.responses[slot // SLOTS_PER_PROCESSOR].push([slot])
+
+    def close_condemned(self, slot: int) -> None:
+        """Close the connection of a request in quarantine, for want of an answer."""
+        self.answer_condemned(slot, (ResponseKind.CLOSE, 0, 0))
 
     def after_processor(self, processor: int) -> None:
         """Free what none of a dead processor's connections has.

@@ -1,19 +1,31 @@
-"""mpbroker with one fault: a request whose client id is "poison" kills its handler."""
+"""mpbroker with one fault: a request whose client id is "poison" kills its handler.
+
+And one whose client id is "plague" kills whoever tries to answer it, too.
+"""
 
 import sys
 
 from mpbroker.cli import main
 from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.supervisor import quarantine
 from tests.support.children import die
 
 _dispatch = RequestDispatcher.dispatch
 
 
 def _poisoned(self, request):
-    if request.client_id == "poison":
+    if request.client_id in ("poison", "plague"):
         die()
     return _dispatch(self, request)
 
 
+def _plagued(frame):
+    if b"plague" in bytes(frame):
+        die()
+    return _answer_to(frame)
+
+
 RequestDispatcher.dispatch = _poisoned
+_answer_to = quarantine.answer_to
+quarantine.answer_to = _plagued
 sys.exit(main())
