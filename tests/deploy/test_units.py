@@ -88,6 +88,7 @@ def test_the_two_services_differ_in_names_only():
     different = {key for key in one | many if one.get(key) != many.get(key)}
     assert different == {
         "Description",
+        "ExecReload",
         "ExecStart",
         "RuntimeDirectory",
         "StateDirectory",

@@ -1,0 +1,197 @@
+"""What describes a container, read as strictly as can be without running one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from mpbroker.cli import main
+from mpbroker.config import BrokerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+JSON_FORM = {"CMD", "ENTRYPOINT", "VOLUME"}
+KNOWN = JSON_FORM | {
+    *("ARG", "COPY", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL"),
+    *("USER", "WORKDIR"),
+}
+
+
+class Instruction(NamedTuple):
+    name: str
+    text: str
+
+
+def read_dockerfile(path):
+    """Instructions, with lines that are continued put together.
+
+    Source: "Dockerfile reference", Format.
+    """
+    instructions = []
+    lines = [x for x in path.read_text().splitlines() if x.strip()]
+    lines = [x for x in lines if not x.lstrip().startswith("#")]
+    while lines:
+        line = lines.pop(0)
+        while line.endswith("\\"):
+            line = line[:-1] + lines.pop(0)
+        name, _, text = line.partition(" ")
+        instructions.append(Instruction(name, text.strip()))
+    return instructions
+
+
+INSTRUCTIONS = read_dockerfile(DEPLOY / "Dockerfile")
+
+
+def texts(name, instructions=INSTRUCTIONS):
+    return [each.text for each in instructions if each.name == name]
+
+
+def last_stage():
+    starts = [n for n, each in enumerate(INSTRUCTIONS) if each.name == "FROM"]
+    return INSTRUCTIONS[starts[-1] :]
+
+
+def environment():
+    pairs = [pair for text in texts("ENV", last_stage()) for pair in shlex.split(text)]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def is_sent(path):
+    """Whether the build sees a file: the last pattern that matches it decides."""
+    sent = True
+    parts = Path(path).parts
+    heads = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines():
+        pattern = line.strip().removeprefix("!").removeprefix("**/")
+        if line and not line.startswith("#"):
+            names = [*heads, parts[-1]] if "**/" in line else heads
+            if any(fnmatch(name, pattern) for name in names):
+                sent = line.startswith("!")
+    return sent
+
+
+def test_every_instruction_is_one_and_well_formed():
+    assert {each.name for each in INSTRUCTIONS} <= KNOWN
+    assert INSTRUCTIONS[0].name == "ARG" and INSTRUCTIONS[1].name == "FROM"
+    for each in INSTRUCTIONS:
+        assert each.text, each
+        if each.name in JSON_FORM:
+            assert all(isinstance(word, str) for word in json.loads(each.text))
+
+
+@pytest.mark.parametrize("text", texts("RUN"))
+def test_every_run_line_is_a_shell_command(text):
+    done = subprocess.run(["sh", "-n", "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_copied_is_there_and_sent_to_the_build():
+    copied = []
+    for text in texts("COPY"):
+        words = shlex.split(text)
+        if words[0].startswith("--from="):
+            stages = re.findall(r"AS (\S+)", "\n".join(texts("FROM")))
+            assert words[0].removeprefix("--from=") in stages
+            continue
+        copied += words[:-1]
+    assert {"mpbroker", "pyproject.toml", "setup.py"} <= set(copied)
+    for name in copied:
+        assert (ROOT / name).exists() and is_sent(name)
+    assert is_sent("mpbroker/cli/serve.py")
+    for kept_back in (".git/HEAD", "tests/conftest.py", "mpbroker/_core.abi3.so"):
+        assert not is_sent(kept_back)
+
+
+def test_the_broker_runs_as_nobody_special_and_where_it_may_write():
+    stage = last_stage()
+    (user,) = texts("USER", stage)
+    assert user not in ("root", "0")
+    (made,) = texts("RUN", stage)
+    assert re.search(rf"useradd .*\b{user}\b", made, re.S)
+    environ = environment()
+    for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
+        assert environ[name] in made
+    assert texts("VOLUME", stage) == [json.dumps([environ["STATE_DIRECTORY"]])]
+
+
+def test_the_image_serves_every_address_on_the_port_that_it_exposes():
+    config = BrokerConfig.load({}, None, environment())
+    (endpoint,) = config.endpoints
+    assert endpoint.is_wildcard
+    assert texts("EXPOSE") == [str(endpoint.port)]
+    assert config.log_dirs == (environment()["STATE_DIRECTORY"],)
+
+
+def test_the_commands_in_the_image_exist(capsys):
+    entry = [json.loads(text) for text in texts("ENTRYPOINT") + texts("CMD")]
+    assert entry == [["mpbroker"], ["serve"]]
+    (check,) = texts("HEALTHCHECK")
+    program, *arguments = json.loads(check.partition("CMD")[2])
+    assert program == "mpbroker" and "--quiet" in arguments
+    assert main([*arguments, "--help"]) == 0
+    assert "--quiet" in capsys.readouterr().out
+
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def test_compose_builds_this_and_keeps_the_data():
+    (broker,) = COMPOSE["services"].values()
+    context = DEPLOY / broker["build"]["context"]
+    assert context.resolve() == ROOT
+    assert (context / broker["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
+    volumes = dict(each.split(":", 1) for each in broker["volumes"])
+    assert volumes["data"] == environment()["STATE_DIRECTORY"]
+    assert set(volumes) == set(COMPOSE["volumes"])
+    # The root is read-only: what the broker writes beside its data is in memory.
+    assert broker["read_only"] is True
+    assert any(
+        each.startswith(environment()["RUNTIME_DIRECTORY"]) for each in broker["tmpfs"]
+    )
+
+
+def test_compose_tells_every_client_an_address_that_it_can_reach():
+    (broker,) = COMPOSE["services"].values()
+    config = BrokerConfig.load({}, None, environment() | broker["environment"])
+    assert all(endpoint.is_wildcard for endpoint in config.endpoints)
+    host, inside = (config.advertised[each.listener_name] for each in config.endpoints)
+    published = [each.rsplit(":", 2)[-2:] for each in broker["ports"]]
+    assert host.host == "localhost" and [str(host.port)] * 2 in published
+    assert inside.host in COMPOSE["services"]
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker")
+def test_docker_reads_the_compose_file():
+    version = subprocess.run(["docker", "compose", "version"], capture_output=True)
+    if version.returncode:
+        pytest.skip("no docker compose")
+    done = subprocess.run(
+        ["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="no promtool (Debian: apt-get install prometheus)",
+)
+def test_prometheus_reads_its_file():
+    done = subprocess.run(
+        ["promtool", "check", "config", str(DEPLOY / "prometheus.yml")],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
