@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from typing import Any
 
 VERSION: int
 
@@ -60,3 +61,24 @@ class HandlerEnd:
         self, rows: memoryview, news_word: int, plan_type: type, segment_type: type, /
     ) -> None: ...
     def execute(self, slot: int, /) -> int | None: ...
+
+class ProcessorEnd:
+    def __new__(
+        cls,
+        control: memoryview,
+        arena: memoryview,
+        counters_word: int,
+        first_slot: int,
+        channel_type: type,
+        reading: int,
+        in_flight: int,
+        channels_in_flight: list[Any],
+        unpublished: list[int],
+        /,
+    ) -> ProcessorEnd: ...
+    def receive(
+        self, events: list[tuple[int, int]], channels: dict[int, Any], now_ns: int, /
+    ) -> list[tuple[int, int]]: ...
+    def answer(
+        self, slots: list[int], now_ns: int, may_receive: bool, /
+    ) -> list[tuple[Any, int, int]]: ...

@@ -58,6 +58,18 @@
     X(STATE_READY, "layout.SlotState.READY")                                          \
     X(STATE_CLAIMED, "layout.SlotState.CLAIMED")                                      \
     X(STATE_RESPONDING, "layout.SlotState.RESPONDING")                                \
+    X(CONNECTION_WORDS, "layout.CONNECTION_WORDS")                                    \
+    X(CONNECTION_STATE, "layout.CONNECTION_STATE")                                    \
+    X(CONNECTION_POSITION, "layout.CONNECTION_POSITION")                              \
+    X(CONNECTION_SENT, "layout.CONNECTION_SENT")                                      \
+    X(CONNECTION_ACTIVE, "layout.CONNECTION_ACTIVE")                                  \
+    X(CONNECTION_COPY_SHIFT, "layout.CONNECTION_COPY_SHIFT")                          \
+    X(POSITION_SHIFT, "layout.POSITION_SHIFT")                                        \
+    X(CONNECTION_READING, "layout.ConnectionState.READING")                           \
+    X(CONNECTION_IN_FLIGHT, "layout.ConnectionState.IN_FLIGHT")                       \
+    X(COUNT_REQUESTS, "layout.ProcessorCounter.REQUESTS")                             \
+    X(COUNT_BYTES_IN, "layout.ProcessorCounter.BYTES_IN")                             \
+    X(COUNT_BYTES_OUT, "layout.ProcessorCounter.BYTES_OUT")                           \
     X(KIND_NONE, "layout.ResponseKind.NONE")                                          \
     X(KIND_BYTES, "layout.ResponseKind.BYTES")                                        \
     X(ROW_WORDS, "layout.ROW_WORDS")                                                  \

@@ -21,6 +21,7 @@ from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
 from mpbroker.ipc.black_box import EventKind, note
+from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds
 from mpbroker.ipc.layout import (
@@ -163,6 +164,20 @@ class Processor:
         self._waiting: deque[Channel] = deque()  # for a slot or an extent
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
+        # The plain part of a turn in C, if it is there: see native/processor_end.c.
+        self._compiled = None
+        if core is not None:
+            self._compiled = core.ProcessorEnd(
+                control.view,
+                arena.view,
+                self._row + PROCESSOR_COUNTERS,
+                self._first_slot,
+                Channel,
+                ConnectionState.READING,
+                ConnectionState.IN_FLIGHT,
+                self._in_flight,
+                self._requests.unpublished,
+            )
         self._new_connections = False
         self._busy = True
         self._now = time.monotonic_ns()
@@ -201,6 +216,8 @@ class Processor:
             self._retry_reading()
         events = self._poll()
         self._now = now = time.monotonic_ns()
+        if self._compiled is not None and not self._requests.is_blocked:
+            events = self._compiled.receive(events, self._channels, now)
         for fd, event in events:
             channel = self._channels.get(fd)
             if channel is None:
@@ -522,14 +539,25 @@ class Processor:
     # -- responses ---------------------------------------------------------------
 
     def _process_responses(self, slots: list[int]) -> None:
-        for slot in slots:
-            channel = self._in_flight[slot - self._first_slot]
-            if channel is None:  # its connection has gone, or a predecessor's had
-                self._reader.release_request(slot)
-                self._reader.release_slot(slot)
-                continue
-            channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
-            self._send(channel, 0)
+        if self._compiled is None or not self._reader.has_plenty:
+            for slot in slots:
+                self._process_response(slot, 0)
+            return
+        may_receive = not self._requests.is_blocked
+        for channel, slot, sent in self._compiled.answer(slots, self._now, may_receive):
+            if sent >= 0:
+                self._process_response(slot, sent)
+            elif channel.sock.fileno() >= 0 and channel.state == _READING:
+                self._receive(channel)  # its answer is out
+
+    def _process_response(self, slot: int, sent: int) -> None:
+        channel = self._in_flight[slot - self._first_slot]
+        if channel is None:  # its connection has gone, or a predecessor's had
+            self._reader.release_request(slot)
+            self._reader.release_slot(slot)
+            return
+        channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
+        self._send(channel, sent)
 
     def _send(self, channel: Channel, already: int) -> None:
         """Send the answer that a channel's slot describes, but for its first bytes."""

@@ -76,7 +76,7 @@ class ProcessorEnd:
         self._words = control.words
         self._ring = ring
         self._responses = responses
-        self._unpublished: list[int] = []
+        self.unpublished: list[int] = []  # always this list: the core appends too
         # The ring was full at the last flush: stop reading, go on writing.
         self.is_blocked = False
         self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
@@ -94,16 +94,15 @@ class ProcessorEnd:
         words[row + SLOT_PROGRESS_OFFSET] = progress
         state = words[row + SLOT_STATE]
         words[row + SLOT_STATE] = (state & _KEEP_GENERATION) + _GENERATION_STEP | _HELD
-        self._unpublished.append(slot)
+        self.unpublished.append(slot)
 
     def flush(self) -> int:
         """Publish what there is room for; return how many requests had to stay."""
-        waiting = self._unpublished
+        waiting = self.unpublished
         if waiting:
-            done = self._ring.put(waiting)
-            self._unpublished = waiting[done:]
-            self.is_blocked = done < len(waiting)
-        return len(self._unpublished)
+            del waiting[: self._ring.put(waiting)]
+            self.is_blocked = bool(waiting)
+        return len(waiting)
 
     def receive_responses(self, *, arm: bool) -> list[int]:
         """Take all answered slots; ``arm``: if none, the doorbell will ring."""
@@ -115,8 +114,8 @@ class ProcessorEnd:
 
     def forget(self, slot: int) -> bool:
         """Take back a request that is not published yet: its connection is gone."""
-        if slot in self._unpublished:
-            self._unpublished.remove(slot)
+        if slot in self.unpublished:
+            self.unpublished.remove(slot)
             return True
         return False
 

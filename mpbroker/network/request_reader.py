@@ -315,8 +315,13 @@ class RequestReader:
 
         It keeps its slot while there are plenty: its next request comes soon.
         """
-        if len(self._free) < _PLENTY_OF_SLOTS:
+        if not self.has_plenty:
             self.leave_if_empty(channel)
+
+    @property
+    def has_plenty(self) -> bool:
+        """Whether connections may keep slots that have nothing in them."""
+        return len(self._free) >= _PLENTY_OF_SLOTS
 
     def leave_if_empty(self, channel: Channel) -> None:
         """Give the slot of a connection back that has nothing in it."""
