@@ -12,12 +12,18 @@ import os
 
 
 class Doorbell:
-    """One eventfd that wakes one process."""
+    """One eventfd that wakes one process.
+
+    Args:
+        fd: an eventfd that is there already; -1: make one.
+    """
 
     __slots__ = ("fd",)
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, fd: int = -1) -> None:
+        if fd < 0:
+            fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd = fd
 
     def ring(self) -> None:
         """Wake its owner, or leave a mark that makes its next epoll return at once."""

@@ -93,7 +93,11 @@ class PartitionTable:
         cls, control: Segment | None = None, arena: Segment | None = None
     ) -> "PartitionTable":
         """Make a table of zeroed rows. A row's mutex is made by ``initialise_row``."""
-        return cls(Segment.create("mpbroker-partitions", TABLE_BYTES), control, arena)
+        return cls(cls.create_segment(), control, arena)
+
+    @staticmethod
+    def create_segment() -> Segment:
+        return Segment.create("mpbroker-partitions", TABLE_BYTES)
 
     @property
     def segment(self) -> Segment:

@@ -77,6 +77,26 @@ class LogDirectory:
                 " directory that this user may write"
             ) from error
 
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the lock, for the program that comes after us."""
+        return self._lock_fd
+
+    @classmethod
+    def taken_over(cls, path: str, lock_fd: int, *, clean: bool) -> "LogDirectory":
+        """The directory as a program before us had it, which this process was too.
+
+        Args:
+            lock_fd: holds the lock; ours to close.
+            clean: what that program found when it opened the directory.
+        """
+        directory = cls(path)
+        directory._lock_fd = lock_fd
+        directory.clean = clean
+        directory._recovery_points = directory._read(RECOVERY_POINT)
+        directory._start_offsets = directory._read(LOG_START_OFFSET)
+        return directory
+
     def _lock(self) -> None:
         self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
         try:

@@ -31,7 +31,9 @@ def serve(
     gc.disable()  # until all is imported and made, and then frozen
     from mpbroker.supervisor.broker import Broker
     from mpbroker.supervisor.daemon import serve_as_daemon
+    from mpbroker.supervisor.takeover import is_taking_over
 
-    if daemon:
+    # A program that takes over from another is a daemon already, if that was one.
+    if daemon and not is_taking_over():
         return serve_as_daemon(config, ready_fd=ready_fd, pid_file=pid_file)
     return Broker(config).serve(ready_fd=ready_fd, pid_file=pid_file)

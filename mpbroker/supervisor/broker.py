@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,8 @@ from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
+from mpbroker.supervisor.takeover import Manifest, Takeover, manifest_of, takeover
+from mpbroker.supervisor.upgrade import Upgrade, go_back, own_command
 
 _LOG = logging.getLogger(__name__)
 # Metadata of any size has been read by then; nobody can say so while it is.
@@ -52,6 +55,8 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
+        self._has_children = False  # which end with us, unless there is a way back
+        self._is_trial = False  # stop as soon as a request has come through
 
     def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
         """Start, serve until told to stop, stop; return the exit code.
@@ -62,9 +67,17 @@ class Broker:
         configure_logging()
         for warning in self._config.warnings:
             _LOG.warning("%s", warning)
-        directories = open_log_directories(self._config.log_dirs)
+        before = takeover()
+        if before is not None and before.is_trial:
+            return self._try(before)
+        if before is not None:
+            directories = before.manifest.open_directories()
+            ready_fd = None
+        else:
+            directories = open_log_directories(self._config.log_dirs)
+        manifest = None if before is None else before.manifest
         try:
-            return self._serve(directories, ready_fd, pid_file)
+            return self._serve(directories, ready_fd, pid_file, manifest)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -74,20 +87,47 @@ class Broker:
                 " broker needs some 300 before its first connection; raise it with"
                 " ulimit -n, or LimitNOFILE= in the unit"
             ) from error
+        except Exception as error:
+            if manifest is not None and not self._has_children:
+                go_back(manifest, partial(_same_again, manifest), repr(error))
+            raise
         finally:
             for directory in directories:
                 directory.close()
+
+    def _try(self, before: Takeover) -> int:
+        """Find out whether we could take over; say why not where that is asked."""
+        try:
+            before.manifest.check(self._config)
+            before.manifest.memory(self._config)
+            trial = BrokerConfig.load(
+                {
+                    "log.dirs": before.trial_directory,
+                    "listeners": "PLAINTEXT://127.0.0.1:0",
+                    "num.io.threads": "1",
+                    "num.network.threads": "1",
+                },
+                None,
+                {},
+            )
+            broker = Broker(trial)
+            broker._is_trial = True
+            return broker.serve(ready_fd=None, pid_file=None)
+        except (MpbrokerError, OSError) as error:
+            os.write(before.reason_fd, str(error).encode())
+            raise
 
     def _serve(
         self,
         directories: list[LogDirectory],
         ready_fd: int | None,
         pid_file: Path | None,
+        before: Manifest | None,
     ) -> int:
         config = self._config
         manager = ServiceManager()
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
-        inherited = take_inherited_sockets()
+        inherited = take_inherited_sockets() if before is None else before.sockets()
         _raise_file_limit()
         remove_leftovers()
         paths = [directory.path for directory in directories]
@@ -99,19 +139,22 @@ class Broker:
             inherited,
         )
         names = [listener.endpoint.listener_name for listener in listeners]
-        memory = BrokerMemory(
-            config.socket_request_max_bytes,
-            config.queued_max_requests,
-            config.queued_max_request_bytes // _processors(config, names),
-        )
-        clean = all(directory.clean for directory in directories)
-        memory.control.words[HEADER + HEADER_CLEAN_START] = clean
-        recover_metadata_log(
-            paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
-        )
+        if before is not None:
+            memory = before.memory(config)
+        else:
+            memory = BrokerMemory(
+                config.socket_request_max_bytes,
+                config.queued_max_requests,
+                config.queued_max_request_bytes // _processors(config, names),
+            )
+            clean = all(directory.clean for directory in directories)
+            memory.control.words[HEADER + HEADER_CLEAN_START] = clean
+            recover_metadata_log(
+                paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
+            )
         roles = Roles(config, memory, directories, listeners, cluster_id)
         registry = roles.registry()
-        for row in range(registry.row_count):
+        for row in range(registry.row_count if before is None else 0):
             memory.table.initialise_row(row)
         identity = _identity(cluster_id, listeners, paths)
         supervisor = Supervisor(
@@ -121,12 +164,17 @@ class Broker:
             PoolSettings(config, registry, names),
             lambda: _caught_up_rows(registry),
             identity,
+            before.records() if before is not None else (),
         )
+        describe = partial(
+            manifest_of, config, memory, listeners, directories, supervisor, identity
+        )
+        supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe)
         service = Service(
             manager,
             supervisor,
             listeners,
-            lambda: _announce(supervisor, listeners, paths, ready_fd, pid_file),
+            partial(self._serving, supervisor, listeners, paths, ready_fd, pid_file),
             partial(_describe, supervisor, memory),
             lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
             supervisor.is_accepting,
@@ -139,6 +187,7 @@ class Broker:
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
         control = None
+        self._has_children = True
         try:
             control = BrokerControl(
                 config,
@@ -155,7 +204,13 @@ class Broker:
             service.begin()
             if supervisor.start():
                 service.all_started()
+                if before is not None:
+                    _renew(supervisor, before, describe)
                 supervisor.run()
+        except Exception as error:
+            if before is not None and not supervisor.is_running:
+                go_back(before, describe, repr(error))
+            raise
         finally:
             service.stopping()
             supervisor.stop()
@@ -164,6 +219,54 @@ class Broker:
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
         return 1 if supervisor.failed else 0
+
+    def _serving(
+        self,
+        supervisor: Supervisor,
+        listeners: list[Listener],
+        paths: list[str],
+        ready_fd: int | None,
+        pid_file: Path | None,
+    ) -> None:
+        """A request has come through every stage."""
+        if self._is_trial:
+            supervisor.request_stop()
+        _announce(supervisor, listeners, paths, ready_fd, pid_file)
+
+
+def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Manifest:
+    """What was left to us, when we have touched nothing of it."""
+    return manifest._replace(command=command, going_back=going_back)
+
+
+def _make_upgrade(
+    supervisor: Supervisor, describe: Callable[[list[str], str], Manifest]
+) -> Upgrade:
+    return Upgrade(
+        supervisor.fork_aside,
+        lambda: describe(own_command(), ""),
+        supervisor.say_of_upgrade,
+        lambda: supervisor.is_quiet,
+    )
+
+
+def _renew(
+    supervisor: Supervisor,
+    before: Manifest,
+    describe: Callable[[list[str], str], Manifest],
+) -> None:
+    """Replace the children of the program before us, or go back to it."""
+    if before.going_back:
+        supervisor.say_of_upgrade(f"failed, and was undone: {before.going_back}")
+
+    def ended(reason: str) -> None:
+        if reason:
+            go_back(before, describe, reason)
+        elif not before.going_back:
+            _LOG.info("upgrade: done, %s to %s", before.version, __version__)
+            supervisor.say_of_upgrade(f"done: {before.version} to {__version__}")
+
+    supervisor.renew_all(ended)
 
 
 def _processors(config: BrokerConfig, listeners: list[str]) -> int:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.errors import MpbrokerError
 
@@ -70,6 +70,18 @@ _LAST_BACKOFF_S: Final = 2.0
 _GOOD_LIFE_S: Final = 0.5
 
 
+class ChildRecord(NamedTuple):
+    """A child, for a program that takes over from the one that forked it."""
+
+    role: str
+    number: int
+    listener: int
+    pid: int  # 0: it is dead, and waits for its successor
+    state: str
+    restarts: int
+    last_exit: str
+
+
 class Child:
     """One child id: the process that has it now, and those that had it before."""
 
@@ -80,6 +92,7 @@ class Child:
         self.number = number  # its id within the role; the listener's, of an acceptor
         self.listener = listener  # the one it serves; -1: none in particular
         self.run = run
+        self.renewed = False  # it was told to end, for a successor with its id
         self.replaced = False  # it shall retire when a successor is ready
         self.killed_at = 0.0  # when it will be, if it has not retired by then; 0: not
         self.state = ChildState.BACKOFF
@@ -114,6 +127,27 @@ class Child:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.started_at = time.monotonic()
+
+    @property
+    def record(self) -> ChildRecord:
+        return ChildRecord(
+            self.role.value,
+            self.number,
+            self.listener,
+            self.pid if self.is_alive else 0,
+            self.state.name,
+            self.restarts,
+            self.last_exit,
+        )
+
+    def adopt(self, record: ChildRecord) -> None:
+        """Go on with the process that a program before this one forked."""
+        self.restarts, self.last_exit = record.restarts, record.last_exit
+        if record.pid:
+            self.pid = record.pid
+            self.pidfd = os.pidfd_open(record.pid)
+            self.started_at = time.monotonic()
+            self.state = ChildState[record.state]
 
     def exited(self, status: int) -> None:
         """Note the death of its process; reckon when a successor may start."""

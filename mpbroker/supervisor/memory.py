@@ -1,13 +1,10 @@
 """What all processes of a broker share: made once, before the first fork."""
 
 import os
-import socket
 import time
-from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.black_box import create_boxes
-from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     CELL_COUNT,
@@ -28,14 +25,12 @@ from mpbroker.ipc.layout import (
     Phase,
 )
 from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
-
-# More than the acceptor's credit of connections, so that it is no second limit.
-_HANDOVER_BUFFER: Final = 256 * 1024
 
 
 class BrokerMemory:
@@ -50,30 +45,44 @@ class BrokerMemory:
         max_request_bytes: int,
         queued_max_requests: int,
         queued_bytes_each: int = 0,
+        parts: Parts | None = None,
     ) -> None:
-        self.control = Segment.create("mpbroker-control", CONTROL_WORDS * 8)
+        """Make it, or attach what a program before us has made.
+
+        Args:
+            max_request_bytes: socket.request.max.bytes.
+            queued_max_requests: queued.max.requests.
+            queued_bytes_each: of queued.max.request.bytes, what a processor may use.
+            parts: what is inherited.
+        """
+        parts = parts or Parts()
+        self.parts = parts
+        self.queued_bytes_each = queued_bytes_each
+        self.control = parts.segment(
+            "control", lambda: Segment.create("mpbroker-control", CONTROL_WORDS * 8)
+        )
         self.arena_layout = ArenaLayout(max_request_bytes, queued_bytes_each)
-        self.arena = self.arena_layout.create()
-        self.table = PartitionTable.create(self.control, self.arena)
-        self.sessions = FetchSessions.create_segment()
-        self.boxes = create_boxes()
-        self.handler_bells = [Doorbell() for _ in range(HANDLER_IDS)]
-        self.processor_bells = [Doorbell() for _ in range(MAX_PROCESSORS)]
-        self.acceptor_bell = Doorbell()  # one for all: it only says "look at the phase"
-        self.housekeeper_bell = Doorbell()
-        self.supervisor_bell = Doorbell()  # a dynamic config has changed
-        self.handovers = [_handover_pair() for _ in range(MAX_PROCESSORS)]
-        self.keeper_bell = Doorbell()
-        self.keeper_pair = _handover_pair()
+        self.arena = parts.segment("arena", self.arena_layout.create)
+        self.table = PartitionTable(
+            parts.segment("partitions", PartitionTable.create_segment),
+            self.control,
+            self.arena,
+        )
+        self.sessions = parts.segment("sessions", FetchSessions.create_segment)
+        self.boxes = parts.segment("boxes", create_boxes)
+        self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
+        self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)
+        # One for all acceptors: it only says "look at the phase".
+        self.acceptor_bell = parts.bell("acceptor bell")
+        self.housekeeper_bell = parts.bell("housekeeper bell")
+        self.supervisor_bell = parts.bell("supervisor bell")  # a config has changed
+        # The acceptors' end and the processor's end.
+        self.handovers = parts.pairs("handovers", MAX_PROCESSORS)
+        self.keeper_bell = parts.bell("keeper bell")
+        self.keeper_pair = parts.pair("keeper pair")
         self.keeper_link = KeeperLink(self.keeper_pair[0], self.keeper_bell)
-        for number in range(CELL_COUNT):
-            SharedLogCell.initialise(self.control, number)
-        RequestRing.initialise(self.control)
-        CoordinatorLane.initialise(self.control)
-        for processor in range(MAX_PROCESSORS):
-            ResponseRing.initialise(self.control, processor)
-        for handler in range(HANDLER_IDS):
-            NotificationRing.initialise(self.control, handler)
+        if not parts.are_inherited:
+            self._initialise()
         self.ring = RequestRing(self.control, self.handler_bells, queued_max_requests)
         self.lane = CoordinatorLane(self.control, self.handler_bells[COORDINATOR])
         self.responses = [
@@ -86,6 +95,17 @@ class BrokerMemory:
         ]
         self.metadata_cell = SharedLogCell(self.control, METADATA_CELL)
         self.session_cell = SharedLogCell(self.control, SESSION_CELL)
+
+    def _initialise(self) -> None:
+        """Make new segments usable. The magic comes last."""
+        for number in range(CELL_COUNT):
+            SharedLogCell.initialise(self.control, number)
+        RequestRing.initialise(self.control)
+        CoordinatorLane.initialise(self.control)
+        for processor in range(MAX_PROCESSORS):
+            ResponseRing.initialise(self.control, processor)
+        for handler in range(HANDLER_IDS):
+            NotificationRing.initialise(self.control, handler)
         words = self.control.words
         words[HEADER + HEADER_VERSION] = LAYOUT_VERSION
         words[HEADER + HEADER_BOOT_ID] = time.time_ns()
@@ -108,12 +128,3 @@ class BrokerMemory:
         self.acceptor_bell.ring()
         self.housekeeper_bell.ring()
         self.keeper_bell.ring()
-
-
-def _handover_pair() -> tuple[socket.socket, socket.socket]:
-    """The acceptors' end and the processor's end."""
-    sender, receiver = socket.socketpair(
-        socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
-    )
-    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HANDOVER_BUFFER)
-    return sender, receiver

@@ -44,7 +44,13 @@ from mpbroker.ipc.layout import (
     handler_row,
     processor_row,
 )
-from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
+from mpbroker.supervisor.child import (
+    Child,
+    ChildEvent,
+    ChildRecord,
+    ChildState,
+    Role,
+)
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.roles import Roles
@@ -105,6 +111,7 @@ class Pools:
     Args:
         children: of all roles; shared with the supervisor, which forks and reaps.
         spawn: fork a child's process.
+        adopted: children of a program before us, to begin with.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class Pools:
         sizes: PoolSizes,
         children: list[Child],
         spawn: Callable[[Child], None],
+        adopted: Sequence[ChildRecord] = (),
     ) -> None:
         self._roles = roles
         self._memory = memory
@@ -129,7 +137,11 @@ class Pools:
         self.sizes = sizes
         self.accepts = True  # whether there shall be acceptors
         for pool in self._pools:
-            for _ in range(self._wanted(pool)):
+            for record in adopted:
+                if pool == (Role(record.role), record.listener):
+                    child = self._make(pool, record.number)
+                    child.adopt(record)
+            for _ in range(0 if adopted else self._wanted(pool)):
                 self._add(pool)
 
     # -- what is wanted ----------------------------------------------------------------
@@ -238,32 +250,31 @@ class Pools:
 
     def _add(self, pool: _Pool) -> Child | None:
         """Make a child on the lowest spare id; None if there is none."""
-        role = pool.role
-        if role is Role.ACCEPTOR:  # they share an id, its listener's, and its socket
-            run = partial(self._roles.run_acceptor, pool.listener)
-            return self._keep(Child(role, pool.listener, run, pool.listener))
-        used = {child.number for child in self._children if child.role is role}
-        limit = MAX_HANDLERS if role is Role.HANDLER else MAX_PROCESSORS
+        if pool.role is Role.ACCEPTOR:  # they share an id, their listener's
+            return self._make(pool, pool.listener)
+        used = {child.number for child in self._children if child.role is pool.role}
+        limit = MAX_HANDLERS if pool.role is Role.HANDLER else MAX_PROCESSORS
         number = next((each for each in range(limit) if each not in used), None)
-        if number is None:
-            return None
+        return None if number is None else self._make(pool, number)
+
+    def _make(self, pool: _Pool, number: int) -> Child:
+        role, roles = pool.role, self._roles
         if role is Role.HANDLER:
-            run = partial(self._roles.run_handler, number)
+            run = partial(roles.run_handler, number)
             self._words[handler_row(number) + HANDLER_ACTIVE] = 1
-        else:
-            run = partial(self._roles.run_processor, number, pool.listener)
+        elif role is Role.PROCESSOR:
+            run = partial(roles.run_processor, number, pool.listener)
             row = processor_row(number)
             self._words[row + PROCESSOR_LISTENER] = pool.listener + 1
-        child = self._keep(Child(role, number, run, pool.listener))
+        else:
+            run = partial(roles.run_acceptor, number)
+        child = Child(role, number, run, pool.listener)
         words = child_words(child)
-        assert words is not None
-        # Whoever had the id before must not be taken for this one.
-        child.incarnation = self._words[words.incarnation]
-        self._count_handlers()
-        return child
-
-    def _keep(self, child: Child) -> Child:
+        if words is not None:
+            # Whoever had the id before must not be taken for this one.
+            child.incarnation = self._words[words.incarnation]
         self._children.append(child)
+        self._count_handlers()
         return child
 
     def _retire(self, child: Child) -> None:

@@ -48,7 +48,9 @@ class Owner(Protocol):
 
     repair: Repair
 
-    def fork_aside(self, run: Callable[[], None], ended: Callable[[int], None]) -> None:
+    def fork_aside(
+        self, run: Callable[[], None], ended: Callable[[int], None]
+    ) -> object:
         """Run something in a process of its own, and then ``ended(wait status)``."""
 
 

@@ -30,6 +30,8 @@ class SignalSocket:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, _ignore)
+        # A program before us may have left them blocked, so that none was lost.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def fileno(self) -> int:
         return self._receiver.fileno()

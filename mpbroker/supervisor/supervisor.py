@@ -5,6 +5,8 @@ order of a stop is Kafka's: acceptors and processors first (what is in flight is
 answered), then handlers, then the logs.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import select
@@ -13,13 +15,19 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.black_box import EventKind, box_number, note_failure, open_own_box
 from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.telemetry import Telemetry
-from mpbroker.supervisor.child import Child, ChildEvent, ChildState, Role
+from mpbroker.supervisor.child import (
+    Child,
+    ChildEvent,
+    ChildRecord,
+    ChildState,
+    Role,
+)
 from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
@@ -27,6 +35,9 @@ from mpbroker.supervisor.pools import Pools, child_words
 from mpbroker.supervisor.recovery import Repair
 from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.signals import SignalSocket
+
+if TYPE_CHECKING:
+    from mpbroker.supervisor.upgrade import Upgrade
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +63,7 @@ class Supervisor:
         settings: PoolSettings,
         partition_rows: Callable[[], int],
         identity: dict[str, Any],
+        adopted: Sequence[ChildRecord] = (),
     ) -> None:
         self._roles = roles
         self._memory = memory
@@ -73,6 +85,7 @@ class Supervisor:
         self._asides: dict[int, int] = {}  # pidfds by process id
         self._stopping = False
         self._ending = False
+        self.is_running = False
         self.failed = False
         # Descriptors that no child may hold: whoever reads the other end waits for us.
         self.only_ours: set[int] = set()
@@ -80,7 +93,10 @@ class Supervisor:
         self.on_death: Callable[[Child], None] = _nothing_more
         self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
-        self._telemetry = Telemetry()
+        self._turns: list[Callable[[], float | None]] = []
+        self._upgrade: Upgrade | None = None
+        self.make_upgrade: Callable[[], Upgrade] | None = None
+        self._telemetry = Telemetry(again=bool(adopted))
         self._pools = Pools(
             roles,
             memory,
@@ -88,20 +104,34 @@ class Supervisor:
             settings.sizes(),
             self.children,
             self._spawn,
+            adopted,
         )
         self._add(Role.COORDINATOR, 0, roles.run_coordinator)
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
         self._add(Role.KEEPER, 0, roles.run_keeper)
+        self._adopt(adopted)
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))
+
+    def _adopt(self, records: Sequence[ChildRecord]) -> None:
+        """Go on with the children of the program before us."""
+        for child in self.children:
+            of_child = (child.role.value, child.number, child.listener)
+            for record in records:
+                if record[:3] == of_child and not child.is_alive and record.pid:
+                    child.adopt(record)
+            if child.is_alive:
+                self._by_pidfd[child.pidfd] = child
+                self._epoll.register(child.pidfd, select.EPOLLIN)
 
     # -- start -----------------------------------------------------------------------
 
     def start(self) -> bool:
         """Fork all children and wait until they serve; False if they do not."""
         for child in self.children:
-            self._spawn(child)
+            if not child.is_alive:
+                self._spawn(child)
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not self._all_ready():
             self._turn(_READY_POLL_S)
@@ -164,14 +194,18 @@ class Supervisor:
 
     def fork_aside(
         self, run: Callable[[], None], ended: Callable[[int], None]
-    ) -> None:
-        """Run something in a process of its own, and then ``ended(wait status)``."""
+    ) -> Callable[[], None] | None:
+        """Run something in a process of its own, and then ``ended(wait status)``.
+
+        Returns:
+            What kills it; None if it could not be started, which has ended it.
+        """
         try:
             pid = os.fork()
         except OSError as error:
             _LOG.error("fork: %s", error.strerror)
-            ended(1)
-            return
+            ended(1 << 8)
+            return None
         if pid == 0:
             self._close_others()
             _live(run)
@@ -184,6 +218,7 @@ class Supervisor:
             ended(os.waitpid(pid, 0)[1])
 
         self.watch(pidfd, select.EPOLLIN, reap)
+        return partial(signal.pidfd_send_signal, pidfd, signal.SIGKILL)
 
     def _close_others(self) -> None:
         """In a child: close what is only the supervisor's."""
@@ -194,12 +229,14 @@ class Supervisor:
 
     def run(self) -> None:
         """Supervise until told to stop, or until it cannot go on."""
+        self.is_running = True
         while not self._stopping and not self.failed:
             self._all_ready()
             self._pools.want(self._settings.sizes())
             if self._pools.step():
                 self._publish()
-            self._turn(self._until_due())
+            waits = [wait for turn in self._turns if (wait := turn()) is not None]
+            self._turn(min([self._until_due(), *waits]))
 
     def _until_due(self) -> float:
         """Seconds until there is something to do though nothing happens."""
@@ -254,6 +291,13 @@ class Supervisor:
         """Call ``run()`` in the loop, first after one interval; it must not block."""
         self._tasks.append(_Task(interval_s, run))
 
+    def each_turn(self, run: Callable[[], float | None]) -> None:
+        """Call ``run()`` in every turn of the loop, before it waits.
+
+        It returns in how many seconds the next turn shall be at the latest, or None.
+        """
+        self._turns.append(run)
+
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self.request_stop()
@@ -268,7 +312,9 @@ class Supervisor:
         child.exited(status)
         if child.state is ChildState.ENDED and self._ending:
             return
-        if status != 0 or child.state is not ChildState.ENDED:
+        if child.renewed:
+            child.renewed, child.failures = False, 0
+        elif status != 0 or child.state is not ChildState.ENDED:
             _LOG.warning(
                 "%s %d (pid %d) died: %s",
                 child.role.value,
@@ -348,6 +394,53 @@ class Supervisor:
             )
         self._pools.replace(role, number)
 
+    def renew(self, child: Child) -> None:
+        """Replace a process by a successor with its id, which carries its work on."""
+        if child.is_alive:
+            child.renewed = True
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+    # -- upgrade -----------------------------------------------------------------------
+
+    @property
+    def is_quiet(self) -> bool:
+        """No process starts, retires, or runs aside."""
+        return (
+            self._pools.settled
+            and not self._asides
+            and all(child.state is ChildState.READY for child in self.children)
+        )
+
+    def upgrade(self, command: Sequence[str] | None = None) -> None:
+        """Replace the whole broker by another version of itself; returns at once.
+
+        Args:
+            command: how to start it; as this one was started, if None.
+
+        Raises:
+            MpbrokerError: it cannot begin; what goes wrong later is published.
+        """
+        if self.make_upgrade is None or self._stopping or self._ending:
+            raise MpbrokerError("the broker is starting or stopping; try again later")
+        if self._upgrade is None:
+            self._upgrade = self.make_upgrade()
+            self.each_turn(self._upgrade.turn)
+        self._upgrade.begin(command)
+
+    def say_of_upgrade(self, text: str) -> None:
+        """Publish how far an upgrade is, or how the last one ended."""
+        self._identity["upgrade"] = text
+        self._publish()
+
+    def renew_all(self, done: Callable[[str], None]) -> None:
+        """After a takeover: replace all children; ``done(why not)`` at the end."""
+        from mpbroker.supervisor.upgrade import Renewal
+
+        renewal = Renewal(
+            self, self._pools, self.children, self._listeners, self.renew, done
+        )
+        self.each_turn(renewal.turn)
+
     def request_stop(self) -> None:
         """Stop the broker in order, as SIGTERM does, when the loop gets there."""
         self._stopping = True
@@ -382,6 +475,8 @@ class Supervisor:
         for pid, pidfd in self._asides.items():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.waitpid(pid, 0)
+        if self._upgrade is not None:
+            self._upgrade.close()
         self._telemetry.close()
         self._signals.close()
 

@@ -161,7 +161,7 @@ def take_inherited_sockets(
     try:
         for number, fd in enumerate(range(_FIRST_FD, end)):
             name = names[number] if number < len(names) else ""
-            taken.append(InheritedSocket(name, _listening_socket(fd, name)))
+            taken.append(InheritedSocket(name, listening_socket(fd, name)))
     except BaseException:
         for each in taken:
             each.sock.close()
@@ -169,7 +169,7 @@ def take_inherited_sockets(
     return taken
 
 
-def _listening_socket(fd: int, name: str) -> socket.socket:
+def listening_socket(fd: int, name: str) -> socket.socket:
     told = f"socket activation: descriptor {fd} ({name or 'without a name'})"
     try:
         sock = socket.socket(fileno=fd)

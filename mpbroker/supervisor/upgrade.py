@@ -1,0 +1,336 @@
+"""Replace the whole broker by another version of itself, with its clients connected.
+
+The supervisor replaces its program (execve) and not itself: it keeps its process id,
+so its children stay its children, the service manager need not be told, and at no time
+do two supervisors repair the same memory. The steps, and who does them:
+
+    trial     the new program in a process   reads the settings, attaches the memory;
+              of its own                     then is a broker with data of its own until
+                                             a request has come through
+    exec      the supervisor                 hands over: see takeover.py
+    renewal   the new program                replaces child after child by its own
+    proof     the new program                sends a request through every stage
+
+A trial that fails has changed nothing. A new program that fails later goes back: it
+replaces itself by the old one in the same way, with the reason, and that renews the
+children once more. Children serve all the time; what they cannot do for themselves, to
+be repaired when they die, waits the tenth of a second that a program takes to start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.telemetry import remove_leftovers
+from mpbroker.supervisor.child import Child, ChildState, Role
+from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.pools import Pools
+from mpbroker.supervisor.probe import Loop, Outcome, Round, targets_of
+from mpbroker.supervisor.signals import HANDLED
+from mpbroker.supervisor.takeover import (
+    VARIABLE,
+    Manifest,
+    TakeoverError,
+    environment_of_takeover,
+    environment_of_trial,
+)
+
+_LOG = logging.getLogger(__name__)
+
+_TRIAL_S: Final = 60.0
+_RENEWAL_S: Final = 60.0
+_PROOF_S: Final = 10.0
+_LOOK_S: Final = 0.02
+# A new child that dies so often does not work, whatever killed it.
+_MAX_FAILURES: Final = 3
+_REASON_BYTES: Final = 4096
+# In this order: first those that have successors beside them.
+_ALONE: Final = (Role.PROCESSOR, Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER)
+
+
+class UpgradeError(MpbrokerError):
+    """The broker was not replaced; it goes on as it was."""
+
+
+def own_command() -> list[str]:
+    """How this program was started, but for what belongs to that one start."""
+    command, arguments = [sys.executable], iter(sys.orig_argv[1:])
+    for argument in arguments:
+        if argument == "--ready-fd":
+            next(arguments, None)
+        elif not argument.startswith("--ready-fd="):
+            command.append(argument)
+    return command
+
+
+def replace_program(command: Sequence[str], manifest: Manifest) -> None:
+    """Become another program, which takes over. Returns only by an exception.
+
+    Raises:
+        UpgradeError: there is no such program; nothing has changed.
+    """
+    fd = manifest.write()
+    kept = {*manifest.fds, fd}
+    logging.shutdown()
+    # A signal that comes now waits until there is somebody who knows what to do.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    try:
+        for each in kept:
+            os.set_inheritable(each, True)
+        environ = {**os.environ, VARIABLE: environment_of_takeover(fd)}
+        os.execvpe(command[0], list(command), environ)
+    except OSError as error:
+        raise UpgradeError(f"{command[0]} cannot be run: {error.strerror}") from error
+    finally:
+        for each in kept:
+            os.set_inheritable(each, False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        os.close(fd)
+
+
+class Upgrade:
+    """From the order to replace the broker to the end of this program.
+
+    Args:
+        fork_aside: run something in a process of its own, then call back with its wait
+            status; returns what kills it, or None if there can be none.
+        manifest: describe the broker as it is now, for the next program.
+        say: publish how it goes.
+        is_quiet: whether no process starts or retires, for whatever reason.
+    """
+
+    def __init__(
+        self,
+        fork_aside: Callable[
+            [Callable[[], None], Callable[[int], None]], Callable[[], None] | None
+        ],
+        manifest: Callable[[], Manifest],
+        say: Callable[[str], None],
+        is_quiet: Callable[[], bool],
+    ) -> None:
+        self._is_quiet = is_quiet
+        self._fork_aside = fork_aside
+        self._manifest = manifest
+        self._say = say
+        self._command: list[str] = []
+        self._kill: Callable[[], None] | None = None
+        self._deadline = 0.0
+        self._directory = ""
+        self._reason_fd = -1
+        self._is_tried = False  # the trial has succeeded: it is time to go
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._command)
+
+    def begin(self, command: Sequence[str] | None) -> None:
+        """Let the new program try itself.
+
+        Raises:
+            UpgradeError: one is under way already, or there is no such program.
+        """
+        if self.is_under_way:
+            raise UpgradeError("an upgrade is under way; wait for its end")
+        self._command = list(command or own_command())
+        if shutil.which(self._command[0]) is None:
+            missing, self._command = self._command[0], []
+            raise UpgradeError(f"{missing}: there is no such program")
+        _LOG.info("upgrade: trying %s", " ".join(self._command))
+        self._say("trying the newcomer")
+        self._directory = tempfile.mkdtemp(prefix="mpbroker-trial-")
+        self._reason_fd, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        manifest = self._manifest()
+        fd = manifest.write()
+
+        def run() -> None:
+            self._become_trial(manifest, fd, theirs)
+
+        self._deadline = time.monotonic() + _TRIAL_S
+        self._kill = self._fork_aside(run, self._ended)
+        os.close(fd)
+        os.close(theirs)
+
+    def _become_trial(self, manifest: Manifest, fd: int, reason_fd: int) -> None:
+        """In a process of its own: become the new program."""
+        for each in (*manifest.fds, fd, reason_fd):
+            os.set_inheritable(each, True)
+        environ = {
+            **os.environ,
+            VARIABLE: environment_of_trial(fd, self._directory, reason_fd),
+        }
+        # It must not speak for the service.
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            environ.pop(name, None)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(self._command[0], self._command, environ)
+
+    def _ended(self, status: int) -> None:
+        try:
+            reason = os.read(self._reason_fd, _REASON_BYTES).decode(errors="replace")
+        except BlockingIOError:  # somebody of its own still has the other end
+            reason = ""
+        os.close(self._reason_fd)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory = ""
+        self._kill = None
+        if status == 0:
+            self._is_tried = True
+            return
+        remove_leftovers()  # it may have been killed
+        self._failed(reason or _explain(status))
+
+    def _failed(self, reason: str) -> None:
+        """The broker goes on as it is."""
+        _LOG.error("upgrade: failed, and nothing has changed: %s", reason)
+        self._say(f"failed, and nothing has changed: {reason}")
+        self._command = []
+        self._is_tried = False
+
+    def turn(self) -> float | None:
+        """Do what is due; return in how many seconds to come again."""
+        if self._kill is not None and time.monotonic() >= self._deadline:
+            self._deadline = time.monotonic() + _TRIAL_S
+            self._kill()
+        if self._is_tried and self._is_quiet():
+            try:
+                replace_program(self._command, self._manifest())
+            except UpgradeError as error:
+                self._failed(str(error))
+        return _LOOK_S if self.is_under_way else None
+
+    def close(self) -> None:
+        """The broker stops; a trial has been killed."""
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            remove_leftovers()
+
+
+def go_back(
+    manifest: Manifest, now: Callable[[list[str], str], Manifest], reason: str
+) -> None:
+    """Become the program before us again. Returns if that cannot be.
+
+    Args:
+        manifest: what it left us.
+        now: describe the broker as it is, with a command and the reason to go back.
+    """
+    if manifest.going_back:
+        _LOG.critical("upgrade: the old version does not work any more: %s", reason)
+        return
+    _LOG.error("upgrade: going back to %s: %s", manifest.version, reason)
+    try:
+        replace_program(manifest.command, now([], reason))
+    except UpgradeError as error:
+        _LOG.critical("upgrade: there is no way back: %s", error)
+
+
+def _explain(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"the newcomer was ended by signal {os.WTERMSIG(status)}"
+    return (
+        f"the newcomer ended with exit status {os.WEXITSTATUS(status)} before it could"
+        " say why; see the log"
+    )
+
+
+class Renewal:
+    """After a takeover: replace the children, one after another, and prove the result.
+
+    Args:
+        children: of the program before us; replaced by ours.
+        kill: end a process that has no other beside it; its successor carries on.
+        done: told of the end; why this program does not work, or "" if it does.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        pools: Pools,
+        children: Sequence[Child],
+        listeners: Sequence[Listener],
+        kill: Callable[[Child], None],
+        done: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._pools = pools
+        self._children = children
+        self._listeners = listeners
+        self._kill = kill
+        self._done = done
+        self._deadline = time.monotonic() + _RENEWAL_S
+        self._alone = [
+            (child, child.pid)
+            for role in _ALONE
+            for child in children
+            if child.role is role
+        ]
+        self._round: Round | None = None
+        self._round_ended = False
+        self.is_done = False
+        for child in children:
+            if child.role in (Role.HANDLER, Role.ACCEPTOR):
+                child.replaced = True
+
+    def turn(self) -> float | None:
+        """Do what is due; return in how many seconds to come again."""
+        if self.is_done:
+            return None
+        try:
+            self._step()
+        except TakeoverError as error:
+            self.is_done = True
+            self._done(str(error))
+        return _LOOK_S
+
+    def _step(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise TakeoverError("its processes did not all serve in time")
+        for child in self._children:
+            if child.failures >= _MAX_FAILURES:
+                raise TakeoverError(
+                    f"its {child.role.value} {child.number} died again and again:"
+                    f" {child.last_exit}"
+                )
+        if self._round is not None:
+            self._look_at_proof()
+        elif self._is_quiet():
+            self._next()
+
+    def _is_quiet(self) -> bool:
+        return self._pools.settled and all(
+            child.state is ChildState.READY for child in self._children
+        )
+
+    def _next(self) -> None:
+        while self._alone:
+            child, pid = self._alone.pop(0)
+            if child in self._children and child.pid == pid:
+                self._kill(child)
+                return
+        self._round = Round(targets_of(self._listeners), self._loop, self._proved)
+        self._deadline = time.monotonic() + _PROOF_S
+        self._round.start()
+
+    def _proved(self, ended: Round) -> None:
+        self._round = ended
+        self._round_ended = True
+
+    def _look_at_proof(self) -> None:
+        assert self._round is not None
+        if not self._round_ended:
+            return
+        if self._round.names(Outcome.FAILED):
+            reason = self._round.explain(Outcome.FAILED)
+            raise TakeoverError(f"a request through every stage failed: {reason}")
+        self.is_done = True
+        self._done("")

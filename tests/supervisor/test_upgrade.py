@@ -1,0 +1,124 @@
+"""The whole broker is replaced under load, and no client notices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.ipc.telemetry import read_telemetry, start_time
+from tests.supervisor.load import (
+    Load,
+    api_versions,
+    children,
+    create_topic,
+    dial,
+    read_log,
+    states,
+)
+from tests.support.children import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def broker(make_broker):
+    made = make_broker({"num.network.threads": 2, "num.io.threads": 2})
+    create_topic(made)
+    return made
+
+
+def newcomer(broker, version="9.9", fault="none"):
+    """The command of another version, with the settings the broker has."""
+    settings = [f"{key}={value}" for key, value in broker.config.items()]
+    module = [sys.executable, "-m", "tests.supervisor.newcomer"]
+    return [*module, version, fault, "serve", *settings]
+
+
+def upgrade(broker, command=None):
+    with ControlClient(os.fspath(broker.data_dir / "control.sock"), 30.0) as client:
+        client.request("upgrade", argv=command)
+
+
+def identity(broker):
+    state = read_telemetry(f"/mpbroker-{broker.pid}-{start_time(broker.pid)}")
+    return state or {}
+
+
+def wait_for_end(broker, *beginnings):
+    wait_until(lambda: identity(broker).get("upgrade", "").startswith(beginnings))
+    wait_until(lambda: {child["state"] for child in states(broker)} == {"READY"})
+    return identity(broker)["upgrade"]
+
+
+def test_another_version_takes_over_under_load_and_nobody_notices(broker):
+    before = children(broker)
+    with Load(broker, 8) as load:
+        load.run(50)
+        for version in ("9.8", "9.9"):
+            upgrade(broker, newcomer(broker, version))
+            while identity(broker).get("version") != version:
+                load.run(20)
+            load.run(50)
+            wait_for_end(broker, "done")
+        load.run(50)
+    assert sum(load.losses) == 0
+    assert not set(before.values()) & set(children(broker).values())
+    assert identity(broker)["upgrade"] == "done: 9.8 to 9.9"
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_without_a_command_it_is_started_again_as_it_was(broker):
+    before = set(children(broker).values())
+    upgrade(broker)
+    wait_for_end(broker, "done")
+    assert not before & set(children(broker).values())
+    with dial(broker) as sock:
+        assert api_versions(sock)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("trial", "before it could say why"),
+        ("layout", "the layout of shared memory"),
+    ],
+)
+def test_a_newcomer_that_fails_its_trial_changes_nothing(broker, fault, reason):
+    before = children(broker)
+    upgrade(broker, newcomer(broker, fault=fault))
+    ended = wait_for_end(broker, "failed, and nothing has changed")
+    assert reason in ended
+    assert children(broker) == before
+
+
+@pytest.mark.parametrize("fault", ["takeover", "handler"])
+def test_a_newcomer_that_fails_later_is_undone_and_nobody_notices(broker, fault):
+    version = identity(broker)["version"]
+    with Load(broker, 8) as load:
+        upgrade(broker, newcomer(broker, fault=fault))
+        while not identity(broker).get("upgrade", "").startswith("failed"):
+            load.run(20)
+        wait_for_end(broker, "failed, and was undone")
+        load.run(50)
+    assert sum(load.losses) == 0
+    assert identity(broker)["version"] == version
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_settings_that_cannot_change_in_place_are_named(broker):
+    command = [*newcomer(broker), "node.id=7"]
+    upgrade(broker, command)
+    assert "node.id: 7 in the newcomer, 1 in the running" in wait_for_end(
+        broker, "failed"
+    )
+
+
+def test_a_program_that_is_not_there_is_refused_at_once(broker):
+    with pytest.raises(Exception, match="/no/such: there is no such program"):
+        upgrade(broker, ["/no/such", "serve"])
