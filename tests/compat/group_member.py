@@ -1,0 +1,154 @@
+"""One group consumer in a process of its own, so that it can be killed.
+
+    python -m tests.compat.group_member LIBRARY BOOTSTRAP GROUP TOPIC OPTIONS_JSON
+
+Prints a JSON line whenever its assignment changes or records have come and are
+committed: {"assigned": [partitions]} or {"got": [[partition, offset], ...]}. SIGTERM
+makes it leave the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+SESSION_MS = 1500
+HEARTBEAT_MS = 100
+
+stopping = False
+
+
+def stop(_number: int, _frame: FrameType | None) -> None:
+    global stopping
+    stopping = True
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+class Reporter:
+    """Says what has changed."""
+
+    def __init__(self) -> None:
+        self._assigned: list[int] = []
+
+    def assigned(self, partitions: list[int]) -> None:
+        if sorted(partitions) != self._assigned:
+            self._assigned = sorted(partitions)
+            say(assigned=self._assigned)
+
+
+def run_confluent(bootstrap: str, group: str, topic: str, options: Any) -> None:
+    from confluent_kafka import Consumer, KafkaException
+
+    config = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "partition.assignment.strategy": options.get("strategy", "range"),
+        "session.timeout.ms": options.get("session_ms", SESSION_MS),
+        "heartbeat.interval.ms": HEARTBEAT_MS,
+    }
+    if options.get("protocol") == "consumer":
+        for name in ("partition.assignment.strategy", "session.timeout.ms"):
+            del config[name]
+        del config["heartbeat.interval.ms"]
+        config["group.protocol"] = "consumer"
+        if "strategy" in options:
+            config["group.remote.assignor"] = options["strategy"]
+    if "instance" in options:
+        config["group.instance.id"] = options["instance"]
+    consumer = Consumer(config)
+    consumer.subscribe([topic])
+    reporter = Reporter()
+    while not stopping:
+        messages = [m for m in consumer.consume(500, 0.1) if m.error() is None]
+        reporter.assigned([row.partition for row in consumer.assignment()])
+        if messages:
+            try:
+                consumer.commit(asynchronous=False)
+            except KafkaException:
+                continue  # a rebalance was faster; whoever has it now gets it again
+            say(got=[[m.partition(), m.offset()] for m in messages])
+    consumer.close()
+
+
+def run_kafka_python(bootstrap: str, group: str, topic: str, options: Any) -> None:
+    from kafka import KafkaConsumer
+    from kafka.coordinator.assignors.range import RangePartitionAssignor
+    from kafka.errors import KafkaError
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        group_id=group,
+        group_instance_id=options.get("instance"),
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        partition_assignment_strategy=[RangePartitionAssignor],
+        session_timeout_ms=options.get("session_ms", SESSION_MS),
+        heartbeat_interval_ms=HEARTBEAT_MS,
+    )
+    reporter = Reporter()
+    while not stopping:
+        found = consumer.poll(timeout_ms=100)
+        reporter.assigned([row.partition for row in consumer.assignment()])
+        if found:
+            try:
+                consumer.commit()
+            except KafkaError:
+                continue
+            say(got=[[m.partition, m.offset] for rows in found.values() for m in rows])
+    consumer.close()
+
+
+async def run_aiokafka(bootstrap: str, group: str, topic: str, options: Any) -> None:
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+    from aiokafka.errors import KafkaError
+
+    consumer = AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        group_id=group,
+        group_instance_id=options.get("instance"),
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        partition_assignment_strategy=(RangePartitionAssignor,),
+        session_timeout_ms=options.get("session_ms", SESSION_MS),
+        heartbeat_interval_ms=HEARTBEAT_MS,
+    )
+    await consumer.start()
+    reporter = Reporter()
+    while not stopping:
+        found = await consumer.getmany(timeout_ms=100)
+        reporter.assigned([row.partition for row in consumer.assignment()])
+        if found:
+            try:
+                await consumer.commit()
+            except KafkaError:
+                continue
+            say(got=[[m.partition, m.offset] for rows in found.values() for m in rows])
+    await consumer.stop()
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, stop)
+    library, bootstrap, group, topic, options = sys.argv[1:]
+    arguments = bootstrap, group, topic, json.loads(options)
+    if library == "confluent-kafka":
+        run_confluent(*arguments)
+    elif library == "kafka-python":
+        run_kafka_python(*arguments)
+    else:
+        asyncio.run(run_aiokafka(*arguments))
+
+
+if __name__ == "__main__":
+    main()

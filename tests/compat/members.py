@@ -1,0 +1,140 @@
+"""Group consumers as a test sees them: processes that say what they have and got."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+from tests.support.children import TIMEOUT_S
+
+LIBRARIES: Final = ("confluent-kafka", "kafka-python", "aiokafka")
+
+
+class Member:
+    """One consumer process of a group."""
+
+    def __init__(self, library: str, arguments: list[str], options: Any) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.compat.group_member",
+                library,
+                *arguments,
+                json.dumps(options),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdout is not None
+        self._fd = self._process.stdout.fileno()
+        os.set_blocking(self._fd, False)
+        self._rest = b""
+        self.assigned: list[int] = []
+        self.assignments: list[list[int]] = []
+        self.got: list[tuple[int, int]] = []
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    def read(self) -> None:
+        """Take in what it has said."""
+        try:
+            data = os.read(self._fd, 1 << 20)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            words = json.loads(line)
+            if "assigned" in words:
+                self.assigned = words["assigned"]
+                self.assignments.append(self.assigned)
+            self.got.extend((row[0], row[1]) for row in words.get("got", ()))
+
+    def leave(self) -> None:
+        """Make it close its consumer, and wait for its end."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Let it die without a word to the broker."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(TIMEOUT_S)
+        self.read()
+        self.assigned = []
+
+    def close(self) -> None:
+        self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Group:
+    """The members of one group; all are gone at the end of the test."""
+
+    def __init__(self, bootstrap: str, group_id: str, topic: str) -> None:
+        self.group_id = group_id
+        self._arguments = [bootstrap, group_id, topic]
+        self.members: list[Member] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for member in self.members:
+            member.close()
+
+    def add(self, library: str, **options: Any) -> Member:
+        member = Member(library, self._arguments, options)
+        self.members.append(member)
+        return member
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> float:
+        """Listen to the members until it is so; return how many seconds it took.
+
+        Raises:
+            TimeoutError: it never was.
+        """
+        started = time.monotonic()
+        while not condition():
+            if time.monotonic() - started > TIMEOUT_S:
+                shares = [member.assigned for member in self.members]
+                raise TimeoutError(f"not within {TIMEOUT_S} s: {what}; {shares}")
+            poll = select.poll()
+            for member in self.members:
+                poll.register(member.fd, select.POLLIN)
+            poll.poll(50)
+            for member in self.members:
+                member.read()
+        return time.monotonic() - started
+
+    def wait_for_shares(self, sharing: list[Member], partitions: int) -> float:
+        """Wait until these have all partitions between them, and each its share."""
+
+        def shared() -> bool:
+            shares = [member.assigned for member in sharing]
+            together = sorted(number for share in shares for number in share)
+            return together == list(range(partitions)) and all(shares)
+
+        return self.wait_until(shared, f"{partitions} over {len(sharing)} members")
+
+    def positions(self) -> dict[int, set[int]]:
+        """All offsets that members said they got, by partition."""
+        found: dict[int, set[int]] = {}
+        for member in self.members:
+            for partition, offset in member.got:
+                found.setdefault(partition, set()).add(offset)
+        return found

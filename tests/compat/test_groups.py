@@ -1,0 +1,288 @@
+"""Consumer groups of confluent-kafka, kafka-python and aiokafka.
+
+Members are processes that join, leave and die; records are those of a topic with
+several partitions, and must all have come to somebody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.compat.members import LIBRARIES, Group
+from tests.support.broker import Broker
+from tests.support.children import TIMEOUT_S
+
+PARTITIONS = 6
+CONFIG: dict[str, object] = {
+    "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 500,
+    "offsets.topic.num.partitions": 5,
+    "num.io.threads": 2,
+}
+MakeBroker = Callable[..., Broker]
+MakeGroup = Callable[[], Group]
+
+
+@pytest.fixture(scope="module")
+def group_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("groups") / "data", CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(group_broker: Broker, topic_name: str) -> str:
+    make_topic(group_broker, topic_name)
+    return topic_name
+
+
+@pytest.fixture
+def group(group_broker: Broker, topic: str) -> Iterator[Group]:
+    with Group(group_broker.bootstrap, f"group-of-{topic}", topic) as made:
+        yield made
+
+
+def make_topic(broker: Broker, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, PARTITIONS)])[name].result()
+
+
+def produce(broker: Broker, topic: str, count: int) -> None:
+    """So many records to each partition."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+    for number in range(count):
+        for partition in range(PARTITIONS):
+            producer.produce(topic, str(number).encode(), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def committed(broker: Broker, group_id: str, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group_id})
+    try:
+        asked = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        rows = consumer.committed(asked, timeout=20)
+        return {row.partition: row.offset for row in rows}
+    finally:
+        consumer.close()
+
+
+def coordinator_of(broker: Broker) -> int:
+    """The coordinator's process id; waits for one that is being started."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        for pid in broker.processes():
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"group-coordinator" in title:
+                return pid
+        time.sleep(0.01)
+    raise AssertionError(f"no coordinator among {broker.processes()}")
+
+
+def has_everything(group: Group, count: int) -> Callable[[], bool]:
+    wanted = {number: set(range(count)) for number in range(PARTITIONS)}
+    return lambda: group.positions() == wanted
+
+
+MEMBERS = [
+    *((library, {}) for library in LIBRARIES),
+    ("confluent-kafka", {"strategy": "cooperative-sticky"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("library", "options"), MEMBERS, ids=lambda value: str(value) or "range"
+)
+def test_members_join_leave_and_die_and_every_record_is_read(
+    group_broker: Broker, group: Group, topic: str, library: str, options: dict
+) -> None:
+    produce(group_broker, topic, 50)
+    one = group.add(library, **options)
+    group.wait_for_shares([one], PARTITIONS)
+    two, three = group.add(library, **options), group.add(library, **options)
+    group.wait_for_shares([one, two, three], PARTITIONS)
+    two.leave()
+    group.wait_for_shares([one, three], PARTITIONS)
+    produce(group_broker, topic, 50)
+    one.kill()
+    group.wait_for_shares([three], PARTITIONS)
+    group.wait_until(has_everything(group, 100), "all records are read")
+    three.leave()
+    assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
+        range(PARTITIONS), 100
+    )
+
+
+def test_members_of_all_libraries_share_one_group(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    members = [group.add(library) for library in LIBRARIES]
+    group.wait_for_shares(members, PARTITIONS)
+    produce(group_broker, topic, 30)
+    group.wait_until(has_everything(group, 30), "all records are read")
+
+
+@pytest.mark.parametrize("library", ["confluent-kafka", "aiokafka"])
+def test_a_static_member_that_comes_back_disturbs_nobody(
+    group: Group, library: str
+) -> None:
+    one = group.add(library, instance="one", session_ms=60_000)
+    two = group.add(library, instance="two", session_ms=60_000)
+    group.wait_for_shares([one, two], PARTITIONS)
+    share, changes = two.assigned, len(one.assignments)
+    two.kill()
+    again = group.add(library, instance="two", session_ms=60_000)
+    group.wait_until(lambda: again.assigned == share, "the same share again")
+    assert len(one.assignments) == changes
+
+
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+def test_a_group_goes_on_when_the_coordinator_is_killed_under_load(
+    group_broker: Broker, group: Group, topic: str, library: str
+) -> None:
+    members = [group.add(library), group.add(library)]
+    group.wait_for_shares(members, PARTITIONS)
+    for round_number in range(1, 4):
+        produce(group_broker, topic, 20)
+        os.kill(coordinator_of(group_broker), signal.SIGKILL)
+        done = has_everything(group, 20 * round_number)
+        group.wait_until(done, f"all records of round {round_number}")
+    group.wait_for_shares(members, PARTITIONS)
+    for member in members:
+        member.leave()
+    assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
+        range(PARTITIONS), 60
+    )
+
+
+def test_offsets_and_groups_outlive_the_whole_broker(
+    make_broker: MakeBroker, topic_name: str
+) -> None:
+    broker = make_broker(CONFIG)
+    port = broker.bootstrap.rpartition(":")[2]
+    make_topic(broker, topic_name)
+    produce(broker, topic_name, 10)
+    with Group(broker.bootstrap, "g", topic_name) as group:
+        members = [group.add("confluent-kafka"), group.add("kafka-python")]
+        group.wait_for_shares(members, PARTITIONS)
+        group.wait_until(has_everything(group, 10), "all records are read")
+        broker.kill()
+        broker.config["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
+        broker.start()
+        assert committed(broker, "g", topic_name) == dict.fromkeys(
+            range(PARTITIONS), 10
+        )
+        produce(broker, topic_name, 10)
+        group.wait_until(has_everything(group, 20), "the members go on")
+
+
+def test_an_admin_sees_changes_and_deletes_groups(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": group_broker.bootstrap})
+    group_id = group.group_id
+    produce(group_broker, topic, 5)
+    members = [group.add("confluent-kafka"), group.add("confluent-kafka")]
+    group.wait_for_shares(members, PARTITIONS)
+    group.wait_until(has_everything(group, 5), "all records are read")
+
+    described = admin.describe_consumer_groups([group_id])[group_id].result()
+    assert described.state is ConsumerGroupState.STABLE
+    assert described.partition_assignor == "range"
+    shares = [
+        {row.partition for row in member.assignment.topic_partitions}
+        for member in described.members
+    ]
+    assert sorted(map(len, shares)) == [3, 3]
+    stable = admin.list_consumer_groups(states={ConsumerGroupState.STABLE}).result()
+    assert group_id in {row.group_id for row in stable.valid}
+    empty = admin.list_consumer_groups(states={ConsumerGroupState.EMPTY}).result()
+    assert group_id not in {row.group_id for row in empty.valid}
+
+    with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
+        admin.delete_consumer_groups([group_id])[group_id].result()
+    for member in members:
+        member.leave()
+
+    asked = [ConsumerGroupTopicPartitions(group_id, [TopicPartition(topic, 0, 3)])]
+    altered = admin.alter_consumer_group_offsets(asked)[group_id].result()
+    assert altered.topic_partitions[0].error is None
+    everything = [ConsumerGroupTopicPartitions(group_id)]
+    listed = admin.list_consumer_group_offsets(everything)[group_id].result()
+    offsets = {row.partition: row.offset for row in listed.topic_partitions}
+    assert offsets == {0: 3, **dict.fromkeys(range(1, PARTITIONS), 5)}
+    admin.delete_consumer_groups([group_id])[group_id].result()
+    assert set(committed(group_broker, group_id, topic).values()) == {-1001}
+
+
+def test_kafka_pythons_admin_sees_the_same(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    from kafka import KafkaAdminClient
+
+    produce(group_broker, topic, 5)
+    member = group.add("kafka-python")
+    group.wait_until(has_everything(group, 5), "all records are read")
+    admin = KafkaAdminClient(bootstrap_servers=group_broker.bootstrap)
+    try:
+        found = admin.describe_groups([group.group_id])
+        assert group.group_id in str(found)
+        assert "Stable" in str(found)
+        assert group.group_id in str(admin.list_groups())
+        member.leave()
+        offsets = admin.list_group_offsets([group.group_id])
+        assert str(offsets).count("offset=5") == PARTITIONS
+    finally:
+        admin.close()
+
+
+def test_the_offsets_topic_is_read_like_any_other(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    from kafka import KafkaConsumer
+
+    produce(group_broker, topic, 5)
+    member = group.add("aiokafka")
+    group.wait_until(has_everything(group, 5), "all records are read")
+    member.leave()
+    consumer = KafkaConsumer(
+        "__consumer_offsets",
+        bootstrap_servers=group_broker.bootstrap,
+        auto_offset_reset="earliest",
+        exclude_internal_topics=False,
+        consumer_timeout_ms=2000,
+    )
+    try:
+        group_id = group.group_id.encode()
+        expected = (
+            b"\0\x01"
+            + len(group_id).to_bytes(2, "big")
+            + group_id
+            + len(topic).to_bytes(2, "big")
+            + topic.encode()
+        )
+        found = {}
+        for record in consumer:
+            if record.key.startswith(expected):
+                partition = int.from_bytes(record.key[len(expected) :], "big")
+                assert record.value[:2] == b"\0\x03"
+                found[partition] = int.from_bytes(record.value[2:10], "big")
+        assert found == dict.fromkeys(range(PARTITIONS), 5)
+    finally:
+        consumer.close()
