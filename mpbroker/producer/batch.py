@@ -161,6 +161,7 @@ class ProducerBatch:
         "timestamps",
         "topic",
         "transactional",
+        "was_renumbered",
     )
 
     def __init__(
@@ -190,6 +191,7 @@ class ProducerBatch:
         self.is_split = False
         self.in_retry = False
         self.transactional = False
+        self.was_renumbered = False  # while in flight under another number
         self.payload: bytes | None = None
         self.raw_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP

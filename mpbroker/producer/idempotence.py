@@ -118,6 +118,7 @@ class Idempotence:
         sequences.last_acked = _NONE_ACKED
         self._unresolved.pop(key, None)
         for batch in sequences.in_flight:
+            batch.was_renumbered = True
             batch.set_producer(self.producer_id, self.epoch, sequences.next)
             sequences.next = increment_sequence(sequences.next, batch.record_count)
 
@@ -151,6 +152,7 @@ class Idempotence:
 
     def prepare(self, batch: ProducerBatch) -> None:
         """See `DrainRules`."""
+        batch.was_renumbered = False
         if batch.has_sequence:
             return
         sequences = self._of(batch)
@@ -259,8 +261,10 @@ class Idempotence:
     ) -> bool:
         unresolved = self._unresolved.get((batch.topic, batch.partition))
         is_next = sequences.is_next(batch.base_sequence)
-        if unresolved is None and not is_next:
-            return True  # one before it is being retried; its turn comes
+        if unresolved is None and (batch.was_renumbered or not is_next):
+            # The answer is to a number it had before, or one before it is being
+            # retried: its turn comes.
+            return True
         if self.is_transactional:
             return False
         if unresolved is None or unresolved == batch.base_sequence:
