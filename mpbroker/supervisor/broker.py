@@ -35,6 +35,11 @@ from mpbroker.supervisor.control_setup import BrokerControl
 from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.orphans import (
+    INTERVAL_S,
+    inherits_orphans,
+    reap_orphans,
+)
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.quarantine import Quarantine
 from mpbroker.supervisor.roles import Roles
@@ -201,6 +206,8 @@ class Broker:
             supervisor.on_hangup = control.hang_up
             Leases(supervisor, memory.control.words).begin()
             Quarantine(supervisor, memory, paths[0]).begin()
+            if inherits_orphans():
+                supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
             service.begin()
             if supervisor.start():
                 service.all_started()
@@ -301,6 +308,10 @@ def _describe(supervisor: Supervisor, memory: BrokerMemory) -> str:
     )
     restarts = sum(child.restarts for child in supervisor.children)
     return f"{connections} connections, {restarts} restarts"
+
+
+def _reap_orphans(supervisor: Supervisor) -> None:
+    reap_orphans({child.pid for child in supervisor.children})
 
 
 def _announce(
