@@ -101,9 +101,7 @@ def parse_source_options(
         OptionError: names the option, its value and what is expected.
     """
     given = {name.lower(): value for name, value in options.items()}
-    for name, reason in _REFUSED.items():
-        if name in given:
-            raise OptionError(f"{name} is not supported: {reason}")
+    refuse_reserved(given)
     if streaming:
         for name in ("endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp"):
             if name in given:
@@ -156,6 +154,17 @@ def parse_source_options(
         request_timeout_ms=_or(_integer(given, "kafka.request.timeout.ms", 1), 30_000),
         commit_group=given.get("commitgroup"),
     )
+
+
+def refuse_reserved(given: Mapping[str, str]) -> None:
+    """Refuse what the source and the sink decide themselves.
+
+    Args:
+        given: options by name in lower case.
+    """
+    for name, reason in _REFUSED.items():
+        if name in given:
+            raise OptionError(f"{name} is not supported: {reason}")
 
 
 _UNDERSTOOD: Final = {

@@ -45,6 +45,12 @@ from mpbroker.spark.options import (
     parse_source_options,
 )
 from mpbroker.spark.partition_reader import logger, read_range
+from mpbroker.spark.sink import (
+    BatchWriter,
+    StreamWriter,
+    check_schema,
+    parse_sink_options,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +78,23 @@ class MpbrokerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(parse_source_options(self.options, streaming=False))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        options = parse_sink_options(self.options)
+        if overwrite:
+            raise OptionError(
+                "mode overwrite is not supported: a topic can only be appended to; use"
+                " mode append"
+            )
+        check_schema(schema, options)
+        return BatchWriter(options)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> StreamWriter:
+        options = parse_sink_options(self.options)
+        check_schema(schema, options)
+        return StreamWriter(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         return StreamReader(parse_source_options(self.options, streaming=True))

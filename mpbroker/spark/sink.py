@@ -1,0 +1,230 @@
+"""Rows into topics, with the columns that Spark's Kafka sink has.
+
+    value    STRING or BINARY, required
+    key      STRING or BINARY
+    topic    STRING, unless the option ``topic`` names one for all
+    partition INT
+    headers  ARRAY<STRUCT<key: STRING, value: BINARY>>
+
+A task's records are on disk when it ends (acks=all, idempotent producer). A task that
+is tried again, or a batch after a failure, writes its rows again: at least once, as
+with Spark's own sink.
+
+Source: Spark's "Structured Streaming + Kafka Integration Guide", "Writing Data".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+)
+
+from mpbroker.config_def import ConfigError
+from mpbroker.errors import MpbrokerError
+from mpbroker.producer import Producer
+from mpbroker.producer.config import PRODUCER_CONFIG, ProducerSettings
+from mpbroker.spark.options import OptionError, parse_bootstrap, refuse_reserved
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "kafka."
+_TEXT: Final = (StringType, BinaryType)
+# What Spark's producers are set to; the user's own word wins.
+_DEFAULTS: Final[Mapping[str, str]] = {"linger.ms": "20", "batch.size": "262144"}
+
+
+class SinkError(MpbrokerError):
+    """Rows that cannot become records; the text names the column and what is right."""
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a writer needs to know; plain values that travel to executors."""
+
+    settings: Mapping[str, str]
+    topic: str | None
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """How many records a task has written."""
+
+    records: int
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Read and check the options of a write.
+
+    Raises:
+        OptionError: names the option, its value and what is expected.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    refuse_reserved(given)
+    parse_bootstrap(given)
+    settings = dict(_DEFAULTS)
+    for name, value in given.items():
+        if name.startswith(_PREFIX):
+            key = name.removeprefix(_PREFIX)
+            if key in PRODUCER_CONFIG:
+                settings[key] = value
+            else:
+                logger.warning("option %s has no meaning here and is ignored", name)
+    try:
+        # Before any task is started, though nothing but the text is checked.
+        ProducerSettings.parse(settings)
+    except ConfigError as error:
+        raise OptionError(f"kafka.{error}") from None
+    return SinkOptions(settings, given.get("topic"))
+
+
+def check_schema(schema: StructType, options: SinkOptions) -> None:
+    """Refuse columns that records cannot be made of.
+
+    Raises:
+        SinkError: names the column, its type and what it must be.
+    """
+    kinds: dict[str, tuple[type[DataType], ...]] = {
+        "value": _TEXT,
+        "key": _TEXT,
+        "topic": (StringType,),
+        "partition": (IntegerType,),
+        "headers": (ArrayType,),
+    }
+    found = {field.name.lower(): field.dataType for field in schema.fields}
+    if "value" not in found:
+        raise SinkError("there is no column 'value'; it is required")
+    if "topic" not in found and options.topic is None:
+        raise SinkError(
+            "no topic: give the option topic=NAME, or a column 'topic' of type STRING"
+        )
+    for name, kind in found.items():
+        if name not in kinds:
+            raise SinkError(
+                f"column {name!r} has no place in a record, which has"
+                f" {', '.join(kinds)}; drop it, or put it into the value"
+            )
+        if not isinstance(kind, kinds[name]):
+            wanted = " or ".join(each.typeName().upper() for each in kinds[name])
+            raise SinkError(
+                f"column {name!r} is {kind.simpleString()}; it must be {wanted}"
+            )
+    headers = found.get("headers")
+    if isinstance(headers, ArrayType) and not _are_headers(headers):
+        raise SinkError(
+            f"column 'headers' is {headers.simpleString()}; it must be"
+            " array<struct<key:string,value:binary>>"
+        )
+
+
+def _are_headers(kind: ArrayType) -> bool:
+    element = kind.elementType
+    return isinstance(element, StructType) and [
+        (field.name, type(field.dataType)) for field in element.fields
+    ] == [("key", StringType), ("value", BinaryType)]
+
+
+class _Sink:
+    """Writes one task's rows."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Send all rows and wait until all are acknowledged.
+
+        Raises:
+            ProducerError: a record was refused or not delivered in time; its text says
+                which and what to do. The task fails, and Spark tries it again.
+            SinkError: a row without a topic.
+        """
+        options = self._options
+        failures: list[Exception] = []
+
+        def done(_: object, error: Exception | None) -> None:
+            if error is not None and not failures:
+                failures.append(error)
+
+        count = 0
+        with Producer(options.settings) as producer:
+            for batch in batches:
+                for row in _rows(batch, options.topic):
+                    topic, key, value, headers, partition = row
+                    producer.send(
+                        topic,
+                        value,
+                        key,
+                        headers=headers,
+                        partition=partition,
+                        callback=done,
+                    )
+                    count += 1
+                if failures:
+                    break
+            producer.flush()
+        if failures:
+            raise failures[0]
+        return Written(count)
+
+
+def _rows(
+    batch: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str, bytes | None, bytes | None, Any, int | None]]:
+    names = [name.lower() for name in batch.schema.names]
+    rows = batch.num_rows
+    nothing = [None] * rows
+
+    def column(name: str) -> list[Any]:
+        if name not in names:
+            return nothing
+        found = batch.column(names.index(name))
+        if name in ("key", "value"):
+            found = found.cast("binary")
+        values: list[Any] = found.to_pylist()
+        return values
+
+    # The option is for all rows, whatever the column says, as with Spark's sink.
+    topics = column("topic") if topic is None else [topic] * rows
+    for name, key, value, headers, partition in zip(
+        topics,
+        column("key"),
+        column("value"),
+        column("headers"),
+        column("partition"),
+        strict=True,
+    ):
+        if name is None:
+            raise SinkError("a row's topic is null, and the option topic is not set")
+        pairs = [(each["key"], each["value"]) for each in headers or ()]
+        yield name, key, value, pairs, partition
+
+
+class BatchWriter(_Sink, DataSourceArrowWriter):
+    """``df.write.format("mpbroker")``."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self.write_rows(iterator)
+
+
+class StreamWriter(_Sink, DataSourceStreamArrowWriter):
+    """``df.writeStream.format("mpbroker")``."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self.write_rows(iterator)

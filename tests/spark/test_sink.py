@@ -1,0 +1,138 @@
+"""Rows become records that clients we did not write read; wrong columns are named."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def consume(bootstrap):
+    """Read a partition from its start through librdkafka, until there is no more."""
+
+    def read(topic, partition=0):
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "none",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        found = []
+        while True:
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error():
+                break
+            found.append(
+                (message.key(), message.value(), tuple(message.headers() or ()))
+            )
+        consumer.close()
+        return found
+
+    return read
+
+
+def test_rows_are_written_with_keys_headers_and_partitions(
+    spark, bootstrap, make_topic, consume
+):
+    topic = make_topic(partitions=2)
+    frame = spark.createDataFrame(
+        [
+            ("k1", bytearray(b"v1"), [("h", bytearray(b"\xff"))], 1),
+            (None, bytearray(b""), [("n", None)], 1),
+            ("k3", None, None, 0),
+        ],
+        "key STRING, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>,"
+        " partition INT",
+    ).coalesce(1)
+    writer = frame.write.format("mpbroker").mode("append")
+    writer.options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic}).save()
+    assert consume(topic, 1) == [
+        (b"k1", b"v1", (("h", b"\xff"),)),
+        (None, b"", (("n", None),)),
+    ]
+    assert consume(topic, 0) == [(b"k3", None, ())]
+
+
+def test_a_column_chooses_the_topic_and_the_option_overrules_it(
+    spark, bootstrap, make_topic, consume
+):
+    one, other = make_topic(), make_topic()
+    frame = spark.createDataFrame(
+        [(one, "a"), (other, "b")], "topic STRING, value STRING"
+    )
+    options = {"kafka.bootstrap.servers": bootstrap, "kafka.compression.type": "lz4"}
+    frame.write.format("mpbroker").mode("append").options(**options).save()
+    assert [value for _, value, _ in consume(one)] == [b"a"]
+    assert [value for _, value, _ in consume(other)] == [b"b"]
+    options["topic"] = one
+    frame.write.format("mpbroker").mode("append").options(**options).save()
+    assert sorted(value for _, value, _ in consume(one)) == [b"a", b"a", b"b"]
+
+
+def test_a_stream_goes_from_topic_to_topic(
+    spark, read_stream, bootstrap, make_topic, consume, tmp_path
+):
+    source, target = make_topic(), make_topic()
+    spark.range(1_000).selectExpr("CAST(id AS STRING) AS value").coalesce(
+        1
+    ).write.format("mpbroker").mode("append").options(
+        **{"kafka.bootstrap.servers": bootstrap, "topic": source}
+    ).save()
+    query = (
+        read_stream(subscribe=source, startingOffsets="earliest")
+        .load()
+        .select("key", "value")
+        .writeStream.format("mpbroker")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", target)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    assert [int(value) for _, value, _ in consume(target)] == list(range(1_000))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ("key STRING", {"topic": "t"}, "no column 'value'"),
+        ("value STRING", {}, "no topic: give the option topic=NAME"),
+        ("value INT", {"topic": "t"}, "'value' is int; it must be STRING or BINARY"),
+        ("value STRING, partition BIGINT", {"topic": "t"}, "'partition' is bigint"),
+        ("value STRING, headers ARRAY<STRING>", {"topic": "t"}, "'headers' is array"),
+        ("value STRING, color STRING", {"topic": "t"}, "'color' has no place"),
+        (
+            "value STRING",
+            {"topic": "t", "kafka.acks": "some"},
+            r"kafka\.acks",
+        ),
+        (
+            "value STRING",
+            {"topic": "t", "kafka.value.serializer": "x"},
+            "cast the value column",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_named(spark, bootstrap, columns, options, message):
+    frame = spark.createDataFrame([], columns)
+    writer = frame.write.format("mpbroker").mode("append")
+    with pytest.raises(Exception, match=message):
+        writer.options(**{"kafka.bootstrap.servers": bootstrap} | options).save()
+
+
+def test_a_record_that_is_refused_fails_the_write(spark, bootstrap, make_topic):
+    topic = make_topic(**{"max.message.bytes": "1000"})
+    frame = spark.createDataFrame([("x" * 5_000,)], "value STRING")
+    with pytest.raises(
+        Exception, match=r"MESSAGE_TOO_LARGE|max.message.bytes|too large"
+    ):
+        frame.write.format("mpbroker").mode("append").options(
+            **{"kafka.bootstrap.servers": bootstrap, "topic": topic}
+        ).save()
