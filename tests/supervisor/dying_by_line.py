@@ -1,18 +1,24 @@
-"""mpbroker whose handlers and processors die at a random source line, again and again.
+"""mpbroker whose handlers and processors die at random points, again and again.
 
-python -m tests.supervisor.dying_by_line ROLE MEAN_LINES serve ...
+python -m tests.supervisor.dying_by_line ROLE POINTS MEAN serve ...
+
+Points are the source lines of the Python twins, or the steps of the compiled core.
 """
 
+# ruff: noqa: E402 - the environment comes first
 import os
 import random
 import sys
 
+ROLE, POINTS, MEAN = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if POINTS == "lines":
+    os.environ["MPBROKER_PURE_PYTHON"] = "1"  # before anything is imported
+
 from mpbroker.cli import main
 from mpbroker.supervisor import child, recovery, supervisor
 from mpbroker.supervisor.roles import Roles
-from tests.support.children import kill_at_line
+from tests.support.children import kill_at_line, kill_at_step
 
-ROLE, MEAN_LINES = sys.argv[1], int(sys.argv[2])
 FILES = tuple(
     f"mpbroker/{name}.py"
     for name in (
@@ -41,18 +47,22 @@ recovery.MAX_RETRIES = 10**9
 
 
 def _doomed(run):
-    def run_until_the_line(self, *arguments):
+    def run_until_the_point(self, *arguments):
         # Not before it serves: a start is long, and the same each time.
         picker = random.Random(os.getpid())
-        kill_at_line(1 + int(picker.expovariate(1 / MEAN_LINES)), FILES)
+        point = 1 + int(picker.expovariate(1 / MEAN))
+        if POINTS == "lines":
+            kill_at_line(point, FILES)
+        else:
+            kill_at_step(point)
         run(self, *arguments)
 
-    return run_until_the_line
+    return run_until_the_point
 
 
 if ROLE in ("handler", "both"):
     Roles.run_handler = _doomed(Roles.run_handler)
 if ROLE in ("processor", "both"):
     Roles.run_processor = _doomed(Roles.run_processor)
-del sys.argv[1:3]
+del sys.argv[1:4]
 sys.exit(main())
