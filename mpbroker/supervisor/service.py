@@ -17,12 +17,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.probe import Outcome, Round
 from mpbroker.supervisor.systemd import ServiceManager
+
+if TYPE_CHECKING:
+    from typing import Protocol  # such a class takes its time to make
+
+    class Loop(probe.Loop, Protocol):
+        """What is used of the supervisor."""
+
+        failed: bool
+
+        def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,14 +48,6 @@ _FIRST_ANSWER_S: Final = 60.0
 _ROUND_S: Final = 5.0
 # Redialled at once so often, because a process died under the request; then each tick.
 _QUICK_RETRIES: Final = 3
-
-
-class Loop(probe.Loop, Protocol):
-    """What is used of the supervisor."""
-
-    failed: bool
-
-    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
 
 
 class _State(Enum):
