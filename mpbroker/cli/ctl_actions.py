@@ -250,6 +250,8 @@ def inject(
     slow                   a handler takes longer for every request (100 ms)
     fail-sync              every fdatasync of a handler fails (EIO)
     full-ring              to a processor the queue of requests is full
+
+    The last three last until --value 0, or until their process ends.
     """
     arguments: dict[str, Any] = {"fault": fault, "role": role, "id": number}
     if value is not None:

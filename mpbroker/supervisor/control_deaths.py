@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Final
 
-from mpbroker.ipc.black_box import BlackBox, EventKind
+from mpbroker.ipc.black_box import BlackBox, EventKind, Fault
 from mpbroker.ipc.layout import (
     COORDINATOR,
     HANDLER_BUSY_SINCE,
@@ -62,6 +62,8 @@ class DeathRecords:
             }
         )
         box.forget_last_words()
+        for fault in Fault:
+            box.set_fault(fault, 0)  # it was the dead one's, not its successor's
 
     def kept(self) -> list[dict[str, Any]]:
         """All that are kept."""
