@@ -126,12 +126,19 @@ class Roles:
             f"-ListenerName({name})-{protocol}-{processor}",
             memory,
         )
+        ring = memory.ring
+        if config.control_inject_enable:
+            from mpbroker.supervisor.control_faults import FullRing
+
+            ring = FullRing(
+                memory.control, memory.handler_bells, config.queued_max_requests
+            )
         Processor(
             processor,
             memory.control,
             memory.arena,
             memory.arena_layout,
-            memory.ring,
+            ring,
             memory.processor_bells[processor],
             memory.handovers[processor][1],
             memory.keeper_link,
@@ -155,9 +162,13 @@ class Roles:
             memory.responses,
         )
         purgatory = Purgatory(handler, memory.table, memory.notices)
-        disk = DiskSync()
-        commit = GroupCommit(handler, disk, purgatory.notify)
         plain = PlainRequests.of(channel, memory.table, registry, purgatory)
+        disk, dispatcher_type = DiskSync(), RequestDispatcher
+        if config.control_inject_enable:
+            from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher
+
+            plain, disk, dispatcher_type = None, FailingSync(), SlowDispatcher
+        commit = GroupCommit(handler, disk, purgatory.notify)
         produce = ProduceService(
             channel,
             registry,
@@ -202,7 +213,7 @@ class Roles:
             changed=purgatory.notify_waiters,
             forward=memory.lane.forward,
         )
-        dispatcher = RequestDispatcher(
+        dispatcher = dispatcher_type(
             apis.apis, apis.advertised_versions, apis.error_answer, apis.connection_name
         )
         RequestHandler(
