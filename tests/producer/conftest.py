@@ -1,0 +1,86 @@
+"""Producers that are closed after the test, and readers of what they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import EARLIEST, LATEST, create_topic, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.record_fetcher import READ_COMMITTED, RecordFetcher
+from mpbroker.producer import Producer
+from mpbroker.protocol.record_batch import Record, iter_records
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def make_producer(bootstrap: str) -> Iterator[Callable[..., Producer]]:
+    """Make producers for the broker under test: make_producer(linger_ms=0, ...)."""
+    made: list[Producer] = []
+
+    def make(**settings: object) -> Producer:
+        producer = Producer(**{"bootstrap_servers": bootstrap, **settings})
+        made.append(producer)
+        return producer
+
+    yield make
+    for producer in made:
+        producer.close(5)
+
+
+@pytest.fixture
+def new_topic(bootstrap: str, topic_name: str) -> Callable[..., str]:
+    """Create a topic: new_topic(partitions=1, **config)."""
+    made: list[str] = []
+
+    def create(partitions: int = 1, **config: str) -> str:
+        name = f"{topic_name}-{len(made)}"
+        made.append(name)
+        with Cluster(parse_addresses(bootstrap), TIMEOUT_S) as cluster:
+            create_topic(
+                cluster,
+                name,
+                partitions=partitions,
+                replication_factor=1,
+                configs={key.replace("_", "."): value for key, value in config.items()},
+            )
+            cluster.topic(name, auto_create=True)  # it may not be everywhere yet
+        return name
+
+    return create
+
+
+def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
+    """Return every committed record of a topic, by partition."""
+    with Cluster(parse_addresses(bootstrap), TIMEOUT_S) as cluster:
+        leaders = {
+            TopicPartition(topic, p.partition_index): p.leader_id
+            for p in cluster.topic(topic).partitions
+        }
+        starts = list_offsets(cluster, dict.fromkeys(leaders, EARLIEST), leaders)
+        ends = list_offsets(
+            cluster, dict.fromkeys(leaders, LATEST), leaders, read_committed=True
+        )
+        fetcher = RecordFetcher(
+            cluster,
+            {partition: answer.offset for partition, answer in starts.items()},
+            leaders,
+            isolation_level=READ_COMMITTED,
+            max_wait_ms=100,
+        )
+        found: dict[int, list[Record]] = {p.partition: [] for p in leaders}
+        while any(
+            fetcher.positions[partition] < ends[partition].offset
+            for partition in leaders
+        ):
+            for batch in fetcher.fetch():
+                found[batch.partition.partition] += iter_records(batch.data)
+        return found
+
+
+@pytest.fixture
+def read(bootstrap: str) -> Callable[[str], dict[int, list[Record]]]:
+    return lambda topic: read_all(bootstrap, topic)
