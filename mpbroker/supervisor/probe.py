@@ -18,26 +18,13 @@ import select
 import socket
 from collections.abc import Callable, Container, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.framing import FrameDecoder, encode_frame
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.supervisor.listeners import Listener
-
-if TYPE_CHECKING:
-    from typing import Protocol  # such a class takes its time to make
-
-    class Loop(Protocol):
-        """What of the supervisor's loop a probe needs."""
-
-        only_ours: set[int]
-
-        def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None: ...
-
-        def unwatch(self, fd: int) -> None: ...
-
 
 _CLIENT_ID: Final = "mpbroker-probe"
 # Old versions: their answers are short, and begin with the correlation id alone.
@@ -60,6 +47,16 @@ _UNREACHABLE: Final = {
     errno.EPERM,
     errno.EAFNOSUPPORT,
 }
+
+
+class Loop(Protocol):
+    """What of the supervisor's loop a probe needs."""
+
+    only_ours: set[int]
+
+    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
 
 
 class Outcome(Enum):
