@@ -32,7 +32,7 @@ _KEPT: Final = 64
 _PUBLISHED: Final = 8
 # So that the published ones and all children fit into the named segment.
 _PUBLISHED_EVENTS: Final = 8
-_PUBLISHED_TEXT: Final = 1500
+_PUBLISHED_TEXT: Final = 1000
 _MAX_CONNECTIONS: Final = 1 << 18
 
 
