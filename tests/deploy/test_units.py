@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.config import BrokerConfig
 from tests.supervisor.load import Load, children, create_topic, read_log
 from tests.support import unit_sandbox
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 from tests.support.unit_sandbox import settings_of
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
@@ -128,6 +130,12 @@ def test_a_broker_serves_dies_repairs_and_stops_within_a_unit(tmp_path, unit):
             load.run(40)
             for role in ("handler", "processor", "acceptor"):
                 os.kill(children(broker)[role, 0], signal.SIGKILL)
+            load.run(40)
+            with ControlClient(str(broker.data_dir / "control.sock"), 30) as control:
+                control.request("resize", handlers=3)
+                wait_until(lambda: ("handler", 2) in children(broker))
+                control.request("upgrade")
+            wait_until(lambda: "upgrade: done" in broker.log_tail())
             load.run(40)
         load.verify(read_log(broker.data_dir))
         assert "not permitted" not in broker.log_tail()
