@@ -59,6 +59,8 @@ class CoordinatorApis:
             ApiKey.LIST_GROUPS: coordinator.list_groups,
             ApiKey.DELETE_GROUPS: coordinator.delete_groups,
             ApiKey.OFFSET_DELETE: coordinator.offset_delete,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: coordinator.consumer_group_heartbeat,
+            ApiKey.CONSUMER_GROUP_DESCRIBE: coordinator.consumer_group_describe,
         }
         self.apis = {
             int(key): Api(key, SERVED[key], self._api(key, handle))

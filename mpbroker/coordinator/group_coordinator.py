@@ -16,15 +16,21 @@ from typing import Final
 
 from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.classic_protocol import ClassicProtocol
+from mpbroker.coordinator.consumer_group import ConsumerGroup
+from mpbroker.coordinator.consumer_group_heartbeat import ConsumerGroupProtocol
+from mpbroker.coordinator.consumer_group_records import replay, tombstones
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_listing import GroupListing
 from mpbroker.coordinator.group_records import (
+    ConsumerGroupMetadataKey,
     GroupMetadataKey,
     GroupMetadataValue,
+    KeyValue,
     OffsetCommitKey,
     OffsetCommitValue,
     group_metadata_key,
 )
+from mpbroker.coordinator.offset_answers import refused_commit, single_group
 from mpbroker.coordinator.offset_metadata_manager import (
     OffsetMetadataManager,
     Topics,
@@ -36,6 +42,10 @@ from mpbroker.coordinator.timers import Timers
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from mpbroker.protocol.messages.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
@@ -50,8 +60,6 @@ from mpbroker.protocol.messages.leave_group import (
 from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
 )
 from mpbroker.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -63,20 +71,17 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
 from mpbroker.protocol.messages.sync_group import SyncGroupRequest
 
 S = ClassicGroupState
+Group = ClassicGroup | ConsumerGroup
 
 # Groups looked at for expiry between two looks at requests.
 _EXPIRY_SLICE: Final = 200
 _OFFSET_FETCH_GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
-_OFFSET_FETCH_ERROR_SINCE: Final = 2
 _GROUP_ID_NOT_FOUND_SINCE: Final = 9
 
 
@@ -116,7 +121,7 @@ class GroupCoordinator:
         self._timers = timers
         self.num_partitions = num_partitions
         self._allows = allows
-        self._groups: dict[str, ClassicGroup] = {}
+        self._groups: dict[str, Group] = {}
         self._loading: set[int] = set()
         self._failed: set[int] = set()
         self.offsets = OffsetMetadataManager(config, outbox, topics, self.partition_for)
@@ -124,7 +129,10 @@ class GroupCoordinator:
         self._classic = ClassicProtocol(
             config, outbox, timers, self.partition_for, new_id
         )
-        self._listing = GroupListing(self._groups, self.check_group)
+        self._consumer = ConsumerGroupProtocol(
+            config, outbox, timers, topics, self.partition_for, new_id
+        )
+        self._listing = GroupListing(self._groups, self.check_group, topics)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -132,7 +140,7 @@ class GroupCoordinator:
     def partition_for(self, group_id: str) -> int:
         return java_hash(group_id) % self.num_partitions
 
-    def group(self, group_id: str) -> ClassicGroup | None:
+    def group(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
 
     # -- who may ask, and about what -----------------------------------------------
@@ -170,6 +178,12 @@ class GroupCoordinator:
             if not least <= request.session_timeout_ms <= most:
                 raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
             group = self._groups.get(request.group_id)
+            if isinstance(group, ConsumerGroup):
+                if not group.is_empty:
+                    raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                self._write_all(group.group_id, tombstones(group))
+                del self._groups[group.group_id]
+                group = None
             if group is None:
                 if request.member_id:
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -204,15 +218,66 @@ class GroupCoordinator:
         try:
             self.check_group(call, request.group_id, "READ")
             group = self._groups.get(request.group_id)
+            if isinstance(group, ConsumerGroup):
+                group = None
             self._classic.leave(call, group, request, now_ms)
         except ApiError as error:
             self._out.answer(call, LeaveGroupResponse(error_code=error.error_code))
 
     def _member_group(self, group_id: str) -> ClassicGroup:
         group = self._groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
+
+    # -- the consumer protocol -----------------------------------------------------
+
+    def consumer_group_heartbeat(
+        self, call: Call, request: ConsumerGroupHeartbeatRequest, now_ms: int
+    ) -> None:
+        group_id = request.group_id
+        try:
+            if "consumer" not in self._config.rebalance_protocols:
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+            if not group_id:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            self.check_group(call, group_id, "READ")
+            self._consumer.validate(call, request)
+            group = self._consumer_group(request, now_ms)
+            self._consumer.heartbeat(call, group, request, now_ms)
+            self._groups[group_id] = group
+        except ApiError as error:
+            self._out.answer(
+                call,
+                ConsumerGroupHeartbeatResponse(
+                    error_code=error.error_code, error_message=error.message or None
+                ),
+            )
+
+    def _consumer_group(
+        self, request: ConsumerGroupHeartbeatRequest, now_ms: int
+    ) -> ConsumerGroup:
+        """Find a member's group; who joins may make it, or take over an empty one."""
+        group_id = request.group_id
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        if request.member_epoch != 0 or (
+            group is not None
+            and (not group.is_in(S.EMPTY) or group.pending_join_members)
+        ):
+            kind = "found" if group is None else "a consumer group"
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not {kind}."
+            )
+        if group is not None:
+            self._remove_group(group, now_ms)
+        return ConsumerGroup(group_id)
+
+    def consumer_group_describe(
+        self, call: Call, request: Message, now_ms: int
+    ) -> None:
+        self._out.answer(call, self._listing.describe_consumer(call, request))
 
     # -- offsets -------------------------------------------------------------------
 
@@ -246,6 +311,9 @@ class GroupCoordinator:
             # No group management: a group that only holds offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
+        if isinstance(group, ConsumerGroup):
+            group.validate_offset_commit(request.member_id, generation, call.version)
+            return
         group.validate_offset_commit(
             request.member_id, request.group_instance_id, generation
         )
@@ -271,7 +339,7 @@ class GroupCoordinator:
             ]
         asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
         found = self._fetch_group(call, asked, stable=request.require_stable)
-        self._out.answer(call, _single_group(call.version, request, found))
+        self._out.answer(call, single_group(call.version, request, found))
 
     def _fetch_group(
         self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
@@ -279,6 +347,9 @@ class GroupCoordinator:
         group_id = asked.group_id
         try:
             self.check_group(call, group_id, "DESCRIBE", empty_id=True)
+            group = self._groups.get(group_id)
+            if isinstance(group, ConsumerGroup):
+                group.validate_offset_fetch(asked.member_id, asked.member_epoch)
         except ApiError as error:
             return OffsetFetchResponseGroup(
                 group_id=group_id, error_code=error.error_code
@@ -323,9 +394,9 @@ class GroupCoordinator:
         try:
             self.check_group(call, group_id, "DELETE")
             group = self._groups.get(group_id)
-            if group is None or group.is_in(S.DEAD):
+            if group is None:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-            if not group.is_in(S.EMPTY) and group.protocol_type != "consumer":
+            if not _is_empty(group) and group.protocol_type != "consumer":
                 raise ApiError(ErrorCode.NON_EMPTY_GROUP)
         except ApiError as error:
             self._out.answer(call, OffsetDeleteResponse(error_code=error.error_code))
@@ -333,7 +404,7 @@ class GroupCoordinator:
         topics = self.offsets.delete(
             group_id,
             request.topics,
-            lambda topic: not group.is_in(S.EMPTY) and group.is_subscribed_to(topic),
+            lambda topic: not _is_empty(group) and group.is_subscribed_to(topic),
         )
         after = self._written([group_id])
         self._out.answer(call, OffsetDeleteResponse(topics=topics), after)
@@ -370,20 +441,29 @@ class GroupCoordinator:
 
     def _delete_group(self, group_id: str, now_ms: int) -> None:
         group = self._groups.get(group_id)
-        if group is None or group.is_in(S.DEAD):
+        if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-        if not group.is_in(S.EMPTY):
+        if not _is_empty(group):
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
         self.offsets.remove_all(group_id)
         self._remove_group(group, now_ms)
 
-    def _remove_group(self, group: ClassicGroup, now_ms: int) -> None:
+    def _remove_group(self, group: Group, now_ms: int) -> None:
+        """An empty group is no more; its offsets are seen to by the caller."""
+        group_id = group.group_id
+        del self._groups[group_id]
+        if isinstance(group, ConsumerGroup):
+            group.is_dead = True
+            self._write_all(group_id, tombstones(group))
+            return
         self._classic.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
-        del self._groups[group.group_id]
-        self._out.write(
-            self.partition_for(group.group_id), group_metadata_key(group.group_id), None
-        )
+        self._write_all(group_id, [(group_metadata_key(group_id), None)])
+
+    def _write_all(self, group_id: str, records: Iterable[KeyValue]) -> None:
+        partition = self.partition_for(group_id)
+        for key, value in records:
+            self._out.write(partition, key, value)
 
     # -- time ------------------------------------------------------------------------
 
@@ -402,11 +482,7 @@ class GroupCoordinator:
             if group is None or self.partition_for(group_id) in self._loading:
                 continue
             self.offsets.expire(group_id, group, now_ms)
-            if (
-                group.is_in(S.EMPTY)
-                and not group.pending_join_members
-                and self.offsets.offsets(group_id) is None
-            ):
+            if _is_empty(group) and self.offsets.offsets(group_id) is None:
                 self._remove_group(group, now_ms)
         rest = group_ids[_EXPIRY_SLICE:]
         if rest:
@@ -439,8 +515,22 @@ class GroupCoordinator:
             if isinstance(value, GroupMetadataValue):
                 group = ClassicGroup.of_record(key.group, value, now_ms)
                 self._groups[key.group] = group
-            else:
-                self._groups.pop(key.group, None)
+            elif isinstance(self._groups.get(key.group), ClassicGroup):
+                del self._groups[key.group]
+        else:
+            self._replay_consumer_group(key, value)
+
+    def _replay_consumer_group(self, key: Message, value: Message | None) -> None:
+        group_id: str = key.group_id  # type: ignore[attr-defined]
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            group = self._groups[group_id] = ConsumerGroup(group_id)
+        if isinstance(key, ConsumerGroupMetadataKey) and value is None:
+            del self._groups[group_id]
+        else:
+            replay(group, key, value)
 
     def replay_end_of_transaction(
         self, partition: int, producer_id: int, *, commit: bool
@@ -457,7 +547,10 @@ class GroupCoordinator:
             if self.partition_for(group_id) == partition:
                 self._loaded_group(group, now_ms)
 
-    def _loaded_group(self, group: ClassicGroup, now_ms: int) -> None:
+    def _loaded_group(self, group: Group, now_ms: int) -> None:
+        if isinstance(group, ConsumerGroup):
+            self._consumer.loaded(group, now_ms)
+            return
         for member in group.members.values():
             self._classic.schedule_session(group, member, now_ms)
         if len(group.members) > self._config.group_max_size:
@@ -470,6 +563,8 @@ class GroupCoordinator:
     def refuse_waiting(self) -> None:
         """The broker stops: answer what waits for other members."""
         for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                continue  # there nobody waits
             if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
                 self._classic.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
 
@@ -480,65 +575,17 @@ class GroupCoordinator:
             if self.partition_for(group_id) == partition:
                 del self._groups[group_id]
                 self.offsets.forget(group_id)
-                self._classic.forget(group, ErrorCode.NOT_COORDINATOR)
-                group.state = S.DEAD
+                if isinstance(group, ConsumerGroup):
+                    self._consumer.forget(group)
+                    group.is_dead = True
+                else:
+                    self._classic.forget(group, ErrorCode.NOT_COORDINATOR)
+                    group.state = S.DEAD
         self._out.records.pop(partition, None)
 
 
-def refused_commit(
-    request: OffsetCommitRequest, error_code: ErrorCode
-) -> OffsetCommitResponse:
-    """The same error for every partition: the response has no place for just one."""
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=row.name,
-                topic_id=row.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=part.partition_index, error_code=error_code
-                    )
-                    for part in row.partitions
-                ],
-            )
-            for row in request.topics
-        ]
-    )
-
-
-def _single_group(
-    version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
-) -> OffsetFetchResponse:
-    """The answer of versions that ask for one group."""
-    topics = found.topics
-    if found.error_code and version < _OFFSET_FETCH_ERROR_SINCE:
-        code = ErrorCode(found.error_code)
-        topics = [
-            OffsetFetchResponseTopics(
-                name=row.name,
-                partitions=[no_offset(index, code) for index in row.partition_indexes],
-            )
-            for row in request.topics or ()
-        ]
-    return OffsetFetchResponse(
-        error_code=found.error_code,
-        topics=[
-            OffsetFetchResponseTopic(
-                name=row.name,
-                partitions=[_single_partition(part) for part in row.partitions],
-            )
-            for row in topics
-        ],
-    )
-
-
-def _single_partition(
-    part: OffsetFetchResponsePartitions,
-) -> OffsetFetchResponsePartition:
-    return OffsetFetchResponsePartition(
-        partition_index=part.partition_index,
-        committed_offset=part.committed_offset,
-        committed_leader_epoch=part.committed_leader_epoch,
-        metadata=part.metadata,
-        error_code=part.error_code,
-    )
+def _is_empty(group: Group) -> bool:
+    """Nobody is in it, or about to be."""
+    if isinstance(group, ConsumerGroup):
+        return group.is_empty
+    return group.is_in(S.EMPTY) and not group.pending_join_members

@@ -7,12 +7,25 @@ KIP-518 and KIP-848 for the filters, KIP-1043 for GROUP_ID_NOT_FOUND.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.consumer_group import ConsumerGroup, ConsumerMember
+from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.consumer_group_describe import (
+    Assignment,
+    ConsumerGroupDescribeResponse,
+    TopicPartitions,
+)
+from mpbroker.protocol.messages.consumer_group_describe import (
+    DescribedGroup as DescribedConsumerGroup,
+)
+from mpbroker.protocol.messages.consumer_group_describe import (
+    Member as DescribedConsumer,
+)
 from mpbroker.protocol.messages.describe_groups import (
     DescribedGroup,
     DescribedGroupMember,
@@ -27,15 +40,20 @@ _AUTHORIZED_OPERATIONS_SINCE: Final = 3
 # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: Kafka's bits of a group.
 _ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 _NOT_ASKED: Final = -(1 << 31)
+_CONSUMER_MEMBER: Final = 1  # not one of the classic protocol
 
 
 class GroupListing:
     """The coordinator's groups, to be looked at."""
 
     def __init__(
-        self, groups: Mapping[str, ClassicGroup], check_group: Callable[..., None]
+        self,
+        groups: Mapping[str, ClassicGroup | ConsumerGroup],
+        check_group: Callable[..., None],
+        topics: Topics,
     ) -> None:
         self._groups = groups
+        self._topics = topics
         self._check_group = check_group
 
     def list(self, call: Call, request: Any, *, loading: bool) -> ListGroupsResponse:
@@ -86,7 +104,7 @@ class GroupListing:
 
     def _describe(self, call: Call, group_id: str) -> DescribedGroup:
         group = self._groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             row = DescribedGroup(group_id=group_id, group_state=S.DEAD.value)
             if call.version >= _NOT_FOUND_SINCE:
                 row.error_code = ErrorCode.GROUP_ID_NOT_FOUND
@@ -111,3 +129,75 @@ class GroupListing:
                 for member in group.members.values()
             ],
         )
+
+    def describe_consumer(
+        self, call: Call, request: Any
+    ) -> ConsumerGroupDescribeResponse:
+        """The same for groups of the consumer protocol."""
+        operations = _NOT_ASKED
+        if request.include_authorized_operations:
+            operations = _ALL_OPERATIONS
+        described = []
+        for group_id in request.group_ids:
+            try:
+                self._check_group(call, group_id, "DESCRIBE")
+                group = self._groups.get(group_id)
+                if group is None:
+                    _not_found(f"Group {group_id} not found.")
+                if not isinstance(group, ConsumerGroup):
+                    _not_found(f"Group {group_id} is not a consumer group.")
+                row = self._describe_consumer_group(group)
+                row.authorized_operations = operations
+            except ApiError as error:
+                row = DescribedConsumerGroup(
+                    group_id=group_id,
+                    error_code=error.error_code,
+                    error_message=error.message or None,
+                )
+            described.append(row)
+        return ConsumerGroupDescribeResponse(groups=described)
+
+    def _describe_consumer_group(self, group: ConsumerGroup) -> DescribedConsumerGroup:
+        return DescribedConsumerGroup(
+            group_id=group.group_id,
+            group_state=group.state.value,
+            group_epoch=group.group_epoch,
+            assignment_epoch=group.assignment_epoch,
+            assignor_name=group.assignor_name,
+            members=[
+                self._describe_consumer_member(group, member)
+                for member in group.members.values()
+            ],
+        )
+
+    def _describe_consumer_member(
+        self, group: ConsumerGroup, member: ConsumerMember
+    ) -> DescribedConsumer:
+        return DescribedConsumer(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            rack_id=member.rack_id,
+            member_epoch=member.member_epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=list(member.topic_names),
+            subscribed_topic_regex=member.topic_regex,
+            assignment=self._named(member.assigned),
+            target_assignment=self._named(group.target.get(member.member_id, {})),
+            member_type=_CONSUMER_MEMBER,
+        )
+
+    def _named(self, partitions: Mapping[bytes, set[int]]) -> Assignment:
+        return Assignment(
+            topic_partitions=[
+                TopicPartitions(
+                    topic_id=topic_id, topic_name=name, partitions=sorted(numbers)
+                )
+                for topic_id, numbers in sorted(partitions.items())
+                if (name := self._topics.topic_name(topic_id)) is not None
+            ]
+        )
+
+
+def _not_found(message: str) -> NoReturn:
+    raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, message)

@@ -13,6 +13,7 @@ from mpbroker.coordinator.classic_group import (
     ClassicGroup,
     ClassicGroupState,
 )
+from mpbroker.coordinator.consumer_group import ConsumerGroup
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_records import offset_key, offset_value
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
@@ -45,6 +46,9 @@ class Topics(Protocol):
     def topic_id(self, topic: str) -> bytes | None: ...
 
     def topic_names(self) -> Iterable[str]: ...
+
+    def version(self) -> int:
+        """A number that changes when any of this does."""
 
 
 class OffsetMetadataManager:
@@ -251,7 +255,12 @@ class OffsetMetadataManager:
 
     # -- expiry --------------------------------------------------------------------
 
-    def expire(self, group_id: str, group: ClassicGroup | None, now_ms: int) -> None:
+    def expire(
+        self,
+        group_id: str,
+        group: ClassicGroup | ConsumerGroup | None,
+        now_ms: int,
+    ) -> None:
         """Forget what was kept for offsets.retention.minutes and nobody needs."""
         offsets = self._groups.get(group_id)
         if offsets is None:
@@ -323,9 +332,14 @@ def no_offset(
 
 
 def _expiry_base(
-    group: ClassicGroup | None, topic: str, committed: OffsetAndMetadata
+    group: ClassicGroup | ConsumerGroup | None,
+    topic: str,
+    committed: OffsetAndMetadata,
 ) -> int | None:
     """From when on an offset's retention runs; None: it does not."""
+    if isinstance(group, ConsumerGroup):
+        wanted = group.is_subscribed_to(topic)
+        return None if wanted else committed.commit_timestamp_ms
     if group is None or not group.protocol_type:
         return committed.commit_timestamp_ms  # of who has no group management
     if group.state is ClassicGroupState.EMPTY:

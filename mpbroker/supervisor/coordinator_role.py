@@ -54,6 +54,9 @@ class RegistryTopics:
     def topic_names(self) -> Iterable[str]:
         return [topic.name for topic in self._registry.topics()]
 
+    def version(self) -> int:
+        return self._registry.version
+
 
 def group_config(config: BrokerConfig) -> GroupConfig:
     """The coordinator's part of the broker's settings."""

@@ -31,6 +31,8 @@ PARTITIONS = 6
 CONFIG: dict[str, object] = {
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 500,
+    "group.consumer.heartbeat.interval.ms": 100,
+    "group.consumer.session.timeout.ms": 1500,
     "offsets.topic.num.partitions": 5,
     "num.io.threads": 2,
 }
@@ -103,6 +105,8 @@ def has_everything(group: Group, count: int) -> Callable[[], bool]:
 MEMBERS = [
     *((library, {}) for library in LIBRARIES),
     ("confluent-kafka", {"strategy": "cooperative-sticky"}),
+    ("confluent-kafka", {"protocol": "consumer"}),
+    ("confluent-kafka", {"protocol": "consumer", "strategy": "range"}),
 ]
 
 

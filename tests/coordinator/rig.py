@@ -63,6 +63,9 @@ class FakeTopics:
     def topic_names(self) -> list[str]:
         return list(self.counts)
 
+    def version(self) -> int:
+        return hash(tuple(self.counts.items()))
+
 
 class Rig:
     """One coordinator, and what it has decided."""

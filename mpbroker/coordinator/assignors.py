@@ -1,0 +1,154 @@
+"""The assignors of the consumer protocol: who reads which partition.
+
+    uniform  everybody about the same number, whatever the topics; who has a partition
+             keeps it where that is possible
+    range    of each topic everybody gets a run of neighbours; members with the same
+             subscription have the same numbers of every topic
+
+Both are functions of members, topics and what was assigned before, and give the same
+answer to the same question.
+
+Source: KIP-848; Kafka's UniformAssignor and RangeAssignor, for what they promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+TopicId = bytes
+# topic id -> partitions
+Partitions = dict[TopicId, set[int]]
+
+
+class MemberSpec(NamedTuple):
+    """A member, as an assignor sees it."""
+
+    member_id: str
+    instance_id: str | None
+    topics: frozenset[TopicId]  # that it is subscribed to and that exist
+    assigned: Mapping[TopicId, set[int]]  # by the last target assignment
+
+
+Assignor = Callable[[list[MemberSpec], Mapping[TopicId, int]], dict[str, Partitions]]
+
+
+def assign_uniform(
+    members: list[MemberSpec], topics: Mapping[TopicId, int]
+) -> dict[str, Partitions]:
+    """Give everybody the same number of partitions, moving as few as possible."""
+    members = sorted(members, key=lambda member: member.member_id)
+    shares: dict[str, list[tuple[TopicId, int]]] = {}
+    taken: set[tuple[TopicId, int]] = set()
+    for member in members:
+        kept = [
+            (topic, number)
+            for topic, numbers in sorted(member.assigned.items())
+            if topic in member.topics
+            for number in sorted(numbers)
+            if number < topics.get(topic, 0) and (topic, number) not in taken
+        ]
+        shares[member.member_id] = kept
+        taken.update(kept)
+    free = [
+        (topic, number)
+        for topic in sorted(topics)
+        for number in range(topics[topic])
+        if (topic, number) not in taken
+    ]
+    if members and all(member.topics == members[0].topics for member in members):
+        wanted = members[0].topics
+        _fill_alike(shares, [each for each in free if each[0] in wanted])
+    else:
+        _fill_unlike(members, shares, free)
+    return {member_id: _by_topic(share) for member_id, share in shares.items()}
+
+
+def _fill_alike(
+    shares: dict[str, list[tuple[TopicId, int]]], free: list[tuple[TopicId, int]]
+) -> None:
+    """All want the same: everybody gets the average, some one more."""
+    total = len(free) + sum(map(len, shares.values()))
+    least, more = divmod(total, len(shares))
+    # Those who have most may keep the one more.
+    order = sorted(shares, key=lambda member_id: (-len(shares[member_id]), member_id))
+    quota = {member_id: least + (rank < more) for rank, member_id in enumerate(order)}
+    for member_id, share in shares.items():
+        free.extend(share[quota[member_id] :])
+        del share[quota[member_id] :]
+    free.sort(reverse=True)
+    for member_id in sorted(shares):
+        share = shares[member_id]
+        while len(share) < quota[member_id]:
+            share.append(free.pop())
+
+
+def _fill_unlike(
+    members: list[MemberSpec],
+    shares: dict[str, list[tuple[TopicId, int]]],
+    free: list[tuple[TopicId, int]],
+) -> None:
+    """Subscriptions differ: to whoever has least of those who want it; then level."""
+    wanting: dict[TopicId, list[str]] = {}
+    for member in members:
+        for topic in member.topics:
+            wanting.setdefault(topic, []).append(member.member_id)
+    # First what few want: they have no other choice.
+    free.sort(key=lambda each: (len(wanting.get(each[0], ())), each))
+    for topic, number in free:
+        takers = wanting.get(topic)
+        if takers:
+            least = min(takers, key=lambda member_id: len(shares[member_id]))
+            shares[least].append((topic, number))
+    moved = True
+    while moved:
+        moved = False
+        lowest = min(map(len, shares.values()))
+        for giver in sorted(shares, key=lambda member_id: -len(shares[member_id])):
+            if len(shares[giver]) - lowest < 2:
+                break
+            for index, (topic, number) in enumerate(shares[giver]):
+                takers = wanting[topic]
+                least = min(takers, key=lambda member_id: len(shares[member_id]))
+                # Each move makes the sum of squares smaller, so this ends.
+                if len(shares[giver]) - len(shares[least]) >= 2:
+                    del shares[giver][index]
+                    shares[least].append((topic, number))
+                    moved = True
+                    break
+
+
+def assign_range(
+    members: list[MemberSpec], topics: Mapping[TopicId, int]
+) -> dict[str, Partitions]:
+    """Give everybody a run of neighbours of each topic."""
+    # By instance first, so that a static member that comes back has its old place.
+    members = sorted(
+        members, key=lambda m: (m.instance_id is None, m.instance_id or m.member_id)
+    )
+    shares: dict[str, Partitions] = {member.member_id: {} for member in members}
+    for topic, count in topics.items():
+        readers = [member.member_id for member in members if topic in member.topics]
+        if not readers:
+            continue
+        least, more = divmod(count, len(readers))
+        start = 0
+        for rank, member_id in enumerate(readers):
+            end = start + least + (rank < more)
+            if end > start:
+                shares[member_id][topic] = set(range(start, end))
+            start = end
+    return shares
+
+
+def _by_topic(share: list[tuple[TopicId, int]]) -> Partitions:
+    found: Partitions = {}
+    for topic, number in share:
+        found.setdefault(topic, set()).add(number)
+    return found
+
+
+ASSIGNORS: Final[Mapping[str, Assignor]] = {
+    "uniform": assign_uniform,
+    "range": assign_range,
+}

@@ -1,0 +1,87 @@
+"""Answers about offsets in the shapes that older versions have.
+
+Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.coordinator.offset_metadata_manager import no_offset
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+_ERROR_SINCE: Final = 2
+
+
+def refused_commit(
+    request: OffsetCommitRequest, error_code: ErrorCode
+) -> OffsetCommitResponse:
+    """The same error for every partition: the response has no place for just one."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=row.name,
+                topic_id=row.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=error_code
+                    )
+                    for part in row.partitions
+                ],
+            )
+            for row in request.topics
+        ]
+    )
+
+
+def single_group(
+    version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
+) -> OffsetFetchResponse:
+    """The answer of versions that ask for one group."""
+    topics = found.topics
+    if found.error_code and version < _ERROR_SINCE:
+        code = ErrorCode(found.error_code)
+        topics = [
+            OffsetFetchResponseTopics(
+                name=row.name,
+                partitions=[no_offset(index, code) for index in row.partition_indexes],
+            )
+            for row in request.topics or ()
+        ]
+    return OffsetFetchResponse(
+        error_code=found.error_code,
+        topics=[
+            OffsetFetchResponseTopic(
+                name=row.name,
+                partitions=[_single_partition(part) for part in row.partitions],
+            )
+            for row in topics
+        ],
+    )
+
+
+def _single_partition(
+    part: OffsetFetchResponsePartitions,
+) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=part.partition_index,
+        committed_offset=part.committed_offset,
+        committed_leader_epoch=part.committed_leader_epoch,
+        metadata=part.metadata,
+        error_code=part.error_code,
+    )
