@@ -234,6 +234,21 @@ def test_a_broker_that_drains_is_not_taken_for_a_wedged_one(manager, tmp_path):
         assert "to itself failed" not in broker.log_tail()
 
 
+def test_an_upgrade_keeps_the_manager_informed(manager, tmp_path):
+    """It is the same process all the time, and so the same main process."""
+    with Broker(tmp_path / "data", environ=watched(manager, 5.0)) as broker:
+        manager.wait_for(lambda states: "FDSTORE" in states)
+        with dial(broker) as old:
+            with ControlClient(str(tmp_path / "data" / "control.sock"), 30) as control:
+                control.request("upgrade")
+            states = manager.wait_for(is_ready)
+            assert broker.bootstrap in states["STATUS"]
+            manager.wait_for(is_fed)
+            assert api_versions(old)
+        assert not any("STOPPING" in states for states in manager.heard)
+        assert set(manager.stored) == {"stored-PLAINTEXT"}
+
+
 # -- sockets that come with the start -----------------------------------------------
 
 
