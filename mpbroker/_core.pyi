@@ -44,6 +44,9 @@ class ResponseRing:
 class HandlerEnd:
     position: int
     row: int
+    next_offset: int
+    answer_bytes: int
+    syncs_acks_all: bool
     remembered: dict[bytes, bytes]
     topics: dict[str, tuple[int, int, int, dict[int, object]]]
     def __new__(

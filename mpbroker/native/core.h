@@ -21,6 +21,7 @@
 #include <structmember.h>
 #define Py_T_LONGLONG T_LONGLONG
 #define Py_T_OBJECT_EX T_OBJECT_EX
+#define Py_T_BOOL T_BOOL
 #define Py_READONLY READONLY
 #endif
 
@@ -245,7 +246,8 @@ typedef struct {
 
 typedef struct {
     int64_t base_offset, next_offset, log_start_offset, row, position, next_position;
-    int has_waiters, row_is_held;
+    int64_t answer_bytes;
+    int has_waiters, row_is_held, waits_for_sync;
 } appended;
 
 int parse_single_produce(uint8_t *body, int64_t size, int version, single_produce *p);

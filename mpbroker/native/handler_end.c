@@ -37,7 +37,9 @@ typedef struct {
     PyObject *remembered;    /* dict: ApiVersions request -> answer's body */
     PyObject *topics;        /* dict: name -> (limits, plans by partition) */
     plan_offsets plan;
-    long long row; /* of the partition that execute() had to do with */
+    char syncs_acks_all;
+    /* of the partition that execute() had to do with, and of the answer that waits */
+    long long row, next_offset, answer_bytes;
 } handler_end;
 
 /* -- making and unmaking ------------------------------------------------------------------ */
@@ -380,7 +382,7 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
     int64_t header = header_size(frame, size, version >= 9);
     if (version < 3 || header == 0
         || !parse_single_produce(frame + header, size - header, version, &p)
-        || (p.acks != 0 && p.acks != 1))
+        || p.acks < -1 || p.acks > 1)
         return 0;
     int64_t at = answer_offset(self, slot);
     if (at < 0 || p.topic_bytes + 128 > L.ANSWER_BYTES)
@@ -408,13 +410,20 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
     int64_t length = out - start + encode_single_answer(out, room, &p, done);
     write_big(start, length - 4, 4);
     STEP();
+    if (p.acks == -1 && self->syncs_acks_all) {
+        done->waits_for_sync = 1;
+        done->answer_bytes = length;
+        return 1;
+    }
     return answer_slot(self, slot, L.KIND_BYTES, at, length) ? 1 : -1;
 }
 
 /* None: not for the short cut. An API's key: answered; if NOTIFY is set, others wait for
- * the partition `row`. HELD: not for the short cut, and the lock of `row` is held.
+ * the partition `row`. If WAITS is set, the answer is written and may go when all of
+ * `row` below `next_offset` is on disk. HELD: not for the short cut, and the lock of `row` is held.
  */
 #define NOTIFY 0x10000
+#define WAITS 0x20000
 #define HELD (-1)
 
 static PyObject *
@@ -448,7 +457,10 @@ execute(PyObject *object, PyObject *number)
             return PyLong_FromLong(HELD);
         Py_RETURN_NONE;
     }
-    return PyLong_FromLongLong(done.has_waiters ? api_key | NOTIFY : api_key);
+    self->next_offset = done.next_offset;
+    self->answer_bytes = done.answer_bytes;
+    return PyLong_FromLongLong(api_key | (done.has_waiters ? NOTIFY : 0)
+                               | (done.waits_for_sync ? WAITS : 0));
 }
 
 /* -- the type --------------------------------------------------------------------------- */
@@ -470,6 +482,11 @@ static PyMemberDef handler_end_members[] = {
      "The end of the metadata log that remembered and topics fit."},
     {"row", Py_T_LONGLONG, offsetof(handler_end, row), Py_READONLY,
      "The partition row that the last execute() says something about."},
+    {"next_offset", Py_T_LONGLONG, offsetof(handler_end, next_offset), Py_READONLY, NULL},
+    {"answer_bytes", Py_T_LONGLONG, offsetof(handler_end, answer_bytes), Py_READONLY,
+     "How long the answer is that waits for the disk."},
+    {"syncs_acks_all", Py_T_BOOL, offsetof(handler_end, syncs_acks_all), 0,
+     "Whether acks=all waits for the disk."},
     {"remembered", Py_T_OBJECT_EX, offsetof(handler_end, remembered), Py_READONLY, NULL},
     {"topics", Py_T_OBJECT_EX, offsetof(handler_end, topics), Py_READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

@@ -235,6 +235,10 @@ class HandlerEnd:
         self._view[where : where + length] = frame
         self._answer(slot, _BYTES, where, length)
 
+    def send_written(self, slot: int, length: int) -> None:
+        """Answer with what the compiled core has already written into the block."""
+        self._answer(slot, _BYTES, self._layout.block(slot) + ANSWER_AT, length)
+
     def send_parts(self, slot: int, parts: list[bytes | FilePart]) -> None:
         """Answer with bytes and file ranges, in order; none of them empty."""
         extent = self._extent_for(slot, parts_size_bytes(parts))

@@ -12,6 +12,7 @@ tests/server/test_plain_requests.py holds both ways against each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
+# Slot, log, the offset below which all must be on disk, bytes of the written answer.
+ParkProduce = Callable[[int, "PartitionLog", int, int], None]
+
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
 # Clients are of few kinds, and say little about themselves.
 _MAX_REMEMBERED: Final = 100
@@ -36,6 +40,8 @@ _MAX_REMEMBERED_BYTES: Final = 500
 _MAX_TOPICS: Final = 10_000
 # What execute() in C adds to an API's key, or returns in its place.
 _NOTIFY: Final = 0x10000
+_WAITS: Final = 0x20000
+_API_KEY: Final = 0xFFFF
 _HELD: Final = -1
 
 
@@ -54,6 +60,8 @@ class PlainRequests:
         self._table = table
         self._registry = registry
         self._purgatory = purgatory
+        self._park: ParkProduce | None = None
+        self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
             table.segment.view, cell(METADATA_CELL) + CELL_END, AppendPlan, LogSegment
         )
@@ -82,8 +90,19 @@ class PlainRequests:
             # what there is to say about it.
             row.settle_and_unlock()
             return None
-        self._purgatory.notify_waiters(row)
-        return result - _NOTIFY
+        if result & _WAITS:
+            compiled, park = self._compiled, self._park
+            assert park is not None
+            log = self._logs[compiled.row]
+            park(slot, log, compiled.next_offset, compiled.answer_bytes)
+        if result & _NOTIFY:
+            self._purgatory.notify_waiters(row)
+        return result & _API_KEY
+
+    def park_produces(self, park: ParkProduce | None) -> None:
+        """Let ``park`` hold the answers to acks=all back; None: they need not wait."""
+        self._park = park
+        self._compiled.syncs_acks_all = park is not None
 
     def _row(self) -> PartitionRow:
         return self._table.row(self._compiled.row)
@@ -121,7 +140,7 @@ class PlainRequests:
             ):
                 return
             if len(topics) >= _MAX_TOPICS:
-                topics.clear()
+                self._forget()
             known = topics[topic.name] = (
                 policy.max_message_bytes,
                 policy.before_max_ms,
@@ -131,11 +150,16 @@ class PlainRequests:
         plan = log.append_plan()
         if plan is not None and log.config is topic.config:
             known[3][partition] = plan
+            self._logs[plan.row] = log
 
     def _be_current(self) -> None:
         """Forget what was learnt before the metadata last changed."""
         version = self._registry.version
         if self._compiled.position != version:
-            self._compiled.topics.clear()
-            self._compiled.remembered.clear()
+            self._forget()
             self._compiled.position = version
+
+    def _forget(self) -> None:
+        self._compiled.topics.clear()
+        self._compiled.remembered.clear()
+        self._logs.clear()

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import parse_single_produce
+from mpbroker.protocol.headers import parse_request_header, response_header_version
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.handlers.produce import (
     ProduceHandler,
     ProduceOutcome,
     SingleOutcome,
+    encode_single_refusal,
 )
 from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Deferred, Request
@@ -66,6 +69,8 @@ class ProduceService:
         self._purgatory = purgatory
         self._group_commit = group_commit
         self._sync_acks_all = sync_acks_all
+        if plain is not None:
+            plain.park_produces(self.park_plain if sync_acks_all else None)
         self._handler = ProduceHandler(
             registry,
             log,
@@ -114,6 +119,45 @@ class ProduceService:
         for log, _ in waiting.values():
             self._group_commit.want(log)
 
+    def park_plain(
+        self, slot: int, log: PartitionLog, offset: int, answer_bytes: int
+    ) -> None:
+        """Hold an answer back that the core has written: until it is on disk."""
+        deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
+        operation = DelayedPlainProduce(self, slot, log, offset, answer_bytes, deadline)
+        self._channel.park(slot, deadline)
+        self._purgatory.watch(operation)
+        self._group_commit.want(log)
+
+    def complete_plain(self, slot: int, answer_bytes: int) -> None:
+        self._channel.unpark(slot)
+        self._channel.send_written(slot, answer_bytes)
+
+    def refuse_plain(self, slot: int, error: ApiError) -> None:
+        """Answer what was appended and could not be made durable."""
+        request = self.request(slot)
+        single = parse_single_produce(request.api_version, request.body)
+        assert single is not None  # or it would not have been plain
+        body = encode_single_refusal(single, request.api_version, error)
+        self._channel.unpark(slot)
+        self._channel.send_bytes(slot, request.frame(body))
+
+    def request(self, slot: int) -> Request:
+        """A plain produce's request as all others are seen."""
+        _, connection, frame, received_ns = self._channel.request(slot)
+        header = parse_request_header(frame)
+        return Request(
+            slot,
+            connection,
+            received_ns,
+            header,
+            frame[header.size :],
+            flexible_response=response_header_version(
+                header.api_key, header.api_version
+            )
+            == 1,
+        )
+
     def want_sync(self, log: PartitionLog) -> None:
         self._group_commit.want(log)
 
@@ -122,6 +166,52 @@ class ProduceService:
         self._channel.unpark(request.slot)
         body = operation.outcome.encode(request.api_version)
         self._channel.send_bytes(request.slot, request.frame(body))
+
+
+class DelayedPlainProduce:
+    """A produce that the core has appended; its answer is written, and waits."""
+
+    may_end_early = False
+
+    def __init__(
+        self,
+        service: ProduceService,
+        slot: int,
+        log: PartitionLog,
+        offset: int,
+        answer_bytes: int,
+        deadline_ns: int,
+    ) -> None:
+        self._service = service
+        self._slot = slot
+        self._log = log
+        self._offset = offset  # all below it must be on disk
+        self._answer_bytes = answer_bytes
+        self.deadline_ns = deadline_ns
+        self.done = False
+        self.keys: Iterable[int] = (sync_key(log.row.index),)
+
+    @property
+    def request(self) -> Request:
+        return self._service.request(self._slot)
+
+    def try_complete(self, row: int) -> bool:
+        log = self._log
+        if log.row.durable_end_offset >= self._offset:
+            self._service.complete_plain(self._slot, self._answer_bytes)
+        elif log.row.status != RowStatus.ONLINE:
+            self._fail("the log could not be written to disk")
+        else:
+            self._service.want_sync(log)  # too late for the last one
+            return False
+        return True
+
+    def expire(self) -> None:
+        self._fail("the disk has not answered")
+
+    def _fail(self, why: str) -> None:
+        error = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, why)
+        self._service.refuse_plain(self._slot, error)
 
 
 class DelayedProduce:

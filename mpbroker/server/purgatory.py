@@ -37,8 +37,11 @@ class DelayedOperation(Protocol):
     keys: Iterable[int]  # what it watches: partition rows, or sync_key of them
     deadline_ns: int
     done: bool
-    request: Request
     may_end_early: bool  # at a stop, answering at once is better than waiting
+
+    @property
+    def request(self) -> Request:
+        """What was asked."""
 
     def try_complete(self, row: int) -> bool:
         """A watched row has changed: answer now if that is enough."""

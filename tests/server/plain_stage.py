@@ -64,9 +64,12 @@ class Stage:
         memory: its shared memory, for itself alone.
         data: its data directory.
         short: with the short cut.
+        syncs: acks=all waits for ``disk``.
     """
 
-    def __init__(self, memory: BrokerMemory, data: Path, *, short: bool) -> None:
+    def __init__(
+        self, memory: BrokerMemory, data: Path, *, short: bool, syncs: bool = False
+    ) -> None:
         self.memory = memory
         data.mkdir()
         directories = open_log_directories([str(data)])
@@ -88,7 +91,7 @@ class Stage:
             memory.responses,
         )
         purgatory = Purgatory(0, memory.table, memory.notices)
-        disk = Disk()
+        self.disk = disk = Disk()
         disk.event_fd = -1
         commit = GroupCommit(0, disk, purgatory.notify)
         self.plain = None
@@ -102,7 +105,7 @@ class Stage:
             self.logs.log,
             purgatory,
             commit,
-            sync_acks_all=False,
+            sync_acks_all=syncs,
             plain=self.plain,
         )
         self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
@@ -171,8 +174,16 @@ class Stage:
         self.handler.turn()
         return self.answer(slot)
 
+    def end_syncs(self, error: int = 0) -> None:
+        """Let all syncs that were started end, and the handler see it."""
+        self.disk.end(error)
+        self.handler._see_to_parked()
+
     def answer(self, slot: int) -> tuple[ResponseKind, bytes]:
         assert self.memory.responses[0].pop() == [slot]
+        return self.answer_in(slot)
+
+    def answer_in(self, slot: int) -> tuple[ResponseKind, bytes]:
         words, row = self.memory.control.words, slot_row(slot)
         at = words[row + SLOT_RESPONSE_OFFSET]
         length = words[row + SLOT_RESPONSE_LENGTH]

@@ -18,6 +18,7 @@ from mpbroker.ipc.layout import (
     ROW_WAITERS,
     SLOT_INTENT,
     RowStatus,
+    SlotState,
     slot_row,
 )
 from mpbroker.ipc.layout import ResponseKind as Kind
@@ -28,7 +29,7 @@ from mpbroker.protocol.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage, produce_request
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
-from tests.support.memory import broker_memory
+from tests.support.memory import broker_memory, state_of
 
 pytestmark = pytest.mark.skipif(
     not IS_COMPILED, reason="the compiled core is not there"
@@ -52,12 +53,12 @@ def warm(stage, topic="one", partition=0):
 
 
 @contextlib.contextmanager
-def stages(directory):
+def stages(directory, *, syncs=False):
     """One with the short cut, one without; a topic each of one partition and of two."""
     with broker_memory() as first, broker_memory() as second:
         pair = (
-            Stage(first, directory / "short", short=True),
-            Stage(second, directory / "usual", short=False),
+            Stage(first, directory / "short", short=True, syncs=syncs),
+            Stage(second, directory / "usual", short=False, syncs=syncs),
         )
         for stage in pair:
             stage.registry.create_topic("one", 1)
@@ -70,6 +71,14 @@ def stages(directory):
 @pytest.fixture
 def pair(tmp_path):
     with stages(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def syncing(tmp_path):
+    with stages(tmp_path, syncs=True) as made:
+        for stage in made:
+            warm(stage)
         yield made
 
 
@@ -89,7 +98,7 @@ def contents(stage):
 
 
 @pytest.mark.parametrize("version", range(3, 13))
-@pytest.mark.parametrize("acks", [0, 1])
+@pytest.mark.parametrize("acks", [-1, 0, 1])
 def test_plain_produces_take_the_short_cut(pair, version, acks):
     # The first makes the segment's first batch, and the second looks at how old it is.
     for values in ([b"first"], [b"second"], [b"a", b"b", b""], [bytes(3000)]):
@@ -166,7 +175,7 @@ def test_any_produce_ends_the_same_either_way(tmp_path_factory, data):
         st.sampled_from(["one", "two", "none", "öne"]),
         st.integers(-1, 2),
         records,
-        acks=st.sampled_from([0, 1, 1, 1, 2]),
+        acks=st.sampled_from([-1, 0, 1, 1, 1, 2]),
         version=st.integers(3, 12),
     )
     with stages(tmp_path_factory.mktemp("data")) as pair:
@@ -182,6 +191,64 @@ def test_any_produce_ends_the_same_either_way(tmp_path_factory, data):
                 frame[position] ^= 1 << data.draw(st.integers(0, 7))
             assert pair[0].ask(bytes(frame)) == pair[1].ask(bytes(frame))
         assert contents(pair[0]) == contents(pair[1])
+
+
+# -- acks=all -----------------------------------------------------------------------
+
+
+def test_acks_all_is_answered_when_it_is_on_disk_and_not_before(syncing):
+    frame = produce_request("one", 0, batch(), acks=-1)
+    answers = []
+    for stage in syncing:
+        stage.publish(frame, 3)
+        stage.publish(frame, 4)
+        stage.handler.turn()
+        assert stage.memory.responses[0].waiting() == []
+        assert {state_of(stage.memory, slot) for slot in (3, 4)} == {SlotState.PARKED}
+        stage.end_syncs()
+        first, second = stage.memory.responses[0].pop()
+        answers.append([stage.answer_in(slot) for slot in (first, second)])
+        assert sorted((first, second)) == [3, 4]
+        assert stage.log("one").row.durable_end_offset == 4
+    assert answers[0] == answers[1]
+    assert syncing[0].short_ways == [PRODUCE] * 2
+    assert contents(syncing[0]) == contents(syncing[1])
+
+
+def test_what_came_too_late_for_a_sync_waits_for_the_next(syncing):
+    stage = syncing[0]
+    frame = produce_request("one", 0, batch(), acks=-1)
+    stage.publish(frame, 3)
+    stage.handler.turn()
+    stage.publish(frame, 4)
+    stage.handler.turn()
+    stage.end_syncs()
+    assert stage.memory.responses[0].pop() == [3]
+    stage.end_syncs()
+    assert stage.memory.responses[0].pop() == [4]
+
+
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_disk_that_fails_is_told_of_either_way(syncing, version):
+    frame = produce_request("one", 0, batch(), acks=-1, version=version)
+    answers = []
+    for stage in syncing:
+        stage.publish(frame)
+        stage.handler.turn()
+        stage.end_syncs(error=5)
+        answers.append(stage.answer(3))
+    assert answers[0] == answers[1]
+    assert struct.pack(">h", 56) in answers[0][1]  # KAFKA_STORAGE_ERROR
+    assert syncing[0].short_ways == [PRODUCE]
+
+
+def test_a_disk_that_does_not_answer_is_told_of_at_the_deadline(syncing):
+    stage = syncing[0]
+    stage.publish(produce_request("one", 0, batch(), acks=-1))
+    stage.handler.turn()
+    stage.purgatory.expire(1 << 62)
+    stage.channel.flush()
+    assert struct.pack(">h", 56) in stage.answer(3)[1]
 
 
 # -- what keeps from it -------------------------------------------------------------

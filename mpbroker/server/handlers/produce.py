@@ -110,7 +110,7 @@ class SingleOutcome:
     ) -> None:
         self._request = request
         self._result = result
-        self._error: PartitionProduceResponse | None = None
+        self._error: ApiError | None = None
         self.needed: dict[int, tuple[PartitionLog, int]] = {}
         if request.acks == _ACKS_ALL:
             self.needed[log.row.index] = (log, result.last_offset + 1)
@@ -118,10 +118,7 @@ class SingleOutcome:
     def encode(self, version: int) -> bytes:
         request, result = self._request, self._result
         if self._error is not None:
-            topic = TopicProduceResponse(
-                name=request.topic, partition_responses=[self._error]
-            )
-            return ProduceResponse(responses=[topic]).encode(version)
+            return encode_single_refusal(request, version, self._error)
         return encode_single_answer(
             version,
             request.topic,
@@ -133,7 +130,7 @@ class SingleOutcome:
 
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
         """The partition could not be made durable."""
-        self._error = _refusal(self._request.partition, ApiError(error_code, message))
+        self._error = ApiError(error_code, message)
 
 
 class ProduceHandler:
@@ -323,6 +320,15 @@ class ProduceHandler:
             self._policies.clear()
         self._policies[key] = (topic.config, policy)
         return policy
+
+
+def encode_single_refusal(
+    request: SingleProduce, version: int, error: ApiError
+) -> bytes:
+    """Encode the answer to a request for one partition that was refused."""
+    answer = _refusal(request.partition, error)
+    topic = TopicProduceResponse(name=request.topic, partition_responses=[answer])
+    return ProduceResponse(responses=[topic]).encode(version)
 
 
 def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
