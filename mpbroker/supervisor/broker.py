@@ -18,6 +18,7 @@ from typing import Any, Final
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
 from mpbroker.errors import MpbrokerError
+from mpbroker.ipc import compiled
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_CLEAN_START,
@@ -325,6 +326,7 @@ def _announce(
     if pid_file is not None:
         pid_file.write_text(f"{os.getpid()}\n")
     addresses = {each.endpoint.listener_name: each.address for each in listeners}
+    _LOG.info("request path: %s", compiled.DESCRIPTION)
     _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
     if ready_fd is not None:
         message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
