@@ -46,7 +46,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.purgatory import DelayedOperation, Purgatory, sync_key
+from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.request import CLOSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_log import PartitionLog
@@ -338,7 +338,7 @@ class CoordinatorProcess:
             self._coordinator.replay(*read, now_ms, record.producer_id)
 
 
-class DelayedAnswer(DelayedOperation):
+class DelayedAnswer:
     """An answer whose records are on their way to the disk."""
 
     may_end_early = False
