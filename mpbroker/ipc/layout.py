@@ -37,6 +37,8 @@ from typing import Final
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
 LAYOUT_VERSION: Final = 2
 
+FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
+
 WORD: Final = 8
 LINE: Final = 16  # words
 PAGE: Final = 512  # words
@@ -97,6 +99,7 @@ HEADER_RETIRING: Final = 64  # to 64 + MAX_PROCESSORS: no listener without a pro
 #   16      head      the consumer, under mutex (*)    total ever taken; never wraps
 #   32      tail      a producer, under mutex          total ever put; never wraps
 #   48      sleepers  both, under mutex                bit per sleeping consumer
+#   63      fence     supervisor, at start             see canaries.py
 #   64..    entries   a producer, under mutex          slot index, or TOMB
 # (*) a response ring has one consumer, which moves head without the mutex.
 RING_MUTEX: Final = 0
@@ -104,6 +107,7 @@ RING_HEAD: Final = 16
 RING_TAIL: Final = 32
 RING_SLEEPERS: Final = 48
 RING_OVERFLOW: Final = 49  # notification rings only: entries were dropped, look at all
+RING_FENCE: Final = 63
 RING_ENTRIES: Final = 64
 TOMB: Final = -1  # an entry whose request went away with its processor
 
@@ -374,7 +378,8 @@ class ConnectionState(IntEnum):
 
 
 def _pages(words: int) -> int:
-    return -(-words // PAGE) * PAGE
+    """So many words and a fence, in whole pages."""
+    return -(-(words + 1) // PAGE) * PAGE
 
 
 HEADER: Final = 0
@@ -392,6 +397,29 @@ COORDINATOR_RING: Final = CONNECTIONS + _pages(
     MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR * CONNECTION_WORDS
 )
 CONTROL_WORDS: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
+
+
+def fences() -> list[int]:
+    """Words that nobody writes: the last of every block, and before rings' entries."""
+    rings = [
+        REQUEST_RING,
+        COORDINATOR_RING,
+        *map(response_ring, range(MAX_PROCESSORS)),
+        *map(notification_ring, range(HANDLER_IDS)),
+    ]
+    blocks = [
+        REQUEST_RING,
+        RESPONSE_RINGS,
+        NOTIFICATION_RINGS,
+        CELLS,
+        PROCESSORS,
+        HANDLERS,
+        SLOTS,
+        CONNECTIONS,
+        COORDINATOR_RING,
+        CONTROL_WORDS,
+    ]
+    return [block - 1 for block in blocks] + [ring + RING_FENCE for ring in rings]
 
 
 def response_ring(processor: int) -> int:

@@ -31,6 +31,7 @@ from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
+from mpbroker.supervisor.canaries import Canaries
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_setup import BrokerControl
 from mpbroker.supervisor.leases import Leases
@@ -207,6 +208,7 @@ class Broker:
             supervisor.on_hangup = control.hang_up
             Leases(supervisor, memory.control.words).begin()
             Quarantine(supervisor, memory, paths[0]).begin()
+            Canaries(supervisor, memory.control.words, listeners).begin()
             if inherits_orphans():
                 supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
             service.begin()
