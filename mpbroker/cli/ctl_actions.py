@@ -106,40 +106,46 @@ def _until_settled(target: Target, wait_s: float) -> int:
     return ExitCode.OK
 
 
-@click.command("upgrade")
-@click.argument("argv", nargs=-1, metavar="[COMMAND]...")
-@wait_option
+@click.command("upgrade", context_settings={"ignore_unknown_options": True})
+@click.argument("argv", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, max=86400),
+    default=180.0,
+    show_default=True,
+    help="Seconds to wait until it is done; 0: only ask for it.",
+)
 @target_options
 def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
-    """Start another version beside the running one, and hand everything over to it.
+    """Replace the running program by another version; clients stay connected.
 
-    COMMAND starts it; without one, the command that started this broker is run again.
-    If the newcomer does not serve, the running one stays.
+    COMMAND starts the other version, behind --; without one, the command that started
+    this broker is run again. The newcomer must first serve a request with data of its
+    own; if it does not, or fails later, the version that runs stays.
     """
     before = target.request("status")
-    answer = target.request("upgrade", argv=list(argv) or None)
-    if isinstance(answer, str) and answer:
-        print(answer)
+    target.request("upgrade", argv=list(argv) or None)
     if wait_s == 0:
         return ExitCode.OK
-    now: dict[str, Any] = {}
+    said = ""
 
-    def replaced() -> bool:
+    def ended() -> bool:
+        nonlocal said
         try:
-            now.update(target.request("status"))
+            said = str(target.request("status").get("upgrade", ""))
         except BrokerUnavailableError:
-            return False  # between two brokers
-        return now["pid"] != before["pid"] or not now.get("upgrading", True)
+            return False  # between two programs
+        return said.startswith(("done", "failed"))
 
-    if not wait_for(replaced, wait_s) or now["pid"] == before["pid"]:
+    if not wait_for(ended, wait_s):
         raise CliError(
-            f"version {before['version']} goes on as process {before['pid']}; its log"
-            " says why"
+            f"no end of the upgrade after {duration(wait_s)} ({said or 'under way'});"
+            " see mpbroker ctl status"
         )
-    print(
-        f"mpbroker {now['version']} (process {now['pid']}) has replaced"
-        f" {before['version']} (process {before['pid']})"
-    )
+    if said.startswith("failed"):
+        raise CliError(f"version {before['version']} goes on; the upgrade {said}")
+    print(f"upgrade {said}")
     return ExitCode.OK
 
 

@@ -135,6 +135,8 @@ def _print_status(state: dict[str, Any]) -> None:
     print(f"  data         {', '.join(state['log_dirs'])}")
     if "handlers" in state:
         _print_queues(state)
+    if state.get("upgrade"):
+        print(f"  upgrade      {state['upgrade']}")
     for topic, partition in state.get("offline", ()):
         print(f"  OFFLINE      {topic}-{partition}: its disk has failed; see the log")
     print()

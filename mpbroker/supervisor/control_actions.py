@@ -88,11 +88,8 @@ class ControlActions:
         self._refuse_while_ending()
         self._supervisor.restart(*role_and_number(arguments))
 
-    def _upgrade(self, arguments: dict[str, Any]) -> Any:
+    def _upgrade(self, arguments: dict[str, Any]) -> None:
         self._refuse_while_ending()
-        upgrade = getattr(self._supervisor, "upgrade", None)
-        if upgrade is None:
-            raise ControlError("this version cannot be replaced in place")
         command = arguments.get("argv")
         if command is not None and not (
             isinstance(command, list)
@@ -100,7 +97,7 @@ class ControlActions:
             and all(isinstance(each, str) for each in command)
         ):
             raise ControlError("upgrade: argv is a list of texts")
-        return upgrade(command)
+        self._supervisor.upgrade(command)
 
     def _refuse_while_ending(self) -> None:
         if self._drain_until:
