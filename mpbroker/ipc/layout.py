@@ -144,8 +144,6 @@ CELL_COUNT: Final = 8
 #   34    rows used      and connection rows; nobody needs to look there
 #   35-59 counters       the processor (ProcessorCounter)
 #   60    move done      the processor: the last order it has carried out
-#   61    lent           the processor: blocks that hold bytes of connections it gave
-#                        away, and that their new owners still read from
 #   62    beat           the processor, once a second, whatever it does: ns
 #   63    delivered      the keeper: the incarnation that has been sent its sockets
 PROCESSOR_LISTENER: Final = 0
@@ -161,7 +159,6 @@ PROCESSOR_SLOTS_USED: Final = 33
 PROCESSOR_ROWS_USED: Final = 34
 PROCESSOR_COUNTERS: Final = 35
 PROCESSOR_MOVE_DONE: Final = 60
-PROCESSOR_LENT: Final = 61
 PROCESSOR_BEAT: Final = 62
 PROCESSOR_DELIVERED: Final = 63
 PROCESSOR_WORDS: Final = 64

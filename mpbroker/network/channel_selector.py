@@ -56,14 +56,13 @@ class ChannelSelector:
         self._epoll.unregister(channel.fd)
         end_connection(channel.sock)
 
-    def let_go(self, channel: Channel) -> None:
-        """Unregister and close our descriptor only: another process has the connection.
+    def unregister(self, channel: Channel) -> None:
+        """No more events of a connection that goes elsewhere; before it is closed.
 
         In this order: a description that other processes share lives on after the
         close, and its events would keep coming for a number that is ours no more.
         """
         self._epoll.unregister(channel.fd)
-        channel.sock.close()
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
         """Return (fd, events); at most a few hundred a turn, the others next time."""

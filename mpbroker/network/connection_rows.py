@@ -194,6 +194,8 @@ class ConnectionRows:
     def give_away(self, connection: int, processor: int) -> None:
         """From this store on the row, and its socket, are another processor's."""
         self._given_away = True
+        # Nobody has its socket until the new owner says so, which may be ourselves.
+        self._words[connection_row(connection) + CONNECTION_HOLDER] = -1
         self._words[connection_row(connection) + CONNECTION_OWNER] = processor + 1
 
     def name(self, connection: int) -> str:

@@ -14,13 +14,16 @@ whoever was to read it.
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import send_fds
+from mpbroker.ipc.layout import HEADER, HEADER_KEEPER
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.channel import Channel
 
 # kind, listener, accept sequence, accepted (ns, monotonic)
 HAND_OVER: Final = Struct("=iiqq")
@@ -88,3 +91,32 @@ class KeeperLink:
     def ask(self) -> None:
         """Make the keeper look at who lacks sockets."""
         self._bell.ring()
+
+
+class Offers:
+    """What a processor still has to leave with a keeper that knows none of it."""
+
+    def __init__(self, control: Segment, keeper: KeeperLink) -> None:
+        self._words = control.words
+        self._keeper = keeper
+        self._seen = self._words[HEADER + HEADER_KEEPER]
+        self._waiting: list[socket.socket] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._waiting)
+
+    def look(self, channels: Iterable[Channel]) -> None:
+        """If there is a new keeper, the last one's duplicates are gone with it."""
+        keeper = self._words[HEADER + HEADER_KEEPER]
+        if keeper != self._seen:
+            self._seen = keeper
+            self._waiting = [channel.sock for channel in channels]
+
+    def send(self) -> None:
+        """Leave as many as it takes; those closed meanwhile are none."""
+        while self._waiting:
+            batch = [sock for sock in self._waiting[:MAX_SOCKETS] if sock.fileno() >= 0]
+            if batch and not self._keeper.keep(batch):
+                return
+            del self._waiting[:MAX_SOCKETS]

@@ -16,31 +16,24 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
 from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
-from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds
 from mpbroker.ipc.layout import (
-    CONNECTION_COOKIE,
-    CONNECTION_OWNER,
-    CONNECTION_STATE,
     HEADER,
     HEADER_COUNTERS,
-    HEADER_KEEPER,
     HEADER_PHASE,
     PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
-    PROCESSOR_DELIVERED,
     PROCESSOR_HANDED,
     PROCESSOR_INCARNATION,
     PROCESSOR_READY,
     PROCESSOR_REGISTERED,
     SLOTS_PER_PROCESSOR,
-    STATE_MASK,
     ConnectionState,
     Phase,
     ProcessorCounter,
@@ -50,6 +43,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
+from mpbroker.network.arrivals import Arrivals, NewConnection
 from mpbroker.network.channel import Channel, ChannelEvent, next_state
 from mpbroker.network.channel_selector import (
     HANG_UP,
@@ -59,14 +53,13 @@ from mpbroker.network.channel_selector import (
     end_connection,
 )
 from mpbroker.network.connection_rows import ConnectionRows, progress
+from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
 from mpbroker.network.hand_over import (
     HAND_OVER,
-    MAX_MESSAGE_BYTES,
-    MAX_SOCKETS,
     HandOver,
     KeeperLink,
-    unpack_adopt,
+    Offers,
 )
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import (
@@ -82,9 +75,8 @@ _LOG = logging.getLogger(__name__)
 
 # Kafka's ConnectionQueueSize: the acceptor's credit, and so many a turn at most.
 NEW_CONNECTIONS: Final = 20
-# The keeper sends a successor's sockets within milliseconds, if it lives.
-_DELIVERY_S: Final = 3.0
-_DELIVERY_POLL_S: Final = 0.05
+# So many at a time: those that stay, and those on their way, are not held up.
+_DEPARTURES_A_TURN: Final = 256
 
 _SIZE_BYTES: Final = 4
 _IDLE_POLL_S: Final = 1.0
@@ -109,7 +101,8 @@ class Processor:
         arena_layout: where in it.
         ring: the request ring.
         doorbell: its own.
-        handover: the Unix socket through which it gets connections.
+        handovers: both ends of every processor's Unix socket, by id: it gets its own
+            connections from one, and gives them away to others.
         keeper: has a duplicate of every socket, and needs them all again if it dies.
         max_request_bytes: socket.request.max.bytes.
         max_idle_ns: connections.max.idle.ms; 0 or less: for ever.
@@ -123,7 +116,7 @@ class Processor:
         arena_layout: ArenaLayout,
         ring: RequestRing,
         doorbell: Doorbell,
-        handover: socket.socket,
+        handovers: Sequence[tuple[socket.socket, socket.socket]],
         keeper: KeeperLink,
         max_request_bytes: int,
         max_idle_ns: int,
@@ -148,20 +141,24 @@ class Processor:
         )
         self._sender = ResponseSender(arena, self._selector)
         self._keeper = keeper
-        self._keeper_seen = self._words[HEADER + HEADER_KEEPER]
-        self._handover = handover
-        self._handover_fd = handover.fileno()
+        self._offers = Offers(control, keeper)
+        self._arrivals = Arrivals(processor, control, handovers[processor][1])
+        self._handover_fd = handovers[processor][1].fileno()
+        self._departures = Departures(
+            processor,
+            control,
+            {number: ends[0] for number, ends in enumerate(handovers)},
+            self._rows,
+            self._selector,
+        )
         self._max_idle_ns = max_idle_ns
-        self._processor = processor
         self._channels: dict[int, Channel] = {}
         self._cookies: set[int] = set()  # of the channels' sockets
-        # New connections received while others were waited for.
-        self._early: list[tuple[socket.socket, int, int]] = []
-        self._offers: deque[Channel] = deque()  # to be left with a new keeper
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         # The connection of each request in flight, by slot within the processor.
         self._in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._waiting: deque[Channel] = deque()  # for a slot or an extent
+        self._homeless: deque[Channel] = deque()  # the same, to move their bytes there
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
         # The plain part of a turn in C, if it is there: see native/processor_end.c.
@@ -179,6 +176,7 @@ class Processor:
                 self._requests.unpublished,
             )
         self._new_connections = False
+        self._has_errands = False
         self._busy = True
         self._now = time.monotonic_ns()
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
@@ -193,17 +191,20 @@ class Processor:
         """Serve until the broker drains and the last answer is out."""
         words = self._words
         self.take_over()
+        self._look()
         # Descriptors that a dead predecessor took along cannot come any more: give
         # the acceptor its credit back.
         words[self._row + PROCESSOR_REGISTERED] = words[self._row + PROCESSOR_HANDED]
         words[self._row + PROCESSOR_READY] = words[self._row + PROCESSOR_INCARNATION]
         note(EventKind.SERVING, words[self._row + PROCESSOR_INCARNATION])
-        while not self._draining or self._channels:
+        while not (self._draining and not self._channels):
+            if self._departures.left == ALL and self._has_retired():
+                return
             self.turn()
 
     def turn(self) -> None:
         """Do everything that can be done now, or wait a while for something."""
-        if self._new_connections or self._early:
+        if self._new_connections or self._arrivals.has_early:
             self._configure_new_connections()
         responses = self._requests.receive_responses(arm=False)
         if responses:
@@ -212,7 +213,7 @@ class Processor:
             self._busy = True
         if self._unfinished:
             self._finish_sending()
-        if self._postponed or self._waiting:
+        if self._postponed or self._waiting or self._homeless:
             self._retry_reading()
         events = self._poll()
         self._now = now = time.monotonic_ns()
@@ -235,15 +236,15 @@ class Processor:
             if event & WRITABLE and channel.state == _SENDING and channel.outgoing:
                 self._continue_sending(channel)
         self._requests.flush()
-        if self._offers:
-            self._offer()
+        if self._has_errands:
+            self._do_errands()
         if now >= self._next_housekeeping:
             self._housekeep()
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             self._drain()
 
     def _poll(self) -> list[tuple[int, int]]:
-        if self._requests.is_blocked or self._offers:
+        if self._requests.is_blocked or self._has_errands:
             return self._selector.poll(_BLOCKED_POLL_S)
         if self._busy or self._new_connections:
             self._busy = False
@@ -265,21 +266,16 @@ class Processor:
 
     def _look(self) -> None:
         """The doorbell rang: is it about more than answers?"""
-        keeper = self._words[HEADER + HEADER_KEEPER]
-        if keeper != self._keeper_seen:
-            # Its predecessor died, and all duplicates with it.
-            self._keeper_seen = keeper
-            self._offers = deque(self._channels.values())
+        self._offers.look(self._channels.values())
+        self._departures.look()
+        self._has_errands = self._offers.is_under_way or self._departures.is_under_way
 
-    def _offer(self) -> None:
-        """Leave duplicates of all sockets with a new keeper, as it takes them."""
-        offers = self._offers
-        while offers:
-            batch = [offers.popleft() for _ in range(min(MAX_SOCKETS, len(offers)))]
-            socks = [channel.sock for channel in batch if channel.sock.fileno() >= 0]
-            if socks and not self._keeper.keep(socks):
-                offers.extendleft(reversed(batch))
-                return
+    def _do_errands(self) -> None:
+        """Leave sockets with a new keeper; give connections away."""
+        self._offers.send()
+        if self._departures.is_under_way:
+            self._depart()
+        self._has_errands = self._offers.is_under_way or self._departures.is_under_way
 
     # -- a predecessor's connections ---------------------------------------------
 
@@ -290,58 +286,21 @@ class Processor:
             return
         # Nobody else takes answers from our ring: what is on it now stays there.
         answered = frozenset(self._requests.answered())
-        socks = self._await_sockets(set(rows))
+        socks = self._arrivals.wait_for(rows, self._keeper, self._selector)
         for connection in rows:
             sock = socks.pop(connection, None)
             if sock is None:
                 self._abandon(connection, answered)
             else:
-                self._adopt(connection, sock, answered)
+                self._adopt(connection, sock, answered, ProcessorCounter.RESUMED)
         self._requests.flush()
 
-    def _await_sockets(self, lacking: set[int]) -> dict[int, socket.socket]:
-        """Wait until the keeper has sent what it has of these rows' sockets."""
-        words, row = self._words, self._row
-        found: dict[int, socket.socket] = {}
-        self._keeper.ask()
-        deadline = time.monotonic() + _DELIVERY_S
-        while True:
-            delivered = words[row + PROCESSOR_DELIVERED]
-            for kind, message, fds in self._receive_sockets():
-                if kind != HandOver.ADOPT:
-                    _, listener, sequence, _ = HAND_OVER.unpack(message)
-                    self._early.extend(
-                        (socket.socket(fileno=fd), listener, sequence) for fd in fds
-                    )
-                    continue
-                for connection, fd in zip(unpack_adopt(message), fds, strict=True):
-                    sock = socket.socket(fileno=fd)
-                    if connection in lacking and self._is_of(connection, sock):
-                        lacking.remove(connection)
-                        found[connection] = sock
-                    else:
-                        sock.close()
-            if not lacking or delivered == words[row + PROCESSOR_INCARNATION]:
-                return found
-            if time.monotonic() > deadline:
-                _LOG.warning(
-                    "%d sockets were not to be had: their connections are closed",
-                    len(lacking),
-                )
-                return found
-            self._selector.poll(_DELIVERY_POLL_S)
-
-    def _is_of(self, connection: int, sock: socket.socket) -> bool:
-        """Whether it is the very socket of a row, and the row is ours."""
-        words, row = self._words, self._rows.word(connection)
-        return bool(
-            words[row + CONNECTION_STATE] & STATE_MASK
-            and words[row + CONNECTION_OWNER] == self._processor + 1
-            and words[row + CONNECTION_COOKIE] == socket_cookie(sock)
-        )
-
     def _adopt(
-        self, connection: int, sock: socket.socket, answered: frozenset[int]
+        self,
+        connection: int,
+        sock: socket.socket,
+        answered: frozenset[int],
+        reason: ProcessorCounter,
     ) -> None:
         """Carry a connection on from its row and the kernel's counters."""
         sock.setblocking(False)
@@ -365,10 +324,13 @@ class Processor:
             )
             self._close(channel, ProcessorCounter.LOST)
             return
-        self._count(ProcessorCounter.RESUMED, 1)
+        self._count(reason, 1)
         if resumption == Resumption.READ:
             self._rows.set_state(channel.row, _READING, self._now)
-            self._receive(channel)
+            if self._reader.house(channel):
+                self._receive(channel)
+            else:
+                self._wait(channel, self._homeless)
             return
         self._in_flight[channel.slot - self._first_slot] = channel
         if resumption == Resumption.SEND:
@@ -386,47 +348,31 @@ class Processor:
 
     # -- new connections ---------------------------------------------------------
 
-    def _receive_sockets(self) -> Iterator[tuple[int, bytes, list[int]]]:
-        """Take what was handed over, a message at a time, until nothing is left."""
-        while True:
-            try:
-                message, fds = recv_fds(self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS)
-            except BlockingIOError:
-                return
-            except FdsDroppedError as error:
-                _LOG.warning("a new connection was lost: %s", error)
-                self._words[self._row + PROCESSOR_REGISTERED] += 1
-                continue
-            if not message:
-                return
-            kind = HAND_OVER.unpack_from(message)[0]
-            if kind == HandOver.NEW:
-                self._words[self._row + PROCESSOR_REGISTERED] += 1
-            yield kind, message, fds
-
     def _configure_new_connections(self) -> None:
         """Register what was passed to us, at most the acceptor's credit a turn."""
-        self._new_connections = False
-        early, self._early = self._early, []
-        for sock, listener, sequence in early:
-            self._register(sock, listener, sequence)
-        for number, (kind, message, fds) in enumerate(self._receive_sockets(), 1):
-            if kind == HandOver.ADOPT:
-                for connection, fd in zip(unpack_adopt(message), fds, strict=True):
-                    self._take_in(connection, socket.socket(fileno=fd))
+        arrived, more = self._arrivals.receive(NEW_CONNECTIONS)
+        self._new_connections = more  # maybe; but those we have come first
+        for each in arrived:
+            if isinstance(each, NewConnection):
+                self._register(*each)
+            elif socket_cookie(each.sock) in self._cookies or not (
+                self._arrivals.is_ours(each)
+            ):
+                each.sock.close()
             else:
-                _, listener, sequence, _ = HAND_OVER.unpack(message)
-                for fd in fds:
-                    self._register(socket.socket(fileno=fd), listener, sequence)
-            if number == NEW_CONNECTIONS:
-                self._new_connections = True  # maybe more; but those we have come first
-                return
+                self._adopt(
+                    each.connection, each.sock, frozenset(), ProcessorCounter.MOVED_IN
+                )
 
     def _register(self, sock: socket.socket, listener: int, sequence: int) -> None:
         cookie = socket_cookie(sock)
         if cookie in self._cookies:
             sock.close()  # the keeper was impatient
             return
+        if self._departures.left == ALL:
+            message = HAND_OVER.pack(HandOver.AGAIN, listener, sequence, 0)
+            if self._departures.forward(message, sock, listener):
+                return
         sock.setblocking(False)
         connection = None if self._draining else self._rows.take()
         if connection is None:
@@ -443,13 +389,6 @@ class Processor:
             return
         self._add(channel)
         # No read here: registration makes epoll report a socket that has bytes.
-
-    def _take_in(self, connection: int, sock: socket.socket) -> None:
-        """A connection that another processor has given away to us."""
-        if socket_cookie(sock) in self._cookies or not self._is_of(connection, sock):
-            sock.close()
-            return
-        self._adopt(connection, sock, frozenset())
 
     def _add(self, channel: Channel) -> None:
         self._selector.register(channel)
@@ -525,13 +464,22 @@ class Processor:
 
     def _retry_reading(self) -> None:
         """Give those that waited their turn, in order."""
+        for _ in range(len(self._homeless)):
+            channel = self._homeless.popleft()
+            if not self._is_here(channel):
+                continue
+            if not self._reader.house(channel):
+                self._homeless.appendleft(channel)
+                break
+            channel.waiting = False
+            self._receive(channel)
         for queue in (self._postponed, self._waiting):
             for _ in range(len(queue)):
                 if self._requests.is_blocked:
                     return
                 channel = queue.popleft()
                 channel.waiting = False
-                if channel.sock.fileno() >= 0 and channel.state == _READING:
+                if self._is_here(channel) and channel.state == _READING:
                     self._receive(channel)
                     if channel.waiting:
                         break  # still no room for the first of the queue
@@ -615,10 +563,50 @@ class Processor:
         self._in_flight[slot - self._first_slot] = None
         self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
+        if self._has_errands and self._departures.left:
+            return  # at the end of the turn it may go
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:
             self._reader.rest(channel)
+
+    # -- connections that go elsewhere -------------------------------------------
+
+    def _depart(self) -> None:
+        """Give away what may go now: connections with nothing in flight."""
+        departures = self._departures
+        reading = [each for each in self._channels.values() if each.state == _READING]
+        limit = _DEPARTURES_A_TURN
+        if departures.left != ALL:
+            limit = min(limit, departures.left)
+        ready = [each for each in reading[:limit] if self._reader.can_leave(each)]
+        gone = departures.give(ready)
+        for channel in gone:
+            self._reader.lend(channel)
+            del self._channels[channel.fd]
+            self._cookies.discard(channel.cookie)
+        self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
+        self._count(ProcessorCounter.MOVED_OUT, len(gone))
+        departures.send()
+        for channel in reading:  # those that stay, for now or for good
+            if (
+                self._is_here(channel)
+                and not channel.waiting
+                and (channel.readable or channel.start < channel.end)
+            ):
+                self._receive(channel)
+        departures.note_progress(len(self._channels))
+
+    def _is_here(self, channel: Channel) -> bool:
+        """Whether a connection is neither closed nor given away."""
+        return self._channels.get(channel.fd) is channel
+
+    def _has_retired(self) -> bool:
+        """Whether all was to be given away, and nothing is left to be done here."""
+        if self._channels or self._new_connections or not self._departures.is_finished:
+            return False
+        self._reader.take_back_lent()
+        return self._reader.is_unused
 
     # -- the end of connections --------------------------------------------------
 
@@ -657,6 +645,7 @@ class Processor:
                 self._reader.leave_if_empty(channel)
                 if channel.active_ns < expired:
                     self._close(channel, ProcessorCounter.CLOSED_IDLE)
+        self._reader.take_back_lent()
         if not self._busy:
             self._reader.give_back_memory()
             self._sender.close_unused()

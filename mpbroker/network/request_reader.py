@@ -30,6 +30,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_COPY_SHIFT,
     CONNECTION_EXTENT,
     CONNECTION_EXTENT_LENGTH,
+    CONNECTION_OWNER,
     CONNECTION_POSITION,
     CONNECTION_SLOT,
     CONNECTION_STATE,
@@ -105,30 +106,28 @@ class RequestReader:
         self._used_word = processor_row(processor) + PROCESSOR_SLOTS_USED
         self._lowest_free = 0
         self._extents_used = False
+        # Of connections that were given away: row, slot, extent and its length.
+        self._lent: list[tuple[int, int, int, int]] = []
         self.adopt_slots()
 
     def adopt_slots(self) -> None:
         """Take what the supervisor left FREE; all else, and its bytes, is reserved."""
         words = self._words
-        taken = []
+        taken: list[tuple[int, int]] = []
         free = []
+        named = self._slots_named_by_rows(taken)
         for slot in slots_in_use(words, self._processor):
             row = slot_row(slot)
             state = words[row + SLOT_STATE] & STATE_MASK
-            if state == SlotState.FREE:
+            if state == SlotState.FREE or (
+                state == SlotState.HELD and slot not in named
+            ):
+                words[row + SLOT_STATE] &= _KEEP_GENERATION
                 free.append(slot)
             elif state != SlotState.HELD:  # its request is there to be read
                 extent = request_extent(words, slot)
                 if extent is not None:
                     taken.append((extent[0], extent_bytes(extent[1])))
-        region = range(
-            self._extents.start, self._extents.start + self._extents.size_bytes
-        )
-        for connection in live_rows(words):
-            row = connection_row(connection)
-            if words[row + CONNECTION_EXTENT] in region:
-                length = words[row + CONNECTION_EXTENT_LENGTH]
-                taken.append((words[row + CONNECTION_EXTENT], extent_bytes(length)))
         self._extents.reserve(taken)
         self._extents_used = bool(taken)
         untouched = self._first_slot + words[self._used_word]
@@ -136,6 +135,32 @@ class RequestReader:
         free.reverse()  # the lowest is taken first, and stays warm
         self._free = free
         self._lowest_free = len(free)
+
+    def _slots_named_by_rows(self, taken: list[tuple[int, int]]) -> set[int]:
+        """Return our slots that rows name; add the extents that they name."""
+        words = self._words
+        named = set()
+        for connection in live_rows(words):
+            row = connection_row(connection)
+            slot = words[row + CONNECTION_SLOT] - 1
+            extent = words[row + CONNECTION_EXTENT]
+            length = words[row + CONNECTION_EXTENT_LENGTH]
+            is_ours, extent_is_ours = self._owns(slot), self._owns_extent(extent)
+            if is_ours:
+                named.add(slot)
+            if extent_is_ours:
+                taken.append((extent, extent_bytes(length)))
+            if words[row + CONNECTION_OWNER] != self._processor + 1 and (
+                is_ours or extent_is_ours
+            ):
+                self._lent.append((connection, slot, extent, length))
+        return named
+
+    def _owns(self, slot: int) -> bool:
+        return 0 <= slot - self._first_slot < SLOTS_PER_PROCESSOR
+
+    def _owns_extent(self, extent: int) -> bool:
+        return 0 <= extent - self._extents.start < self._extents.size_bytes
 
     # -- reading ---------------------------------------------------------------------
 
@@ -242,16 +267,7 @@ class RequestReader:
     def _take_slot(self, channel: Channel) -> bool:
         if not self._free:
             return False
-        slot = self._free.pop()
-        self._lowest_free = min(self._lowest_free, len(self._free))
-        words, row = self._words, slot_row(slot)
-        if slot - self._first_slot >= words[self._used_word]:
-            words[self._used_word] = slot - self._first_slot + 1
-        block = self._arena_layout.block(slot)
-        words[row + SLOT_CONNECTION] = channel.connection
-        words[row + SLOT_BLOCK] = block
-        words[row + SLOT_REQUEST_OFFSET] = block
-        words[row + SLOT_STATE] = words[row + SLOT_STATE] & _KEEP_GENERATION | _HELD
+        slot, block = self._hold_slot(channel.connection)
         channel.slot = slot
         channel.block = block
         spilled = channel.spilled
@@ -262,6 +278,20 @@ class RequestReader:
         self._place(channel, 0, len(spilled))
         self._words[channel.row + CONNECTION_SLOT] = slot + 1
         return True
+
+    def _hold_slot(self, connection: int) -> tuple[int, int]:
+        """Take a free slot for a connection; return it, and where its block begins."""
+        slot = self._free.pop()
+        self._lowest_free = min(self._lowest_free, len(self._free))
+        words, row = self._words, slot_row(slot)
+        if slot - self._first_slot >= words[self._used_word]:
+            words[self._used_word] = slot - self._first_slot + 1
+        block = self._arena_layout.block(slot)
+        words[row + SLOT_CONNECTION] = connection
+        words[row + SLOT_BLOCK] = block
+        words[row + SLOT_REQUEST_OFFSET] = block
+        words[row + SLOT_STATE] = words[row + SLOT_STATE] & _KEEP_GENERATION | _HELD
+        return slot, block
 
     def release_slot(self, slot: int) -> None:
         """Make a slot free whose connection is gone or has nothing buffered."""
@@ -277,13 +307,15 @@ class RequestReader:
 
     def detach(self, channel: Channel) -> None:
         """Release what a connection holds besides a request in flight."""
-        if channel.extent and channel.state == ConnectionState.READING:
+        if channel.state == ConnectionState.READING and self._owns_extent(
+            channel.extent
+        ):
             self._extents.free(channel.extent, extent_bytes(channel.extent_length))
         channel.extent = 0
         self._words[channel.row + CONNECTION_EXTENT] = 0
         slot, channel.slot = channel.slot, -1
         self._words[channel.row + CONNECTION_SLOT] = 0
-        if slot >= 0 and channel.state == ConnectionState.READING:
+        if self._owns(slot) and channel.state == ConnectionState.READING:
             self.release_slot(slot)
 
     def finish_request(self, channel: Channel, now_ns: int) -> None:
@@ -347,6 +379,74 @@ class RequestReader:
                 channel.base += channel.start
                 channel.start = channel.end = 0
                 self.leave_if_empty(channel)
+
+    # -- connections that come from elsewhere, or go there -----------------------------
+
+    def house(self, channel: Channel) -> bool:
+        """Bring what there is of a frame into our own region; False: no room yet.
+
+        Its old place stays the row's until the one store that names the new one.
+        """
+        slot = channel.slot
+        if slot >= 0 and not self._owns(slot):
+            if channel.start == channel.end and not channel.extent:
+                channel.slot = -1
+                self._words[channel.row + CONNECTION_SLOT] = 0
+                return True
+            if not self._free:
+                return False
+            old = channel.block
+            channel.slot, channel.block = self._hold_slot(channel.connection)
+            # At the same place of the block: so one word is all that changes.
+            first, end, new = channel.start, channel.end, channel.block
+            self._view[new + first : new + end] = self._view[old + first : old + end]
+            self._words[channel.row + CONNECTION_SLOT] = channel.slot + 1
+        if channel.extent and not self._owns_extent(channel.extent):
+            new_extent = self._extents.allocate(extent_bytes(channel.extent_length))
+            if new_extent is None:
+                return False
+            self._extents_used = True
+            old, have = channel.extent, channel.extent_have
+            self._view[new_extent : new_extent + have] = self._view[old : old + have]
+            channel.extent = self._words[channel.row + CONNECTION_EXTENT] = new_extent
+        return True
+
+    def can_leave(self, channel: Channel) -> bool:
+        """Whether another process can go on with what there is of a frame."""
+        self.leave_if_empty(channel)
+        return not channel.spilled or self._take_slot(channel)
+
+    def lend(self, channel: Channel) -> None:
+        """A connection was given away; what its row names is in use until it is not."""
+        if self._owns(channel.slot) or self._owns_extent(channel.extent):
+            self._lent.append(
+                (
+                    channel.connection,
+                    channel.slot,
+                    channel.extent,
+                    channel.extent_length,
+                )
+            )
+
+    def take_back_lent(self) -> None:
+        """Free what the new owners of connections have fetched, or have closed."""
+        words, lent = self._words, self._lent
+        self._lent = []
+        for connection, slot, extent, length in lent:
+            row = connection_row(connection)
+            if self._owns(slot) and words[row + CONNECTION_SLOT] != slot + 1:
+                self.release_slot(slot)
+                slot = -1
+            if self._owns_extent(extent) and words[row + CONNECTION_EXTENT] != extent:
+                self._extents.free(extent, extent_bytes(length))
+                extent = 0
+            if self._owns(slot) or self._owns_extent(extent):
+                self._lent.append((connection, slot, extent, length))
+
+    @property
+    def is_unused(self) -> bool:
+        """No slot is in use, and nothing of ours is in use elsewhere."""
+        return len(self._free) == SLOTS_PER_PROCESSOR and not self._lent
 
     def give_back_memory(self) -> None:
         """When nothing is buffered or in flight, return what a burst has touched."""

@@ -140,7 +140,7 @@ class Roles:
             memory.arena_layout,
             ring,
             memory.processor_bells[processor],
-            memory.handovers[processor][1],
+            memory.handovers,
             memory.keeper_link,
             config.socket_request_max_bytes,
             config.connections_max_idle_ms * _MS,

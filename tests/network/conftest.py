@@ -16,9 +16,11 @@ def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
     memories = []
 
-    def make(*, queued_max_requests: int = 500, **options: object) -> Rig:
+    def make(
+        *, queued_max_requests: int = 500, kind: type[Rig] = Rig, **options: object
+    ) -> Rig:
         memory = broker_memory(queued_max_requests=queued_max_requests)
-        rig = Rig(memory.__enter__(), **options)
+        rig = kind(memory.__enter__(), **options)
         memories.append(memory)
         made.append(rig)
         return rig

@@ -15,7 +15,9 @@ from typing import Any, Final
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     PROCESSOR_COUNTERS,
+    PROCESSOR_DELIVERED,
     PROCESSOR_HANDED,
+    PROCESSOR_INCARNATION,
     ProcessorCounter,
     SlotState,
     processor_row,
@@ -132,7 +134,9 @@ class Rig:
 
     def start_processor(self) -> None:
         """A (new) process of this processor's id."""
-        memory = self.memory
+        memory, row = self.memory, processor_row(self.number)
+        memory.control.words[row + PROCESSOR_INCARNATION] += 1
+        self.deliver()
         self.processor = Processor(
             self.number,
             memory.control,
@@ -140,10 +144,18 @@ class Rig:
             memory.arena_layout,
             memory.ring,
             memory.processor_bells[self.number],
-            memory.handovers[self.number][1],
+            memory.handovers,
             memory.keeper_link,
             *self._options,
         )
+
+    def deliver(self) -> None:
+        """There is no keeper: a successor gets no sockets."""
+        words, row = self.memory.control.words, processor_row(self.number)
+        words[row + PROCESSOR_DELIVERED] = words[row + PROCESSOR_INCARNATION]
+
+    def keep(self, accepted: socket.socket) -> None:
+        """There is no keeper to leave a duplicate with."""
 
     def connect(
         self, pair: tuple[socket.socket, socket.socket] | None = None
@@ -151,6 +163,7 @@ class Rig:
         client, accepted = pair or connected_pair()
         words = self.memory.control.words
         words[processor_row(self.number) + PROCESSOR_HANDED] += 1
+        self.keep(accepted)
         send_fds(
             self.memory.handovers[self.number][0],
             HAND_OVER.pack(HandOver.NEW, 0, len(self.clients), 0),

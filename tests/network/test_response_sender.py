@@ -33,7 +33,7 @@ def test_a_fast_reader_of_a_large_answer_yields_to_the_others() -> None:
 
 def yields(memory: BrokerMemory) -> None:
     selector = ThirstySelector()
-    sender = ResponseSender(memory.control, memory.arena, selector)
+    sender = ResponseSender(memory.arena, selector)
     near, far = socket.socketpair()
     with near, far:
         channel = Channel(near, 0, connection_row(0))

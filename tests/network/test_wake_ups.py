@@ -31,7 +31,8 @@ class Outside(Rig):
             memory.arena_layout,
             memory.ring,
             memory.processor_bells[0],
-            memory.handovers[0][1],
+            memory.handovers,
+            memory.keeper_link,
             MAX_REQUEST_BYTES,
             0,
         ).run()

@@ -1,0 +1,146 @@
+"""What comes through a processor's hand-over socket."""
+
+import logging
+import socket
+import time
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds
+from mpbroker.ipc.layout import (
+    CONNECTION_COOKIE,
+    CONNECTION_OWNER,
+    CONNECTION_STATE,
+    PROCESSOR_DELIVERED,
+    PROCESSOR_INCARNATION,
+    PROCESSOR_REGISTERED,
+    STATE_MASK,
+    connection_row,
+    processor_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.channel_selector import ChannelSelector
+from mpbroker.network.hand_over import (
+    HAND_OVER,
+    MAX_MESSAGE_BYTES,
+    MAX_SOCKETS,
+    HandOver,
+    KeeperLink,
+    unpack_adopt,
+)
+from mpbroker.network.tcp_counters import socket_cookie
+
+_LOG = logging.getLogger(__name__)
+
+# The keeper sends a successor's sockets within milliseconds, if it lives.
+_DELIVERY_S: Final = 3.0
+_POLL_S: Final = 0.05
+
+
+class NewConnection(NamedTuple):
+    """One that has no row."""
+
+    sock: socket.socket
+    listener: int
+    sequence: int
+
+
+class GivenConnection(NamedTuple):
+    """One that has a row."""
+
+    sock: socket.socket
+    connection: int
+
+
+class Arrivals:
+    """One processor's receiving end."""
+
+    def __init__(
+        self, processor: int, control: Segment, handover: socket.socket
+    ) -> None:
+        self._words = control.words
+        self._owner = processor + 1
+        self._row = processor_row(processor)
+        self._handover = handover
+        self._early: list[NewConnection] = []
+
+    @property
+    def has_early(self) -> bool:
+        """New connections came while others were waited for."""
+        return bool(self._early)
+
+    def receive(
+        self, max_messages: int
+    ) -> tuple[list[NewConnection | GivenConnection], bool]:
+        """Take what was handed over; return it, and whether there may be more."""
+        found: list[NewConnection | GivenConnection] = list(self._early)
+        self._early = []
+        for _ in range(max_messages):
+            message = self._message()
+            if message is None:
+                return found, False
+            found.extend(message)
+        return found, True
+
+    def _message(self) -> list[NewConnection] | list[GivenConnection] | None:
+        """What one message brought; None: there is none."""
+        try:
+            message, fds = recv_fds(self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS)
+        except BlockingIOError:
+            return None
+        except FdsDroppedError as error:
+            _LOG.warning("a new connection was lost: %s", error)
+            self._words[self._row + PROCESSOR_REGISTERED] += 1
+            return []
+        if not message:
+            return None
+        kind, listener, sequence, _ = HAND_OVER.unpack_from(message)
+        socks = [socket.socket(fileno=fd) for fd in fds]
+        if kind == HandOver.ADOPT:
+            rows = unpack_adopt(message)
+            pairs = zip(socks, rows, strict=True)
+            return [GivenConnection(sock, row) for sock, row in pairs]
+        if kind == HandOver.NEW:
+            self._words[self._row + PROCESSOR_REGISTERED] += 1
+        return [NewConnection(sock, listener, sequence) for sock in socks]
+
+    def is_ours(self, given: GivenConnection) -> bool:
+        """Whether it is the very socket of the row, and the row is this processor's."""
+        words, row = self._words, connection_row(given.connection)
+        return bool(
+            words[row + CONNECTION_STATE] & STATE_MASK
+            and words[row + CONNECTION_OWNER] == self._owner
+            and words[row + CONNECTION_COOKIE] == socket_cookie(given.sock)
+        )
+
+    def wait_for(
+        self, rows: list[int], keeper: KeeperLink, selector: ChannelSelector
+    ) -> dict[int, socket.socket]:
+        """Return the sockets of these rows that the keeper has, when it has sent them.
+
+        Nothing may be registered with the selector yet but what wakes us.
+        """
+        words, row = self._words, self._row
+        lacking = set(rows)
+        found: dict[int, socket.socket] = {}
+        keeper.ask()
+        deadline = time.monotonic() + _DELIVERY_S
+        while True:
+            delivered = words[row + PROCESSOR_DELIVERED]
+            while (message := self._message()) is not None:
+                for each in message:
+                    if isinstance(each, NewConnection):
+                        self._early.append(each)
+                    elif each.connection in lacking and self.is_ours(each):
+                        lacking.remove(each.connection)
+                        found[each.connection] = each.sock
+                    else:
+                        each.sock.close()
+            if not lacking or delivered == words[row + PROCESSOR_INCARNATION]:
+                return found
+            if time.monotonic() > deadline:
+                _LOG.warning(
+                    "%d sockets were not to be had: their connections are closed",
+                    len(lacking),
+                )
+                return found
+            selector.poll(_POLL_S)

@@ -1,0 +1,215 @@
+"""Connections change their processor, busy or idle, and clients notice nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.ipc.layout import (
+    CONNECTION_OWNER,
+    PROCESSOR_LISTENER,
+    ProcessorCounter,
+    connection_row,
+    processor_row,
+)
+from mpbroker.network.connection_rows import live_rows
+from mpbroker.network.departures import ALL
+from mpbroker.supervisor.connections import (
+    is_moved,
+    move_connections,
+    rebalance,
+    rescue_connections,
+    stop_accepting,
+)
+from mpbroker.supervisor.keeper import Keeper
+from mpbroker.supervisor.recovery import Repair
+from tests.network.rig import Rig, echo, frame
+
+LARGE = 300_000
+
+
+class Two(Rig):
+    """A rig with a second processor beside the first, and a keeper."""
+
+    def __init__(self, memory, **options) -> None:
+        super().__init__(memory, **options)
+        memory.control.words[processor_row(1) + PROCESSOR_LISTENER] = 1
+        memory.control.words[processor_row(0) + PROCESSOR_LISTENER] = 1
+        self.other = Rig(memory, **options, processor=1)
+        self.other.clients = self.clients
+        self.keeper = Keeper(
+            memory.control,
+            memory.keeper_pair[1],
+            {number: ends[0] for number, ends in enumerate(memory.handovers)},
+            memory.keeper_bell,
+            memory.processor_bells,
+        )
+        memory.control.words[9] = 1  # the counters have been tried
+
+    def turn(self) -> None:
+        super().turn()
+        self.other.processor.turn()
+        self.keeper.turn(0)
+
+    def deliver(self) -> None:
+        if hasattr(self, "keeper"):
+            self.keeper.turn(0)
+        else:
+            super().deliver()
+
+    def keep(self, accepted) -> None:
+        self.memory.keeper_link.keep_new(accepted, 0, 0, len(self.clients))
+
+    def move(self, count: int = ALL) -> None:
+        move_connections(self.memory, 0, [1], count)
+
+    def end(self) -> None:
+        super().end()
+        self.pump(lambda: self.other.nothing_is_held())
+        self.pump(lambda: self.keeper.count == 0)
+        self.keeper.close()
+
+
+@pytest.fixture
+def two(make_rig):
+    return make_rig(kind=Two)
+
+
+def test_an_idle_connection_is_served_by_the_other(two):
+    client = two.connect()
+    client.send(frame(b"first"))
+    two.pump(client.frames)
+    two.move()
+    two.pump(lambda: two.other.connections == 1 and two.connections == 0)
+    client.send(frame(b"second"))
+    two.pump(lambda: client.frames() == [b"first", b"second"])
+    assert is_moved(two.memory, 0)
+    assert two.counter(ProcessorCounter.MOVED_OUT) == 1
+    assert two.other.counter(ProcessorCounter.MOVED_IN) == 1
+
+
+@pytest.mark.parametrize("length", [10, 9_000, 13_000, LARGE])
+@pytest.mark.parametrize("cut", [1, 4, 7, 0.5, -1])
+def test_a_part_of_a_request_goes_along(two, length, cut):
+    client = two.connect()
+    data = frame(bytes(range(256)) * (length // 256 + 1))
+    at = int(len(data) * cut) if cut == 0.5 else cut
+    client.send(frame(b"before it") + data[:at])
+    two.pump(client.frames)
+    two.turns(5)
+    two.move()
+    two.pump(lambda: two.other.connections == 1 and two.connections == 0)
+    client.send(data[at:] + frame(b"behind it"))
+    two.pump(lambda: len(client.frames()) == 3)
+    assert client.frames() == [b"before it", data[4:], b"behind it"]
+    two.pump(lambda: two.processor._reader.is_unused or two.processor._housekeep())
+
+
+def test_a_busy_connection_goes_when_its_answer_is_out(two):
+    two.answer = two.hold
+    client = two.connect()
+    client.send(frame(b"slow") + frame(b"pipelined"))
+    two.pump(lambda: two.held)
+    two.move()
+    two.turns()
+    assert two.connections == 1
+    two.answer = echo
+    two.release()
+    two.pump(lambda: client.frames() == [b"slow", b"pipelined"])
+    assert two.connections == 0 and two.other.connections == 1
+
+
+def test_connections_that_come_to_one_that_gives_all_away_are_passed_on(two):
+    two.move()
+    two.turns(5)
+    client = two.connect()
+    client.send(frame(b"hello"))
+    two.pump(client.frames)
+    assert two.connections == 0 and two.other.connections == 1
+
+
+def test_so_many_go_as_were_asked_for(two):
+    clients = [two.connect() for _ in range(10)]
+    two.pump(lambda: two.connections == 10)
+    two.move(4)
+    two.pump(lambda: is_moved(two.memory, 0))
+    two.pump(lambda: (two.connections, two.other.connections) == (6, 4))
+    for number, client in enumerate(clients):
+        client.send(frame(b"%d" % number))
+    two.pump(lambda: all(client.frames() for client in clients))
+
+
+def test_pools_are_evened_out(two):
+    for _ in range(9):
+        two.connect()
+    two.pump(lambda: two.connections == 9)
+    assert rebalance(two.memory, [0, 1]) == 4
+    two.pump(lambda: (two.connections, two.other.connections) == (5, 4))
+
+
+def test_nobody_gets_connections_of_a_listener_that_he_does_not_serve(two):
+    two.memory.control.words[processor_row(1) + PROCESSOR_LISTENER] = 2
+    client = two.connect()
+    two.pump(lambda: two.connections == 1)
+    two.move()
+    client.send(frame(b"hello"))
+    two.pump(client.frames)
+    assert two.connections == 1
+    assert not is_moved(two.memory, 0)
+
+
+def test_a_processor_ends_when_all_it_had_is_elsewhere(two):
+    two.answer = two.hold
+    client, busy = two.connect(), two.connect()
+    client.send(frame(b"h" * LARGE)[:100_000])
+    busy.send(frame(b"busy"))
+    two.pump(lambda: two.held)
+    two.move()
+    two.pump(lambda: two.other.connections == 1)
+    two.turns()
+    assert not two.processor._has_retired()
+    two.answer = echo
+    two.release()
+    two.pump(two.processor._has_retired)
+    client.send(frame(b"h" * LARGE)[100_000:])
+    two.pump(lambda: client.frames() and busy.frames())
+    assert two.processor._has_retired()
+
+
+def test_the_keeper_brings_what_a_giver_died_over(two, monkeypatch):
+    """Killed between the row's new owner and the socket's departure."""
+    client = two.connect()
+    client.send(frame(b"some"))
+    two.pump(client.frames)
+    client.send(frame(b"more")[:5])
+    two.turns(5)
+    monkeypatch.setattr(two.processor._departures, "send", lambda: None)
+    two.move()
+    two.pump(lambda: two.connections == 0)
+    for channels in two.processor._departures._unsent:
+        for channel in channels[1]:
+            channel.sock.close()
+    Repair(two.memory).after_processor(0)
+    two.start_processor()
+    two.processor.take_over()
+    two.pump(lambda: two.other.connections == 1)
+    client.send(frame(b"more")[5:])
+    two.pump(lambda: client.frames() == [b"some", b"more"])
+
+
+def test_connections_given_to_one_that_is_no_more_are_given_to_another(two):
+    client = two.connect()
+    client.send(frame(b"1"))
+    two.pump(client.frames)
+    words = two.memory.control.words
+    (row,) = live_rows(words)
+    move_connections(two.memory, 0, [1])
+    for _ in range(5):
+        two.processor.turn()  # and the other does not get to read it
+    assert words[connection_row(row) + CONNECTION_OWNER] == 2
+    stop_accepting(two.memory, 1)
+    two.start_processor()
+    words[processor_row(0) + PROCESSOR_LISTENER] = 1
+    assert rescue_connections(two.memory, [0]) == 1
+    two.pump(lambda: two.connections == 1)
+    client.send(frame(b"2"))
+    two.pump(lambda: client.frames() == [b"1", b"2"])
