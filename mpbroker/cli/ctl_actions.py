@@ -60,7 +60,7 @@ def resize(
 
 
 @click.command("restart")
-@click.argument("role", type=click.Choice(_ROLES))
+@click.argument("role", type=click.Choice(["processor", "handler", "acceptor"]))
 @click.argument("number", metavar="[ID]", type=click.IntRange(min=0), required=False)
 @wait_option
 @target_options

@@ -222,14 +222,14 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "-d",
         "--data-dir",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         help="The broker that serves this directory (log.dirs).",
     )
     @click.option(
         "-s",
         "--socket",
         "socket_path",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         default=lambda: os.environ.get(SOCKET_VARIABLE) or None,
         show_default=SOCKET_VARIABLE,
         help="The broker that answers at this socket (control.socket.path).",
