@@ -314,7 +314,7 @@ def _describe(supervisor: Supervisor, memory: BrokerMemory) -> str:
 
 
 def _reap_orphans(supervisor: Supervisor) -> None:
-    reap_orphans({child.pid for child in supervisor.children})
+    reap_orphans({child.pid for child in supervisor.children} | supervisor.asides)
 
 
 def _announce(

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.errors import MpbrokerError
-from mpbroker.ipc.black_box import EventKind, box_number, note_failure, open_own_box
+from mpbroker.ipc.black_box import EventKind, box_number, open_own_box
 from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import (
@@ -29,6 +29,7 @@ from mpbroker.supervisor.child import (
     Role,
 )
 from mpbroker.supervisor.listeners import Listener, Origin
+from mpbroker.supervisor.loop import TICK_S, Loop, live
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.pools import Pools, child_words
@@ -43,7 +44,6 @@ _LOG = logging.getLogger(__name__)
 
 _READY_POLL_S: Final = 0.002
 _READY_TIMEOUT_S: Final = 60.0
-_TICK_S: Final = 1.0
 # So long the requests in flight may take at a stop; then their connections are closed.
 _DRAIN_S: Final = 10.0
 _STOP_S: Final = 20.0
@@ -52,7 +52,7 @@ _MAX_FAILURES: Final = 10
 _FORK_RETRY_S: Final = 1.0
 
 
-class Supervisor:
+class Supervisor(Loop):
     """The parent of one broker's processes."""
 
     def __init__(
@@ -65,6 +65,7 @@ class Supervisor:
         identity: dict[str, Any],
         adopted: Sequence[ChildRecord] = (),
     ) -> None:
+        super().__init__()
         self._roles = roles
         self._memory = memory
         self._settings = settings
@@ -74,26 +75,18 @@ class Supervisor:
         self._identity = identity
         self.repair = Repair(memory)
         self._signals = SignalSocket()
-        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
-        self._epoll.register(self._signals.fileno(), select.EPOLLIN)
-        # Rung when a dynamic config has changed; the next turn looks.
+        self.watch(self._signals.fileno(), select.EPOLLIN, self._signalled)
+        # Rung when a dynamic config has changed.
         bell = memory.supervisor_bell.fd
-        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
-        self._by_pidfd: dict[int, Child] = {}
-        self._watched: dict[int, Callable[[int], None]] = {}
-        self._tasks: list[_Task] = []
-        self._asides: dict[int, int] = {}  # pidfds by process id
+        self.watch(bell, select.EPOLLIN | select.EPOLLET, _look_in_the_next_turn)
         self._stopping = False
         self._ending = False
         self.is_running = False
         self.failed = False
-        # Descriptors that no child may hold: whoever reads the other end waits for us.
-        self.only_ours: set[int] = set()
         # Told of every death that nobody asked for, before it is repaired.
         self.on_death: Callable[[Child], None] = _nothing_more
         self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
-        self._turns: list[Callable[[], float | None]] = []
         self._upgrade: Upgrade | None = None
         self.make_upgrade: Callable[[], Upgrade] | None = None
         self._telemetry = Telemetry(again=bool(adopted))
@@ -122,8 +115,11 @@ class Supervisor:
                 if record[:3] == of_child and not child.is_alive and record.pid:
                     child.adopt(record)
             if child.is_alive:
-                self._by_pidfd[child.pidfd] = child
-                self._epoll.register(child.pidfd, select.EPOLLIN)
+                self._watch_child(child)
+
+    def _watch_child(self, child: Child) -> None:
+        self.only_ours.add(child.pidfd)
+        self.watch(child.pidfd, select.EPOLLIN, lambda _: self._reap(child))
 
     # -- start -----------------------------------------------------------------------
 
@@ -165,13 +161,12 @@ class Supervisor:
             child.restart_at = time.monotonic() + _FORK_RETRY_S
             return
         if pid == 0:
-            self._close_others()
+            self.close_ours()
             box = box_number(child.role.value, child.number)
             open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
-            _live(child.run)
+            live(child.run)
         child.started(pid)
-        self._by_pidfd[child.pidfd] = child
-        self._epoll.register(child.pidfd, select.EPOLLIN)
+        self._watch_child(child)
         if row is not None:
             self._words[row.pid] = pid
         else:
@@ -190,40 +185,8 @@ class Supervisor:
                 changed = True
         if changed:
             self._publish()
-        return all(child.state is ChildState.READY for child in self.children)
-
-    def fork_aside(
-        self, run: Callable[[], None], ended: Callable[[int], None]
-    ) -> Callable[[], None] | None:
-        """Run something in a process of its own, and then ``ended(wait status)``.
-
-        Returns:
-            What kills it; None if it could not be started, which has ended it.
-        """
-        try:
-            pid = os.fork()
-        except OSError as error:
-            _LOG.error("fork: %s", error.strerror)
-            ended(1 << 8)
-            return None
-        if pid == 0:
-            self._close_others()
-            _live(run)
-        pidfd = self._asides[pid] = os.pidfd_open(pid)
-
-        def reap(_: int) -> None:
-            self.unwatch(pidfd)
-            os.close(pidfd)
-            del self._asides[pid]
-            ended(os.waitpid(pid, 0)[1])
-
-        self.watch(pidfd, select.EPOLLIN, reap)
-        return partial(signal.pidfd_send_signal, pidfd, signal.SIGKILL)
-
-    def _close_others(self) -> None:
-        """In a child: close what is only the supervisor's."""
-        for fd in (*self.only_ours, *self._by_pidfd):
-            os.close(fd)
+        serving = (ChildState.READY, ChildState.DRAINING)
+        return all(child.state in serving for child in self.children)
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -235,80 +198,40 @@ class Supervisor:
             self._pools.want(self._settings.sizes())
             if self._pools.step():
                 self._publish()
-            waits = [wait for turn in self._turns if (wait := turn()) is not None]
-            self._turn(min([self._until_due(), *waits]))
+            self._turn(min(self.run_turns(), self._until_due()))
 
     def _until_due(self) -> float:
-        """Seconds until there is something to do though nothing happens."""
-        due = [
-            child.restart_at
+        """Seconds until a child is due though nothing happens."""
+        now = time.monotonic()
+        waits = [
+            max(0.0, child.restart_at - now)
             for child in self.children
             if child.state is ChildState.BACKOFF
         ]
-        due.extend(task.due for task in self._tasks)
-        now = time.monotonic()
-        wait = min(due, default=now + _TICK_S) - now
         step = self._pools.next_step_s()
         if step is not None:
-            wait = min(wait, step)
-        return max(0.0, min(_TICK_S, wait))
+            waits.append(step)
+        return min(waits, default=TICK_S)
 
     def _turn(self, timeout_s: float) -> None:
-        for fd, events in self._epoll.poll(timeout_s):
-            if fd == self._signals.fileno():
-                for number in self._signals.take():
-                    self._signalled(number)
-            elif fd in self._by_pidfd:
-                self._reap(self._by_pidfd[fd])
-            elif fd in self._watched:
-                self._watched[fd](events)
+        self.dispatch(timeout_s)
         now = time.monotonic()
         for child in self.children:
             if child.state is ChildState.BACKOFF and child.restart_at <= now:
                 self._spawn(child)
-        for task in self._tasks:
-            if task.due <= now:
-                task.due = now + task.interval_s
-                task.run()
 
-    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
-        """Call ``ready(events)`` in the loop whenever epoll reports the descriptor.
-
-        Watching it again changes the events and what is called.
-        """
-        if fd in self._watched:
-            self._epoll.modify(fd, events)
-        else:
-            self._epoll.register(fd, events)
-        self._watched[fd] = ready
-
-    def unwatch(self, fd: int) -> None:
-        """Forget a descriptor; before it is closed."""
-        del self._watched[fd]
-        self._epoll.unregister(fd)
-
-    def every(self, interval_s: float, run: Callable[[], None]) -> None:
-        """Call ``run()`` in the loop, first after one interval; it must not block."""
-        self._tasks.append(_Task(interval_s, run))
-
-    def each_turn(self, run: Callable[[], float | None]) -> None:
-        """Call ``run()`` in every turn of the loop, before it waits.
-
-        It returns in how many seconds the next turn shall be at the latest, or None.
-        """
-        self._turns.append(run)
-
-    def _signalled(self, number: int) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT):
-            self.request_stop()
-        elif number == signal.SIGHUP:
-            self.on_hangup()
+    def _signalled(self, _: int) -> None:
+        for number in self._signals.take():
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self.request_stop()
+            elif number == signal.SIGHUP:
+                self.on_hangup()
 
     def _reap(self, child: Child) -> None:
         pidfd = child.pidfd
         _, status = os.waitpid(child.pid, 0)
-        self._epoll.unregister(pidfd)
-        del self._by_pidfd[pidfd]
+        self.unwatch(pidfd)
+        self.only_ours.discard(pidfd)
         child.exited(status)
         if child.state is ChildState.ENDED and self._ending:
             return
@@ -407,7 +330,7 @@ class Supervisor:
         """No process starts, retires, or runs aside."""
         return (
             self._pools.settled
-            and not self._asides
+            and not self.asides
             and all(child.state is ChildState.READY for child in self.children)
         )
 
@@ -472,9 +395,7 @@ class Supervisor:
             listener.sock.close()
         self._end(Phase.DRAINING, (Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)
         self._end(Phase.STOPPED, tuple(Role), _STOP_S)
-        for pid, pidfd in self._asides.items():
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        self.kill_asides()
         if self._upgrade is not None:
             self._upgrade.close()
         self._telemetry.close()
@@ -493,7 +414,7 @@ class Supervisor:
             if left <= 0:
                 self._kill(ending)
                 deadline = time.monotonic() + patience_s
-            self._turn(max(0.0, min(left, _TICK_S)))
+            self._turn(max(0.0, min(left, TICK_S)))
 
     def _kill(self, children: list[Child]) -> None:
         for child in children:
@@ -529,30 +450,9 @@ def _nothing_more(child: Child) -> None:
     """The log line is enough."""
 
 
+def _look_in_the_next_turn(_: int) -> None:
+    """Being woken is enough."""
+
+
 def _ignore_hangup() -> None:
     """A terminal that is gone is no reason to end."""
-
-
-class _Task:
-    """Something to be done again and again, and when next."""
-
-    __slots__ = ("due", "interval_s", "run")
-
-    def __init__(self, interval_s: float, run: Callable[[], None]) -> None:
-        self.interval_s = interval_s
-        self.run = run
-        self.due = time.monotonic() + interval_s
-
-
-def _live(run: Callable[[], None]) -> None:
-    """A child's whole life; never returns."""
-    status = 1
-    try:
-        run()
-        status = 0
-    except BaseException as error:
-        note_failure(error)
-        logging.getLogger(__name__).exception("a child process failed")
-    finally:
-        logging.shutdown()
-        os._exit(status)

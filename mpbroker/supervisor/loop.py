@@ -1,0 +1,156 @@
+"""The supervisor's loop: descriptors, the clock, and processes for work that may block.
+
+Whoever has a part in the parent process hangs it in here: what is called must return at
+once, for while it runs nobody sees to the dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NoReturn
+
+from mpbroker.ipc.black_box import note_failure
+
+_LOG = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+
+
+class Loop:
+    """One epoll, and what is to be called when.
+
+    Attributes:
+        only_ours: descriptors that no child may hold: whoever reads the other end
+            waits for us.
+    """
+
+    def __init__(self) -> None:
+        self.only_ours: set[int] = set()
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._tasks: list[_Task] = []
+        self._turns: list[Callable[[], float | None]] = []
+        self._asides: dict[int, int] = {}  # pidfds by process id
+
+    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready(events)`` in the loop whenever epoll reports the descriptor.
+
+        Watching it again changes the events and what is called.
+        """
+        if fd in self._watched:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._watched[fd] = ready
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor; before it is closed."""
+        del self._watched[fd]
+        self._epoll.unregister(fd)
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None:
+        """Call ``run()`` in the loop, first after one interval; it must not block."""
+        self._tasks.append(_Task(interval_s, run))
+
+    def each_turn(self, run: Callable[[], float | None]) -> None:
+        """Call ``run()`` in every turn of the loop, before it waits.
+
+        It returns in how many seconds the next turn shall be at the latest, or None.
+        """
+        self._turns.append(run)
+
+    def fork_aside(
+        self, run: Callable[[], None], ended: Callable[[int], None]
+    ) -> Callable[[], None] | None:
+        """Run something in a process of its own, and then ``ended(wait status)``.
+
+        Returns:
+            What kills it; None if it could not be started, which has ended it.
+        """
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _LOG.error("fork: %s", error.strerror)
+            ended(1 << 8)
+            return None
+        if pid == 0:
+            self.close_ours()
+            live(run)
+        pidfd = self._asides[pid] = os.pidfd_open(pid)
+        self.only_ours.add(pidfd)
+
+        def reap(_: int) -> None:
+            self.unwatch(pidfd)
+            self.only_ours.discard(pidfd)
+            os.close(pidfd)
+            del self._asides[pid]
+            ended(os.waitpid(pid, 0)[1])
+
+        self.watch(pidfd, select.EPOLLIN, reap)
+        return partial(signal.pidfd_send_signal, pidfd, signal.SIGKILL)
+
+    @property
+    def asides(self) -> set[int]:
+        """Processes that run something aside."""
+        return set(self._asides)
+
+    def kill_asides(self) -> None:
+        """Nobody waits for what they do any more."""
+        for pid, pidfd in self._asides.items():
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def close_ours(self) -> None:
+        """In a child: close what is only the supervisor's."""
+        for fd in self.only_ours:
+            os.close(fd)
+
+    def run_turns(self) -> float:
+        """Call what is called in each turn; return how long to wait at most, s."""
+        waits = [wait for turn in self._turns if (wait := turn()) is not None]
+        now = time.monotonic()
+        waits.extend(task.due - now for task in self._tasks)
+        return max(0.0, min([TICK_S, *waits]))
+
+    def dispatch(self, timeout_s: float) -> None:
+        """Wait for descriptors and see to them; then to the clock."""
+        for fd, events in self._epoll.poll(timeout_s):
+            ready = self._watched.get(fd)
+            if ready is not None:
+                ready(events)
+        now = time.monotonic()
+        for task in self._tasks:
+            if task.due <= now:
+                task.due = now + task.interval_s
+                task.run()
+
+
+class _Task:
+    """Something to be done again and again, and when next."""
+
+    __slots__ = ("due", "interval_s", "run")
+
+    def __init__(self, interval_s: float, run: Callable[[], None]) -> None:
+        self.interval_s = interval_s
+        self.run = run
+        self.due = time.monotonic() + interval_s
+
+
+def live(run: Callable[[], None]) -> NoReturn:
+    """A child's whole life; never returns."""
+    status = 1
+    try:
+        run()
+        status = 0
+    except BaseException as error:
+        note_failure(error)
+        logging.getLogger(__name__).exception("a child process failed")
+    finally:
+        logging.shutdown()
+        os._exit(status)
