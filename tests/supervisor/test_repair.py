@@ -10,17 +10,22 @@ from typing import Final
 import pytest
 
 from mpbroker.ipc.layout import (
+    CONNECTION_SLOT,
+    CONNECTION_STATE,
     HANDLER_BUSY_SLOT,
     PROCESSOR_SLOTS_USED,
     ROW_SYNC_OWNER,
+    SLOT_CONNECTION,
     SLOT_INTENT,
     SLOT_PROGRESS,
     SLOT_PROGRESS_OFFSET,
     SLOT_RESPONSE_KIND,
     SLOT_RETRIES,
     SLOT_STATE,
+    ConnectionState,
     ResponseKind,
     SlotState,
+    connection_row,
     handler_row,
     processor_row,
     slot_row,
@@ -197,7 +202,15 @@ def test_a_committed_append_is_noted_before_its_request_is_put_back(memory):
 # -- a processor's death ------------------------------------------------------------
 
 
-def test_what_a_dead_processor_held_received_or_sent_is_free(memory):
+def connect(memory: BrokerMemory, slot: int, state: ConnectionState) -> None:
+    """Make the connection row of a slot's number name it."""
+    words, row = memory.control.words, connection_row(slot)
+    words[slot_row(slot) + SLOT_CONNECTION] = slot
+    words[row + CONNECTION_SLOT] = slot + 1
+    words[row + CONNECTION_STATE] = state
+
+
+def test_what_no_connection_of_a_dead_processor_has_is_free(memory):
     words = memory.control.words
     send(memory, [1, 2])
     handler_end(memory).receive_requests(1, 1, arm=False)
@@ -205,19 +218,42 @@ def test_what_a_dead_processor_held_received_or_sent_is_free(memory):
     memory.responses[0].pop()  # 1 is RESPONDING, 2 is READY
     words[slot_row(0) + SLOT_STATE] = SlotState.HELD
     Repair(memory).after_processor(0)
-    assert [state_of(memory, slot) for slot in (0, 1, 2)] == [FREE, FREE, FREE]
-    assert memory.ring.waiting() == []
+    assert [state_of(memory, slot) for slot in (0, 1, 2)] == [FREE, FREE, READY]
+    assert memory.ring.waiting() == [2]
 
 
-def test_answers_that_a_dead_processor_had_not_taken_free_their_slots(memory):
+def test_what_connections_have_is_left_to_the_successor(memory):
+    words = memory.control.words
+    for slot, slot_state, state in (
+        (0, SlotState.HELD, ConnectionState.READING),
+        (1, SlotState.RESPONDING, ConnectionState.IN_FLIGHT),  # partly sent
+        (2, SlotState.RESPONDING, ConnectionState.READING),  # sent, and noted
+        (3, SlotState.READY, ConnectionState.IN_FLIGHT),  # not on the ring
+    ):
+        words[slot_row(slot) + SLOT_STATE] = slot_state
+        connect(memory, slot, state)
+    words[processor_row(0) + PROCESSOR_SLOTS_USED] = 4
+    Repair(memory).after_processor(0)
+    held = SlotState.HELD
+    states = [state_of(memory, slot) for slot in range(4)]
+    assert states == [held, SlotState.RESPONDING, held, held]
+
+
+def test_answers_that_a_dead_processor_had_not_taken_wait_for_its_successor(memory):
     send(memory, [1, 2])
     end = handler_end(memory)
     for slot in end.receive_requests(16, 1, arm=False):
         end.send_nothing(slot)
     end.flush()
+    words = memory.control.words
+    # It died in the middle of taking them.
+    words[slot_row(1) + SLOT_STATE] = SlotState.RESPONDING
     Repair(memory).after_processor(0)
-    assert [state_of(memory, slot) for slot in (1, 2)] == [FREE, FREE]
-    assert memory.responses[0].waiting() == []
+    assert memory.responses[0].waiting() == [1, 2]
+    assert [state_of(memory, slot) for slot in (1, 2)] == [
+        SlotState.RESPONDING,
+        CLAIMED,
+    ]
 
 
 def test_a_slot_that_a_handler_works_on_stays_its_own_until_it_is_answered(memory):
@@ -239,24 +275,24 @@ def test_an_answer_pushed_beside_the_repair_is_not_freed_twice(memory, monkeypat
     end = handler_end(memory)
     end.receive_requests(16, 1, arm=False)
     end.send_nothing(1)
-    drain = memory.responses[0].drain
+    waiting = memory.responses[0].waiting
 
-    def drain_and_be_late():
-        drained = drain()
+    def look_and_be_late():
+        seen = waiting()
         end.flush()
-        return drained
+        return seen
 
-    monkeypatch.setattr(memory.responses[0], "drain", drain_and_be_late)
+    monkeypatch.setattr(memory.responses[0], "waiting", look_and_be_late)
     Repair(memory).after_processor(0)
-    on_ring = memory.responses[0].waiting() == [1]
-    assert on_ring != (state_of(memory, 1) == FREE)
+    assert waiting() == [1]
+    assert state_of(memory, 1) == CLAIMED
 
 
 def test_other_processors_lose_nothing(memory):
     mine, other = slots_of(0, 2), slots_of(1, 2)
     send(memory, [mine[0], other[0], mine[1], other[1]])
     Repair(memory).after_processor(0)
-    assert memory.ring.waiting() == list(other)
+    assert memory.ring.waiting() == [mine[0], other[0], mine[1], other[1]]
     assert [state_of(memory, slot) for slot in other] == [READY, READY]
 
 
@@ -371,10 +407,11 @@ def test_processors_killed_at_any_line_leave_every_slot_free_or_with_a_handler(m
         repair.after_processor(0)
         free = {slot for slot in slots if state_of(memory, slot) == FREE}
         waiting, coming = memory.ring.waiting(), memory.responses[0].waiting()
-        assert waiting == []  # buried
-        assert not free & set(coming)
+        assert not free & set(coming) and not free & set(waiting)
         assert len(set(coming)) == len(coming)
-        for slot in set(slots) - free:
+        for slot in set(slots) - free - set(waiting):
+            if slot in coming and state_of(memory, slot) == SlotState.RESPONDING:
+                continue  # killed while it took them
             assert state_of(memory, slot) == CLAIMED
             answered = words[slot_row(slot) + SLOT_RESPONSE_KIND] == ResponseKind.CLOSE
             assert answered == (slot in coming)
@@ -385,6 +422,8 @@ def test_processors_killed_at_any_line_leave_every_slot_free_or_with_a_handler(m
 def handle_all(memory, end):
     """Answer what is still with the handler; free it as a successor does."""
     words = memory.control.words
+    while end.receive_requests(16, 1, arm=False):
+        pass
     claimed = [slot for slot in slots_of(0, 6) if state_of(memory, slot) == CLAIMED]
     pushed = set(memory.responses[0].waiting())
     for slot in claimed:
