@@ -55,7 +55,8 @@ def run(directory: Path, *options: str) -> str:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly"),
-            *("-p", "no:cacheprovider", "--strict-markers", *options),
+            *("-p", "no:cacheprovider", "-p", "no:mpbroker", "--strict-markers"),
+            *options,
         ],
         cwd=directory,
         capture_output=True,

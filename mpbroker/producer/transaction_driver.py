@@ -255,6 +255,7 @@ class TransactionDriver:
             return
         code = error_code_of(response.error_code)
         if code.retriable:
+            self._manager.note_trouble(f"no coordinator: {code.name}")
             self._back_off()
             return
         what = f"no coordinator of {key[1]!r}"
@@ -277,6 +278,7 @@ class TransactionDriver:
             self._coordinators.pop(key, None)
         if known.retriable:
             self._manager.put_back(pending)
+            self._manager.note_trouble(known.name)
             self._back_off()
             return
         error = error_of(code, pending.operation.what)
@@ -299,6 +301,7 @@ class TransactionDriver:
             self._manager.put_back(pending)
         if key is not None:
             self._coordinators.pop(key, None)
+        self._manager.note_trouble(str(answer.error))
         self._back_off()
 
     def _back_off(self) -> None:

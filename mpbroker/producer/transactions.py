@@ -93,6 +93,7 @@ class Operation:
 
     def __init__(self, what: str) -> None:
         self.what = what
+        self.trouble = ""  # why it takes so long
         self.error: ProducerError | None = None
         self._done = threading.Event()
 
@@ -111,8 +112,8 @@ class Operation:
         """
         if not self._done.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX)):
             raise DeliveryTimeoutError(
-                f"{self.what} is not answered after {timeout_ms:.0f} ms (max.block.ms);"
-                " call it again to wait on, or close the producer"
+                f"{self.what} is not answered after {timeout_ms:.0f} ms (max.block.ms)"
+                f"{self.trouble}; call it again to wait on, or close the producer"
             )
         if self.error is not None:
             raise self.error
@@ -293,6 +294,12 @@ class TransactionManager(Idempotence):
                 self.adding.clear()
             else:
                 self._pending.insert(0, pending)
+
+    def note_trouble(self, why: str) -> None:
+        """Remember why what is pending has to wait."""
+        with self._lock:
+            for pending in self._pending:
+                pending.operation.trouble = f": {why}"
 
     def added_partitions(self) -> None:
         """Note that the coordinator knows of the partitions asked about."""

@@ -17,6 +17,7 @@ from tests.bench import (
     idle,
     large_requests,
     latency,
+    python_producers,
     small_requests,
 )
 from tests.bench.brokers import (
@@ -43,6 +44,7 @@ ALL_CASES: Final = [
     *client_throughput.CASES,
     *large_requests.CASES,
     *latency.CASES,
+    *python_producers.CASES,
     *flatness.CASES,
 ]
 

@@ -22,6 +22,11 @@ UNITS: Final[Mapping[str, Unit]] = {
     "cpu_s_per_million": Unit("s CPU/M", 3),
     "mb_per_s": Unit("MB/s", 0),
     "records_per_s": Unit("rec/s", 0),
+    "pure_records_per_s": Unit("rec/s pure", 0),
+    "times_kafka_python": Unit("x kafka-python", 1),
+    "pure_times_kafka_python": Unit("x kafka-python, pure", 1),
+    "times_aiokafka": Unit("x aiokafka", 1),
+    "pure_times_aiokafka": Unit("x aiokafka, pure", 1),
     "p50_ms": Unit("ms p50", 3),
     "p99_ms": Unit("ms p99", 3),
     "ready_ms": Unit("ms ready", 0),
@@ -95,4 +100,13 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),
     ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
+    **{
+        (f"python-producers/{kind}", metric): Limit(value, at_least=True)
+        for kind in ("100B/none", "100B/lz4", "1KiB/none", "1KiB/lz4")
+        for metric, value in (
+            ("times_kafka_python", 5),
+            ("pure_times_kafka_python", 3),
+            ("pure_times_aiokafka", 2),
+        )
+    },
 }

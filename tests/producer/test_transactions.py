@@ -15,6 +15,7 @@ from mpbroker.producer import (
     AbortableError,
     FatalError,
     GroupMetadata,
+    Producer,
     ProducerError,
     ProducerFencedError,
     TransactionAbortedError,
@@ -328,14 +329,26 @@ def test_every_transition_that_is_not_listed_is_refused():
 # -- with a broker ---------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def why_not(bootstrap):
+    """Why the broker under test has no transactions; empty if it has."""
+    with Producer(
+        bootstrap_servers=bootstrap, transactional_id="probe", max_block_ms=4_000
+    ) as producer:
+        try:
+            producer.init_transactions()
+        except ProducerError as error:
+            return str(error)
+    return ""
+
+
 @pytest.fixture
-def transactional(make_producer, topic_name):
+def transactional(make_producer, topic_name, why_not):
     """An initialised transactional producer, where the broker has transactions."""
+    if why_not:
+        pytest.skip(f"the broker has no transactions: {why_not}")
     producer = make_producer(transactional_id=f"tx-{topic_name}", max_block_ms=20_000)
-    try:
-        producer.init_transactions()
-    except ProducerError as error:
-        pytest.skip(f"the broker has no transactions: {error}")
+    producer.init_transactions()
     return producer
 
 

@@ -1,0 +1,433 @@
+"""A member of a consumer group: it joins, is given partitions, stays alive, commits.
+
+Heartbeats go out from a thread, over a connection of their own, so that a slow user of
+the records does not lose its partitions before max.poll.interval.ms.
+
+Source: Kafka protocol guide, "Group Membership API"; KIP-62, KIP-394.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.assignor import (
+    RANGE,
+    assign_range,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    ClientError,
+    RequestTimeoutError,
+    check_error,
+    error_code_of,
+)
+from mpbroker.client.transport import Transport
+from mpbroker.errors import MpbrokerError
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from mpbroker.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from mpbroker.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from mpbroker.protocol.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+)
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+from mpbroker.protocol.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+_RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+_ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch; from 8 on it asks for several
+_NAMED_TOPICS_MAX_VERSION: Final = 9  # of OffsetCommit
+
+_FIND_AGAIN: Final = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+)
+_JOIN_AGAIN: Final = frozenset(
+    {
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    }
+)
+
+
+class RebalancedError(ClientError):
+    """The group has moved on without this member: poll, and go on from there."""
+
+
+class GroupSettings(NamedTuple):
+    """What a member needs of its consumer's settings."""
+
+    group_id: str
+    group_instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+
+
+class GroupMember:
+    """See the module. One thread uses it; its own beats the heart."""
+
+    def __init__(
+        self, bootstrap: Sequence[Address], timeout_s: float, settings: GroupSettings
+    ) -> None:
+        self.member_id = ""
+        self.generation = -1
+        self._cluster = Cluster(bootstrap, timeout_s)
+        self._timeout_s = timeout_s
+        self._settings = settings
+        self._coordinator: Address | None = None
+        self._transport: Transport | None = None
+        self._lock = threading.RLock()  # of the connection, and of what it tells
+        self._must_join = True
+        self._last_poll = time.monotonic()
+        self._stop = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    # -- the coordinator ---------------------------------------------------------------
+
+    def _ask(
+        self,
+        request: Message,
+        response_type: type[ResponseT],
+        code_of: Callable[[ResponseT], int],
+        *,
+        wait_s: float | None = None,
+        max_version: int | None = None,
+    ) -> ResponseT:
+        """Ask the coordinator, finding it anew while it is not the one."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                with self._lock:
+                    transport = self._connect()
+                    response = transport.request(
+                        request,
+                        response_type,
+                        max_version=max_version,
+                        timeout_s=wait_s,
+                    )
+                code = error_code_of(code_of(response))
+                if code not in _FIND_AGAIN and (
+                    code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                ):
+                    return response
+                if time.monotonic() > deadline:
+                    return response
+                if code in _FIND_AGAIN:
+                    self._disconnect()
+            except BrokerUnavailableError:
+                self._disconnect()
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_INTERVAL_S)
+
+    def _connect(self) -> Transport:
+        if self._transport is not None:
+            return self._transport
+        request = FindCoordinatorRequest(key=self._settings.group_id)
+        found = self._cluster.request(request, FindCoordinatorResponse, max_version=3)
+        what = f"coordinator of group {self._settings.group_id!r}"
+        code = error_code_of(found.error_code)
+        if code in _FIND_AGAIN or code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            raise BrokerUnavailableError(f"{what}: {code.name}")
+        check_error(found.error_code, what, found.error_message)
+        address = Address(found.host, found.port)
+        self._transport = Transport.connect(address, self._timeout_s)
+        return self._transport
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+
+    # -- membership --------------------------------------------------------------------
+
+    @property
+    def must_join(self) -> bool:
+        """Whether partitions are, or soon will be, given out anew."""
+        return self._must_join
+
+    def note_poll(self) -> None:
+        """Note that the records' user is alive."""
+        self._last_poll = time.monotonic()
+
+    def join(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """Join the group, or its next round, and return this member's partitions.
+
+        Raises:
+            ApiError: the group does not take this member.
+            BrokerUnavailableError: no coordinator within the timeout.
+        """
+        while True:
+            response = self._join_once(topics)
+            code = error_code_of(response.error_code)
+            if code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = response.member_id
+                continue
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+                continue
+            check_error(code, f"joining group {self._settings.group_id!r}")
+            self.member_id = response.member_id
+            self.generation = response.generation_id
+            assigned = self._sync(response)
+            if assigned is not None:
+                self._must_join = False
+                self._start_heart()
+                return assigned
+
+    def _join_once(self, topics: Sequence[str]) -> JoinGroupResponse:
+        settings = self._settings
+        metadata = encode_subscription(topics)
+        request = JoinGroupRequest(
+            group_id=settings.group_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            rebalance_timeout_ms=settings.max_poll_interval_ms,
+            member_id=self.member_id,
+            group_instance_id=settings.group_instance_id,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name=RANGE, metadata=metadata)],
+        )
+        # The answer comes when all members have joined, which may take them this long.
+        wait_s = settings.max_poll_interval_ms / 1000 + self._timeout_s
+        return self._ask(
+            request, JoinGroupResponse, lambda answer: answer.error_code, wait_s=wait_s
+        )
+
+    def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition] | None:
+        """Hand in (as the leader) and fetch assignments; None: join again."""
+        assignments: list[SyncGroupRequestAssignment] = []
+        if joined.leader == joined.member_id and not joined.skip_assignment:
+            assignments = self._assign(joined)
+        request = SyncGroupRequest(
+            group_id=self._settings.group_id,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            protocol_type="consumer",
+            protocol_name=joined.protocol_name or RANGE,
+            assignments=assignments,
+        )
+        wait_s = self._settings.max_poll_interval_ms / 1000 + self._timeout_s
+        response = self._ask(
+            request, SyncGroupResponse, lambda answer: answer.error_code, wait_s=wait_s
+        )
+        code = error_code_of(response.error_code)
+        if code in _JOIN_AGAIN:
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+            return None
+        check_error(code, f"group {self._settings.group_id!r}")
+        return decode_assignment(response.assignment)
+
+    def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        subscriptions = {
+            member.member_id: decode_subscription(member.metadata)
+            for member in joined.members
+        }
+        wanted = sorted({name for names in subscriptions.values() for name in names})
+        counts = {
+            topic.name or "": len(topic.partitions)
+            for topic in self._cluster.metadata(wanted).topics
+            if not topic.error_code
+        }
+        return [
+            SyncGroupRequestAssignment(
+                member_id=member, assignment=encode_assignment(partitions)
+            )
+            for member, partitions in assign_range(subscriptions, counts).items()
+        ]
+
+    def _start_heart(self) -> None:
+        if self._heart is None:
+            self._heart = threading.Thread(
+                target=self._beat,
+                name=f"kafka-coordinator-heartbeat-thread | {self._settings.group_id}",
+                daemon=True,
+            )
+            self._heart.start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._settings.heartbeat_interval_ms / 1000):
+            if self._must_join:
+                continue
+            idle_ms = (time.monotonic() - self._last_poll) * 1000
+            if idle_ms > self._settings.max_poll_interval_ms:
+                self._must_join = True  # as good as dead: the others may have ours
+                self.leave()
+                continue
+            try:
+                self._beat_once()
+            except (MpbrokerError, OSError):
+                continue  # a later one, or the next call of the user, may succeed
+
+    def _beat_once(self) -> None:
+        request = HeartbeatRequest(
+            group_id=self._settings.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
+        with self._lock:
+            generation = self.generation
+            response = self._connect().request(request, HeartbeatResponse)
+        code = error_code_of(response.error_code)
+        if code in _FIND_AGAIN:
+            self._disconnect()
+        elif code in _JOIN_AGAIN and generation == self.generation:
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+            self._must_join = True
+
+    def leave(self) -> None:
+        """Leave the group, so that others get the partitions at once."""
+        if not self.member_id or self._settings.group_instance_id is not None:
+            return  # a static member comes back under its name
+        identity = MemberIdentity(member_id=self.member_id)
+        request = LeaveGroupRequest(group_id=self._settings.group_id)
+        try:
+            with self._lock:
+                transport = self._connect()
+                if transport.version_for(LeaveGroupRequest) >= 3:
+                    request.members = [identity]
+                else:
+                    request.member_id = self.member_id
+                transport.request(request, LeaveGroupResponse)
+        except MpbrokerError:
+            pass  # its session will run out
+        self.member_id, self.generation = "", -1
+
+    def close(self) -> None:
+        """Leave, and end the thread."""
+        self._stop.set()
+        if self._heart is not None:
+            self._heart.join()
+        self.leave()
+        self._disconnect()
+        self._cluster.close()
+
+    # -- offsets -----------------------------------------------------------------------
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store positions.
+
+        Raises:
+            RebalancedError: the partitions may be others' by now.
+            ApiError: refused otherwise.
+        """
+        topics: dict[str, list[OffsetCommitRequestPartition]] = {}
+        for partition, offset in offsets.items():
+            topics.setdefault(partition.topic, []).append(
+                OffsetCommitRequestPartition(
+                    partition_index=partition.partition,
+                    committed_offset=offset,
+                    committed_metadata="",
+                )
+            )
+        request = OffsetCommitRequest(
+            group_id=self._settings.group_id,
+            generation_id_or_member_epoch=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            topics=[
+                OffsetCommitRequestTopic(name=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ],
+        )
+        response = self._ask(
+            request,
+            OffsetCommitResponse,
+            _first_commit_error,
+            max_version=_NAMED_TOPICS_MAX_VERSION,
+        )
+        code = error_code_of(_first_commit_error(response))
+        if code in _JOIN_AGAIN:
+            self._must_join = True
+            raise RebalancedError(
+                f"group {self._settings.group_id!r}: {code.name}: nothing is committed;"
+                " poll again, and go on with what is assigned then"
+            )
+        check_error(code, f"commit of group {self._settings.group_id!r}")
+
+    def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return stored positions; partitions without one are left out."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            topics.setdefault(topic, []).append(partition)
+        request = OffsetFetchRequest(
+            group_id=self._settings.group_id,
+            topics=[
+                OffsetFetchRequestTopic(name=name, partition_indexes=indexes)
+                for name, indexes in topics.items()
+            ],
+        )
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            response = self._ask(
+                request,
+                OffsetFetchResponse,
+                lambda found: found.error_code,
+                max_version=_ONE_GROUP_MAX_VERSION,
+            )
+            check_error(response.error_code, f"group {self._settings.group_id!r}")
+            found = {}
+            unstable = False
+            for answer in response.topics:
+                for entry in answer.partitions:
+                    where = TopicPartition(answer.name, entry.partition_index)
+                    if entry.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                        unstable = True
+                        continue
+                    check_error(entry.error_code, f"position of {where}")
+                    if entry.committed_offset >= 0:
+                        found[where] = entry.committed_offset
+            if not unstable:
+                return found
+            if time.monotonic() > deadline:
+                raise RequestTimeoutError("a transaction holds the group's positions")
+            time.sleep(_RETRY_INTERVAL_S)
+
+
+def _first_commit_error(response: OffsetCommitResponse) -> int:
+    for topic in response.topics:
+        for entry in topic.partitions:
+            if entry.error_code:
+                return entry.error_code
+    return 0

@@ -1,0 +1,170 @@
+"""Our producer, kafka-python's and aiokafka's, in turn, to the same broker.
+
+Every run sends records of one kind with the settings that all three have (acks=all,
+batches of 16 KiB, linger of 5 ms) to a topic of four partitions of its own, and counts
+afterwards what the broker has. "pure" is ours without its compiled part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from unittest import mock
+
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import LATEST, delete_topic, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.producer import Producer, batch
+from mpbroker.protocol.record_encode import encode_records_in_python
+from tests.bench.cases import Case, Context
+from tests.bench.wire import AnswerError
+
+PARTITIONS: Final = 4
+BATCH_SIZE: Final = 16_384
+LINGER_MS: Final = 5
+
+
+class Work(NamedTuple):
+    """What is sent: so many values, and how they are compressed."""
+
+    bootstrap: str
+    topic: str
+    value: bytes
+    count: int
+    codec: str
+
+
+def _ours(work: Work) -> float:
+    with Producer(
+        bootstrap_servers=work.bootstrap,
+        batch_size=BATCH_SIZE,
+        linger_ms=LINGER_MS,
+        compression_type=work.codec,
+    ) as producer:
+        producer.partitions_for(work.topic)
+        began = time.perf_counter()
+        for _ in range(work.count):
+            producer.send(work.topic, work.value)
+        producer.flush()
+        return time.perf_counter() - began
+
+
+def _ours_pure(work: Work) -> float:
+    with mock.patch.object(batch, "encode_records", encode_records_in_python):
+        return _ours(work)
+
+
+def _kafka_python(work: Work) -> float:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(
+        bootstrap_servers=work.bootstrap,
+        acks="all",
+        batch_size=BATCH_SIZE,
+        linger_ms=LINGER_MS,
+        compression_type=None if work.codec == "none" else work.codec,
+    )
+    try:
+        producer.partitions_for(work.topic)
+        began = time.perf_counter()
+        for _ in range(work.count):
+            producer.send(work.topic, work.value)
+        producer.flush()
+        return time.perf_counter() - began
+    finally:
+        producer.close()
+
+
+def _aiokafka(work: Work) -> float:
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> float:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=work.bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            max_batch_size=BATCH_SIZE,
+            linger_ms=LINGER_MS,
+            compression_type=None if work.codec == "none" else work.codec,
+        )
+        await producer.start()
+        try:
+            await producer.partitions_for(work.topic)
+            began = time.perf_counter()
+            for _ in range(work.count):
+                await producer.send(work.topic, work.value)
+            await producer.flush()
+            return time.perf_counter() - began
+        finally:
+            await producer.stop()
+
+    return asyncio.run(run())
+
+
+CLIENTS: Final[dict[str, Callable[[Work], float]]] = {
+    "ours": _ours,
+    "pure": _ours_pure,
+    "kafka_python": _kafka_python,
+    "aiokafka": _aiokafka,
+}
+
+
+def _written(bootstrap: str, topic: str) -> int:
+    """Return how many records a topic has, and delete it."""
+    with Cluster(parse_addresses(bootstrap), 30) as cluster:
+        leaders = {
+            TopicPartition(topic, entry.partition_index): entry.leader_id
+            for entry in cluster.topic(topic).partitions
+        }
+        ends = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
+        delete_topic(cluster, topic)
+    return sum(answer.offset for answer in ends.values())
+
+
+def _run(context: Context, name: str, value: bytes, count: int, codec: str) -> float:
+    """Run one client; return records a second, all of them found at the broker."""
+    broker = context.broker
+    bootstrap = broker.bootstrap
+    topic = broker.topic(f"bench-py-{broker.next_number()}", PARTITIONS)
+    seconds = CLIENTS[name](Work(bootstrap, topic, value, count, codec))
+    written = _written(bootstrap, topic)
+    if written != count:
+        raise AnswerError(f"{name}: {written} records stored of {count} acknowledged")
+    return count / seconds
+
+
+def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
+    # Text that compresses as log lines do, not a run of one letter.
+    line = b"".join(b'{"id":%d,"user":"u%d","ok":true}' % (i, i * 7) for i in range(99))
+    value = line[:size]
+
+    def run(context: Context) -> dict[str, float]:
+        rates: dict[str, list[float]] = {name: [] for name in CLIENTS}
+        counts = dict.fromkeys(CLIENTS, 5000)
+        for turn in range(4):
+            for name in CLIENTS:
+                rate = _run(context, name, value, counts[name], codec)
+                counts[name] = max(5000, int(rate * context.seconds))
+                if turn:  # the first is a warm-up, and finds out how much is enough
+                    rates[name].append(rate)
+        median = {name: statistics.median(found) for name, found in rates.items()}
+        return {
+            "records_per_s": median["ours"],
+            "pure_records_per_s": median["pure"],
+            "times_kafka_python": median["ours"] / median["kafka_python"],
+            "pure_times_kafka_python": median["pure"] / median["kafka_python"],
+            "times_aiokafka": median["ours"] / median["aiokafka"],
+            "pure_times_aiokafka": median["pure"] / median["aiokafka"],
+        }
+
+    return run
+
+
+CASES: Final = [
+    Case(f"python-producers/{label}/{codec}", _throughput(size, codec))
+    for label, size in (("100B", 100), ("1KiB", 1024))
+    for codec in ("none", "lz4")
+]
