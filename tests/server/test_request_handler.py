@@ -279,7 +279,12 @@ def test_a_bug_in_answering_what_was_parked_is_answered_too(stage, caplog):
 
 def test_a_retiring_handler_hands_what_is_parked_to_the_others(memory):
     stage = Stage(memory, handler=3)
-    stage.handle = park_until_durable(stage, Log(memory, 1))
+    log = Log(memory, 1)
+    # The sync is another's: a handler waits for its own before it retires.
+    other = GroupCommit(5, Disk(), stage.purgatory.notify)
+    other.want(log)
+    other.start()
+    stage.handle = park_until_durable(stage, log)
     stage.send(7)
 
     def live():
