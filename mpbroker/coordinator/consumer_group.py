@@ -125,6 +125,7 @@ class ConsumerGroup:
         self.patterns: dict[str, frozenset[str]] = {}
         # The topics of all subscriptions that exist, and their partitions.
         self.topics: dict[str, int] = {}
+        self.metadata_hash = 0  # of these, as of the group epoch
         self.topics_version = -1  # as of which version of the topics these are
         # Who holds a partition, or has not given it up yet.
         self._holders: dict[TopicId, dict[int, str]] = {}

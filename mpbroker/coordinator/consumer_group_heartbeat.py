@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from typing import Final
 
 from mpbroker.coordinator.assignors import ASSIGNORS, MemberSpec, Partitions
@@ -296,7 +297,9 @@ class ConsumerGroupProtocol:
             changed = self._refresh_topics(group, now_ms) or changed
         if changed:
             group.group_epoch += 1
-            record = group_epoch_record(group.group_id, group.group_epoch)
+            record = group_epoch_record(
+                group.group_id, group.group_epoch, group.metadata_hash
+            )
             self._write(group, record)
         if assign and group.assignment_epoch < group.group_epoch:
             self._assign(group)
@@ -323,8 +326,10 @@ class ConsumerGroupProtocol:
             wanted |= group.wanted_topics(member)
         counts = {name: self._topics.partition_count(name) for name in wanted}
         topics = {name: count for name, count in sorted(counts.items()) if count}
-        if topics != group.topics:
-            group.topics = topics
+        group.topics = topics
+        metadata_hash = _hash(topics)
+        if metadata_hash != group.metadata_hash:
+            group.metadata_hash = metadata_hash
             changed = True
         return changed
 
@@ -487,6 +492,14 @@ def _matching(pattern: str, topics: Topics) -> frozenset[str]:
         for name in topics.topic_names()
         if not name.startswith("__") and regex.matches(name)
     )
+
+
+def _hash(topics: dict[str, int]) -> int:
+    """What a successor needs to see whether topics have changed; 0 of none."""
+    if not topics:
+        return 0
+    text = repr(sorted(topics.items())).encode()
+    return int.from_bytes(sha256(text).digest()[:8], "big", signed=True)
 
 
 def _rows(partitions: Partitions) -> list[TopicPartitions]:

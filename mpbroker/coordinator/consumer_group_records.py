@@ -32,11 +32,14 @@ from mpbroker.coordinator.group_records import (
 from mpbroker.protocol.message import Message
 
 
-def group_epoch_record(group_id: str, epoch: int | None) -> KeyValue:
+def group_epoch_record(
+    group_id: str, epoch: int | None, metadata_hash: int = 0
+) -> KeyValue:
     key = versioned(ConsumerGroupMetadataKey(group_id=group_id), 3)
     if epoch is None:
         return key, None
-    return key, versioned(ConsumerGroupMetadataValue(epoch=epoch), 0)
+    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash)
+    return key, versioned(value, 0)
 
 
 def member_record(
@@ -142,6 +145,7 @@ def replay(group: ConsumerGroup, key: Message, value: Message | None) -> None:
     if isinstance(key, ConsumerGroupMetadataKey):
         if isinstance(value, ConsumerGroupMetadataValue):
             group.group_epoch = value.epoch
+            group.metadata_hash = value.metadata_hash
     elif isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
         if isinstance(value, ConsumerGroupTargetAssignmentMetadataValue):
             group.assignment_epoch = value.assignment_epoch

@@ -1,0 +1,446 @@
+"""The consumer protocol (KIP-848), heartbeat by heartbeat."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mpbroker.coordinator.consumer_group import ConsumerGroup, ConsumerGroupState
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+)
+from mpbroker.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    TopicPartitions,
+)
+from mpbroker.protocol.messages.list_groups import ListGroupsRequest
+from tests.coordinator.rig import Rig
+
+S = ConsumerGroupState
+T = b"t".ljust(16, b"\0")
+
+
+def beat(rig, member_id, epoch, *, owned=None, version=1, **fields):
+    """One heartbeat, and its answer."""
+    if epoch == 0:
+        fields = {
+            "rebalance_timeout_ms": 20_000,
+            "subscribed_topic_names": ["t"],
+            **fields,
+        }
+        owned = owned or {}
+    rows = None
+    if owned is not None:
+        rows = [
+            TopicPartitions(topic_id=topic, partitions=sorted(numbers))
+            for topic, numbers in owned.items()
+            if numbers
+        ]
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=fields.pop("group", "g"),
+        member_id=member_id,
+        member_epoch=epoch,
+        topic_partitions=rows,
+        **fields,
+    )
+    return rig.ask("consumer_group_heartbeat", request, version)
+
+
+def given_to(answer):
+    return {
+        row.topic_id: set(row.partitions)
+        for row in (answer.assignment.topic_partitions if answer.assignment else ())
+    }
+
+
+class Consumer:
+    """A client as KIP-848 wants it: gives up at once what it must, keeps the rest."""
+
+    def __init__(self, rig, member_id, **fields):
+        self.rig, self.member_id, self.fields = rig, member_id, fields
+        self.epoch, self.owned = 0, {}
+        self.unsure = False  # has lost an answer: says everything once more
+
+    def beat(self):
+        fields = self.fields if self.epoch == 0 or self.unsure else {}
+        if self.unsure:
+            fields = {
+                "rebalance_timeout_ms": 20_000,
+                "subscribed_topic_names": ["t"],
+                **fields,
+            }
+        self.unsure = False
+        answer = beat(self.rig, self.member_id, self.epoch, owned=self.owned, **fields)
+        if answer.error_code in (
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+        ):
+            self.epoch, self.owned = 0, {}
+        elif answer.error_code == 0:
+            self.epoch = answer.member_epoch
+            if answer.assignment is not None:
+                self.owned = given_to(answer)
+        return answer
+
+
+def settle(*consumers):
+    for _ in range(6):
+        for consumer in consumers:
+            assert consumer.beat().error_code == 0
+
+
+def numbers(consumer):
+    return set().union(*consumer.owned.values()) if consumer.owned else set()
+
+
+# -- the way of a member ---------------------------------------------------------------
+
+
+def test_the_first_member_gets_everything_at_once(rig):
+    answer = beat(rig, "m", 0)
+    assert (answer.error_code, answer.member_id, answer.member_epoch) == (0, "m", 1)
+    assert given_to(answer) == {T: {0, 1, 2, 3}}
+    assert answer.heartbeat_interval_ms == 5000
+    assert beat(rig, "m", 1).assignment is None  # nothing new
+    assert rig.group().state is S.STABLE
+
+
+def test_version_0_is_given_an_id(rig):
+    answer = beat(rig, "", 0, version=0)
+    assert answer.member_id
+
+
+def test_a_second_member_waits_until_the_first_has_given_up(rig):
+    one, two = Consumer(rig, "one"), Consumer(rig, "two")
+    one.beat()
+    assert two.beat().member_epoch == 2
+    assert numbers(two) == set()
+    assert rig.group().state is S.RECONCILING
+    answer = beat(rig, "one", 1, owned=one.owned)
+    assert given_to(answer) == {T: {0, 1}}
+    assert answer.member_epoch == 1  # until it has given the others up
+    two.beat()
+    assert numbers(two) == set()
+    one.owned = given_to(answer)
+    assert one.beat().member_epoch == 2
+    two.beat()
+    assert numbers(two) == {2, 3}
+    assert rig.group().state is S.STABLE
+
+
+def test_what_a_member_leaves_goes_to_the_others(rig):
+    one, two = Consumer(rig, "one"), Consumer(rig, "two")
+    settle(one, two)
+    answer = beat(rig, "two", -1)
+    assert (answer.error_code, answer.member_epoch) == (0, -1)
+    settle(one)
+    assert numbers(one) == {0, 1, 2, 3}
+
+
+def test_a_silent_member_is_out_after_its_session(rig):
+    one, two = Consumer(rig, "one"), Consumer(rig, "two")
+    settle(one, two)
+    for _ in range(10):
+        rig.advance(5000)
+        one.beat()
+    assert numbers(one) == {0, 1, 2, 3}
+    assert two.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_who_does_not_give_up_in_time_is_out(rig):
+    one, two = Consumer(rig, "one"), Consumer(rig, "two")
+    one.beat()
+    two.beat()
+    for _ in range(5):
+        beat(rig, "one", 1, owned={T: {0, 1, 2, 3}})
+        rig.advance(5000)
+        two.beat()
+    assert "one" not in rig.group().members
+    two.beat()
+    assert numbers(two) == {0, 1, 2, 3}
+
+
+def test_a_new_partition_is_somebodys_at_the_next_heartbeat(rig):
+    one = Consumer(rig, "one")
+    settle(one)
+    rig.topics.counts["t"] = 6
+    settle(one)
+    assert numbers(one) == set(range(6))
+
+
+def test_a_pattern_takes_in_topics_as_they_come(rig):
+    one = Consumer(
+        rig, "one", subscribed_topic_regex="logs-.*", subscribed_topic_names=None
+    )
+    settle(one)
+    assert one.owned == {}
+    rig.topics.counts |= {"logs-a": 1, "other": 2}
+    settle(one)
+    assert one.owned == {b"logs-a".ljust(16, b"\0"): {0}}
+    rig.restart()
+    rig.topics.counts["logs-b"] = 1
+    settle(one)
+    assert len(one.owned) == 2
+
+
+def test_a_change_of_subscription_is_a_new_epoch(rig):
+    one = Consumer(rig, "one")
+    settle(one)
+    answer = beat(rig, "one", one.epoch, subscribed_topic_names=["u"])
+    assert rig.group().group_epoch == 2
+    assert given_to(answer) == {}
+    one.owned = {}
+    settle(one)
+    assert one.owned == {b"u".ljust(16, b"\0"): {0, 1}}
+
+
+@pytest.mark.parametrize("assignor", ["uniform", "range"])
+def test_the_assignor_is_the_one_that_most_ask_for(rig, assignor):
+    members = [Consumer(rig, f"m{n}", server_assignor=assignor) for n in range(2)]
+    settle(*members)
+    assert rig.group().assignor_name == assignor
+
+
+# -- refusals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"group": ""}, ErrorCode.INVALID_REQUEST),
+        ({"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": -3}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": -2}, ErrorCode.INVALID_REQUEST),
+        ({"epoch": -1}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"epoch": 5}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
+        ({"owned": {T: {0}}}, ErrorCode.INVALID_REQUEST),
+        ({"instance_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rack_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"subscribed_topic_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(rig, fields, code):
+    member_id = fields.pop("member_id", "m")
+    answer = beat(rig, member_id, fields.pop("epoch", 0), **fields)
+    assert answer.error_code == code
+    assert len(rig.coordinator) == 0
+    assert not rig.log
+
+
+def test_epochs_from_the_past_and_the_future_are_fenced(rig):
+    one, two = Consumer(rig, "one"), Consumer(rig, "two")
+    settle(one, two)
+    written = len(rig.log)
+    for epoch in (one.epoch + 1, one.epoch - 2):
+        if epoch > 0:
+            answer = beat(rig, "one", epoch, owned=one.owned)
+            assert answer.error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    answer = beat(rig, "one", 1, owned={T: {3}})
+    assert answer.error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert len(rig.log) == written
+    # Who only missed an answer may go on.
+    assert beat(rig, "one", 1, owned=one.owned).error_code == 0
+    assert beat(rig, "x", 3).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_full_group_takes_nobody():
+    rig = Rig(group_consumer_max_size=1)
+    beat(rig, "one", 0)
+    assert beat(rig, "two", 0).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_the_protocol_can_be_turned_off():
+    rig = Rig(rebalance_protocols=("classic",))
+    assert beat(rig, "one", 0).error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+# -- static members --------------------------------------------------------------------
+
+
+def test_a_static_member_that_goes_for_a_while_keeps_its_share(rig):
+    one = Consumer(rig, "one", instance_id="i")
+    two = Consumer(rig, "two")
+    settle(one, two)
+    share, epoch = one.owned, rig.group().group_epoch
+    answer = beat(rig, "one", -2, instance_id="i")
+    assert answer.member_epoch == -2
+    two.beat()
+    rig.restart()
+    again = beat(rig, "again", 0, instance_id="i")
+    assert given_to(again) == share
+    assert rig.group().group_epoch == epoch
+    assert "one" not in rig.group().members
+
+
+def test_an_instance_has_one_member(rig):
+    beat(rig, "one", 0, instance_id="i")
+    code = beat(rig, "two", 0, instance_id="i").error_code
+    assert code == ErrorCode.UNRELEASED_INSTANCE_ID
+    code = beat(rig, "two", 1, instance_id="i").error_code
+    assert code == ErrorCode.FENCED_INSTANCE_ID
+    code = beat(rig, "one", 1, instance_id="j").error_code
+    assert code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+# -- beside the classic protocol -------------------------------------------------------
+
+
+def test_commits_are_of_a_member_and_its_epoch(rig):
+    beat(rig, "m", 0)
+    kwargs = {"member_id": "m", "version": 9}
+    assert rig.commit({("t", 0): 3}, generation=1, **kwargs) == {("t", 0): 0}
+    assert rig.commit({("t", 0): 4}, generation=0, **kwargs) == {
+        ("t", 0): ErrorCode.STALE_MEMBER_EPOCH
+    }
+    kwargs["member_id"] = "x"
+    assert rig.commit({("t", 0): 4}, generation=1, **kwargs) == {
+        ("t", 0): ErrorCode.UNKNOWN_MEMBER_ID
+    }
+    assert rig.fetch() == {("t", 0): 3}
+    rig.restart()
+    assert rig.fetch() == {("t", 0): 3}
+
+
+def test_a_group_changes_its_protocol_while_it_is_empty(rig):
+    (classic,) = rig.stable(1)
+    rig.commit({("t", 0): 3}, member_id=classic, generation=1)
+    assert beat(rig, "m", 0).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    rig.leave(classic)
+    assert beat(rig, "m", 0).error_code == 0
+    rig.restart()
+    assert isinstance(rig.group(), ConsumerGroup)
+    assert rig.answer(rig.join()).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert rig.heartbeat("m", 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    beat(rig, "m", -1)
+    assert rig.fetch() == {("t", 0): 3}
+    rig.stable(1)
+    rig.restart()
+    assert not isinstance(rig.group(), ConsumerGroup)
+    assert rig.fetch() == {("t", 0): 3}
+
+
+def test_a_group_is_listed_and_described(rig):
+    one = Consumer(rig, "one")
+    settle(one)
+    (row,) = rig.ask(
+        "list_groups", ListGroupsRequest(types_filter=["consumer"]), 5
+    ).groups
+    assert (row.group_id, row.group_type, row.group_state) == (
+        "g",
+        "Consumer",
+        "Stable",
+    )
+    request = ConsumerGroupDescribeRequest(group_ids=["g", "none"])
+    found, missing = rig.ask("consumer_group_describe", request, 1).groups
+    assert (found.group_state, found.group_epoch, found.assignment_epoch) == (
+        "Stable",
+        1,
+        1,
+    )
+    (member,) = found.members
+    assert member.subscribed_topic_names == ["t"]
+    for assignment in (member.assignment, member.target_assignment):
+        (row,) = assignment.topic_partitions
+        assert (row.topic_name, row.partitions) == ("t", [0, 1, 2, 3])
+    assert missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+# -- whatever happens ------------------------------------------------------------------
+
+
+class ConsumerGroups(RuleBasedStateMachine):
+    """Clients that come, go, stall and lose answers; a coordinator that dies."""
+
+    def __init__(self):
+        super().__init__()
+        self.rig = Rig()
+        self.consumers = [Consumer(self.rig, f"m{number}") for number in range(4)]
+
+    @rule(number=st.integers(0, 3))
+    def beat(self, number):
+        assert self.consumers[number].beat().error_code in (
+            ErrorCode.NONE,
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+        )
+
+    @rule(number=st.integers(0, 3))
+    def beat_and_lose_the_answer(self, number):
+        consumer = self.consumers[number]
+        epoch, owned = consumer.epoch, consumer.owned
+        consumer.beat()
+        if epoch:  # who loses the answer to its join asks again
+            consumer.epoch, consumer.owned = epoch, owned
+            consumer.unsure = True
+
+    @rule(number=st.integers(0, 3))
+    def leave(self, number):
+        consumer = self.consumers[number]
+        if consumer.epoch > 0:
+            beat(self.rig, consumer.member_id, -1)
+            consumer.epoch, consumer.owned = 0, {}
+
+    @rule(count=st.integers(1, 8))
+    def change_topic(self, count):
+        self.rig.topics.counts["t"] = max(count, self.rig.topics.counts["t"])
+
+    @rule(ms=st.sampled_from([1000, 10_000, 50_000]))
+    def wait(self, ms):
+        self.rig.advance(ms)
+        if ms >= 45_000:
+            # A client that could not heartbeat gives up what it has.
+            for consumer in self.consumers:
+                consumer.epoch, consumer.owned = 0, {}
+
+    @rule()
+    def restart(self):
+        before = self.rig.group()
+        self.rig.restart()
+        after = self.rig.group()
+        if before is not None:
+            assert after.group_epoch == before.group_epoch
+            assert after.target == before.target
+            assert {m: x.position() for m, x in after.members.items()} == {
+                m: x.position() for m, x in before.members.items()
+            }
+
+    @invariant()
+    def nothing_is_two_members(self):
+        group = self.rig.group()
+        if group is None:
+            return
+        held = [
+            (topic, n)
+            for member in group.members.values()
+            for partitions in (member.assigned, member.pending_revocation)
+            for topic, numbers in partitions.items()
+            for n in numbers
+        ]
+        assert len(held) == len(set(held))
+        for topic, n in held:
+            assert group.holder(topic, n) is not None
+        for member in group.members.values():
+            assert member.member_epoch <= group.assignment_epoch <= group.group_epoch
+
+    def teardown(self):
+        """Left alone with their heartbeats, all get to the target."""
+        for _ in range(8):
+            for consumer in self.consumers:
+                consumer.beat()
+        shares = [numbers(consumer) for consumer in self.consumers]
+        assert sum(map(len, shares)) == self.rig.topics.counts["t"]
+        assert set().union(*shares) == set(range(self.rig.topics.counts["t"]))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert self.rig.group().state is S.STABLE
+
+
+ConsumerGroups.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None
+)
+TestConsumerGroups = ConsumerGroups.TestCase
