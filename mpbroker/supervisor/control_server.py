@@ -74,6 +74,7 @@ class ControlServer:
         self._loop = loop
         self._execute = execute
         self._sessions: dict[int, _Session] = {}
+        self._looks_away = False
         self._listener, found = _listen(path)
         self._file = (found.st_dev, found.st_ino)
         self._group = found.st_gid
@@ -87,7 +88,8 @@ class ControlServer:
         for session in list(self._sessions.values()):
             self._close(session)
         self._loop.only_ours.discard(self._listener.fileno())
-        self._loop.unwatch(self._listener.fileno())
+        if not self._looks_away:
+            self._loop.unwatch(self._listener.fileno())
         self._listener.close()
         try:
             found = os.stat(self.path)
@@ -101,8 +103,14 @@ class ControlServer:
     def _accept(self, events: int) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            # It has gone; or we are out of descriptors, and it may wait.
+        except BlockingIOError:
+            return  # it has gone
+        except OSError as error:
+            # Out of descriptors: who waits is reported again and again, so look away
+            # for a second.
+            _LOG.warning("control socket: cannot accept: %s", error.strerror)
+            self._loop.unwatch(self._listener.fileno())
+            self._looks_away = True
             return
         sock.setblocking(False)
         session = _Session(sock)
@@ -188,6 +196,9 @@ class ControlServer:
         session.sock.close()
 
     def _close_the_silent(self) -> None:
+        if self._looks_away:
+            self._looks_away = False
+            self._loop.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
         now = time.monotonic()
         for session in list(self._sessions.values()):
             if now - session.active > session.patience_s:

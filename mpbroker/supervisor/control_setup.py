@@ -97,14 +97,18 @@ class BrokerControl:
             _LOG.error("reload: nothing is changed: %s", error)
 
     def _record(self, child: Child) -> None:
-        commands = self._built()
-        commands.deaths.record(
-            child.role.value, child.number, child.pid, child.last_exit
-        )
-        self._identity["deaths"] = commands.deaths.published()
+        try:
+            deaths = self._built().deaths
+            deaths.record(child.role.value, child.number, child.pid, child.last_exit)
+            self._identity["deaths"] = deaths.published()
+        except Exception:  # noqa: BLE001 - evidence, for which no repair must wait
+            _LOG.exception("the black box of the dead cannot be read; this is a bug")
 
     def _look(self) -> None:
-        self._built().look()
+        try:
+            self._built().look()
+        except MpbrokerError as error:
+            _LOG.warning("control socket: %s", error)
 
     def _built(self) -> ControlCommands:
         if self._commands is None:

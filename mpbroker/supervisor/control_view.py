@@ -92,7 +92,7 @@ class BrokerView:
         words = self.control
         return {
             "at_ns": time.monotonic_ns(),
-            "phase": Phase(words[HEADER + HEADER_PHASE]).name,
+            "phase": _phase_name(words[HEADER + HEADER_PHASE]),
             "active_handlers": words[HEADER + HEADER_ACTIVE_HANDLERS],
             "ring_waiting": _waiting(words, REQUEST_RING),
             "coordinator_waiting": _waiting(words, COORDINATOR_RING),
@@ -300,6 +300,13 @@ def _open_rows(words: memoryview, first: int, end: int) -> list[int]:
         ) : CONNECTION_WORDS
     ].tolist()
     return [first + index for index, state in enumerate(states) if state & STATE_MASK]
+
+
+def _phase_name(phase: int) -> str:
+    try:
+        return Phase(phase).name
+    except ValueError:
+        return f"phase {phase}"
 
 
 def _state_name(state: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -264,6 +265,28 @@ def test_children_of_the_supervisor_are_told_to_close_what_is_not_theirs(server)
     assert len(server.loop.only_ours) == 1
     server.server.close()
     assert not server.loop.only_ours and not server.loop.watched
+
+
+def test_without_descriptors_it_looks_away_for_a_while_and_then_goes_on(
+    server, monkeypatch
+):
+    class OutOfFiles:
+        def fileno(self):
+            return listener.fileno()
+
+        def accept(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    listener = server.server._listener
+    client = server.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.server, "_listener", OutOfFiles())
+        server.loop.turn(1)
+    assert not server.loop.watched
+    (look,) = server.loop.tasks
+    look()
+    client.send(say("at last"))
+    assert server.answers(client)[0]["ok"]
 
 
 # -- the file ------------------------------------------------------------------------
