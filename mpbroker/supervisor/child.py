@@ -92,6 +92,7 @@ class Child:
         self.number = number  # its id within the role; the listener's, of an acceptor
         self.listener = listener  # the one it serves; -1: none in particular
         self.run = run
+        self.targets: frozenset[int] | None = None  # who gets its connections
         self.renewed = False  # it was told to end, for a successor with its id
         self.replaced = False  # it shall retire when a successor is ready
         self.killed_at = 0.0  # when it will be, if it has not retired by then; 0: not

@@ -40,9 +40,16 @@ from mpbroker.ipc.layout import (
     PROCESSOR_LISTENER,
     PROCESSOR_PID,
     PROCESSOR_READY,
+    SLOT_EXTENT,
+    SLOT_STATE,
+    SLOTS_PER_PROCESSOR,
+    STATE_MASK,
     HandlerCounter,
+    SlotState,
     handler_row,
     processor_row,
+    slot_row,
+    slots_in_use,
 )
 from mpbroker.supervisor.child import (
     Child,
@@ -50,6 +57,14 @@ from mpbroker.supervisor.child import (
     ChildRecord,
     ChildState,
     Role,
+)
+from mpbroker.supervisor.connections import (
+    forget_orders,
+    move_connections,
+    owned_connections,
+    rebalance,
+    rescue_connections,
+    stop_accepting,
 )
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
@@ -134,6 +149,9 @@ class Pools:
             *(_Pool(Role.PROCESSOR, listener.number) for listener in listeners),
             *(_Pool(Role.ACCEPTOR, listener.number) for listener in listeners),
         ]
+        # The processors among which connections were evened out last.
+        self._balanced: dict[_Pool, frozenset[int]] = {}
+        self._untidy: set[int] = set()  # retired handlers whose region is in use
         self.sizes = sizes
         self.accepts = True  # whether there shall be acceptors
         for pool in self._pools:
@@ -143,6 +161,11 @@ class Pools:
                     child.adopt(record)
             for _ in range(0 if adopted else self._wanted(pool)):
                 self._add(pool)
+            if pool.role is Role.PROCESSOR:
+                for child in self._members(pool):
+                    if _stays(child):
+                        row = processor_row(child.number)
+                        self._words[row + PROCESSOR_LISTENER] = pool.listener + 1
 
     # -- what is wanted ----------------------------------------------------------------
 
@@ -178,6 +201,12 @@ class Pools:
         """There are as many as are wanted, all of them ready, and none retires."""
         return all(self._is_settled(pool) for pool in self._pools)
 
+    def _numbers(self, pool: _Pool) -> frozenset[int] | None:
+        """The processors of a pool; None of another pool: nothing is to be balanced."""
+        if pool.role is not Role.PROCESSOR:
+            return None
+        return frozenset(child.number for child in self._members(pool))
+
     def _is_settled(self, pool: _Pool) -> bool:
         members = list(self._members(pool))
         return len(members) == self._wanted(pool) and all(
@@ -197,7 +226,8 @@ class Pools:
         """
         before = self._states()
         for pool in self._pools:
-            if not self._is_settled(pool):
+            is_new = self._balanced.get(pool) != self._numbers(pool)
+            if not self._is_settled(pool) or is_new:
                 self._step(pool)
         return self._states() != before
 
@@ -247,6 +277,30 @@ class Pools:
             ):
                 serving -= 1
                 self._retire(child)
+        if pool.role is Role.PROCESSOR:
+            self._open_and_move(pool)
+
+    def _open_and_move(self, pool: _Pool) -> None:
+        """Let new processors have connections, and those that retire give theirs away.
+
+        Everything in here may be done again: after each change the last word counts.
+        """
+        serving = frozenset(
+            child.number
+            for child in self._members(pool)
+            if child.state is ChildState.READY
+        )
+        for number in serving:
+            self._words[processor_row(number) + PROCESSOR_LISTENER] = pool.listener + 1
+        for child in self._members(pool):
+            if child.state is ChildState.DRAINING and child.targets != serving:
+                child.targets = serving
+                move_connections(self._memory, child.number, serving)
+        if self._is_settled(pool) and serving != self._balanced.get(pool):
+            self._balanced[pool] = serving
+            moved = rebalance(self._memory, serving)
+            if moved:
+                _LOG.info("%d connections move to even processors out", moved)
 
     def _add(self, pool: _Pool) -> Child | None:
         """Make a child on the lowest spare id; None if there is none."""
@@ -261,11 +315,10 @@ class Pools:
         role, roles = pool.role, self._roles
         if role is Role.HANDLER:
             run = partial(roles.run_handler, number)
+            self._untidy.discard(number)
             self._words[handler_row(number) + HANDLER_ACTIVE] = 1
         elif role is Role.PROCESSOR:
             run = partial(roles.run_processor, number, pool.listener)
-            row = processor_row(number)
-            self._words[row + PROCESSOR_LISTENER] = pool.listener + 1
         else:
             run = partial(roles.run_acceptor, number)
         child = Child(role, number, run, pool.listener)
@@ -282,12 +335,17 @@ class Pools:
         if child.state is ChildState.ENDED:  # it was dead, and waited for a successor
             self.forget(child)
             return
+        if child.role is Role.PROCESSOR:
+            # Its connections go as they are answered, and nobody is hurried; should it
+            # hang, its lease runs out. ``_move_all`` tells it where to.
+            stop_accepting(self._memory, child.number)
+            return
         child.killed_at = time.monotonic() + _RETIRE_S
         if child.role is Role.HANDLER:
             self._words[handler_row(child.number) + HANDLER_ACTIVE] = 0
             self._count_handlers()
             self._memory.handler_bells[child.number].ring()
-        elif child.role is Role.ACCEPTOR:
+        else:
             self._words[HEADER + HEADER_RETIRING + child.listener] = child.pid
             self._memory.acceptor_bell.ring()
 
@@ -306,9 +364,16 @@ class Pools:
                 child.killed_at = 0.0
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
-    def forget(self, child: Child) -> None:
+    def forget(self, child: Child, *, was_killed: bool = False) -> None:
         """A child has retired, and nothing of it is left: its id is spare."""
         self._children.remove(child)
+        if (
+            child.role is Role.PROCESSOR
+            and was_killed
+            and owned_connections(self._memory, child.number)
+        ):
+            self._go_on_moving(child)
+            return
         words = child_words(child)
         if words is not None:
             self._words[words.pid] = self._words[words.ready] = 0
@@ -317,7 +382,50 @@ class Pools:
             self._words[row + HANDLER_ACTIVE] = 0
             self._words[row + HANDLER_COUNTERS + HandlerCounter.PARKED] = 0
             self._count_handlers()
+            self._untidy.add(child.number)
+        elif child.role is Role.PROCESSOR:
+            forget_orders(self._memory, child.number)
+            if not was_killed:  # then handlers may still work on what it has received
+                self._give_back_processor(child.number)
+            others = {
+                other.number
+                for other in self._children
+                if other.role is Role.PROCESSOR and _stays(other)
+            }
+            rescue_connections(self._memory, others)
         _LOG.info("%s %d has retired", child.role.value, child.number)
+
+    def _give_back_processor(self, processor: int) -> None:
+        """Nothing of a processor that has retired is in use: return its memory."""
+        layout = self._memory.arena_layout
+        first = layout.block(processor * SLOTS_PER_PROCESSOR)
+        self._memory.arena.give_back(first, layout.processor_region_bytes)
+
+    def tidy(self) -> None:
+        """Return the memory of retired handlers whose answers have all been sent."""
+        busy = (SlotState.CLAIMED, SlotState.RESPONDING)
+        for handler in list(self._untidy):
+            region = self._memory.arena_layout.response_extents(handler)
+            rows = (
+                slot_row(slot)
+                for processor in range(MAX_PROCESSORS)
+                for slot in slots_in_use(self._words, processor)
+            )
+            if not any(
+                0 <= self._words[row + SLOT_EXTENT] - region.start < region.size_bytes
+                and self._words[row + SLOT_STATE] & STATE_MASK in busy
+                for row in rows
+            ):
+                self._memory.arena.give_back(region.start, region.size_bytes)
+                self._untidy.discard(handler)
+
+    def _go_on_moving(self, child: Child) -> None:
+        """A processor has died over its retirement: its successor retires instead."""
+        pool = _Pool(child.role, child.listener)
+        successor = self._make(pool, child.number)
+        successor.restarts = child.restarts
+        successor.replaced = True
+        self._spawn(successor)
 
     def _count_handlers(self) -> None:
         """Tell the handlers among how many they share the requests."""

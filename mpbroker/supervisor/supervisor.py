@@ -103,6 +103,7 @@ class Supervisor(Loop):
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
         self._add(Role.KEEPER, 0, roles.run_keeper)
         self._adopt(adopted)
+        self.every(TICK_S, self._pools.tidy)
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))
@@ -253,7 +254,7 @@ class Supervisor(Loop):
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
         if child.state is ChildState.ENDED:
-            self._pools.forget(child)
+            self._pools.forget(child, was_killed=status != 0)
         elif child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
             _LOG.critical(
                 "%s %d cannot be kept running; the broker stops",

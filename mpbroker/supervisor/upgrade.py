@@ -53,8 +53,8 @@ _LOOK_S: Final = 0.02
 # A new child that dies so often does not work, whatever killed it.
 _MAX_FAILURES: Final = 3
 _REASON_BYTES: Final = 4096
-# In this order: first those that have successors beside them.
-_ALONE: Final = (Role.PROCESSOR, Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER)
+# They come after those that have successors beside them.
+_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER)
 
 
 class UpgradeError(MpbrokerError):
@@ -278,7 +278,7 @@ class Renewal:
         self._round_ended = False
         self.is_done = False
         for child in children:
-            if child.role in (Role.HANDLER, Role.ACCEPTOR):
+            if child.role not in _ALONE:
                 child.replaced = True
 
     def turn(self) -> float | None:

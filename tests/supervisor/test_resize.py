@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 
 import pytest
 
+from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.ipc.layout import (
+    HANDLER_ACTIVE,
+    HEADER,
+    HEADER_ACTIVE_HANDLERS,
+    MAX_PROCESSORS,
+    REQUEST_RING,
+    RING_HEAD,
+    RING_TAIL,
+    SLOT_STATE,
+    STATE_MASK,
+    handler_row,
+    slot_row,
+    slots_in_use,
+)
+from mpbroker.network.connection_rows import live_rows
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
+from mpbroker.supervisor.control_attach import attach
 from tests.supervisor.load import (
     Load,
     api_versions,
@@ -61,6 +79,129 @@ def test_handlers_come_and_go_under_load_and_nobody_notices(broker, acks):
     assert sum(load.losses) == 0
     broker.stop()
     load.verify(read_log(broker.data_dir))
+
+
+def test_processors_come_and_go_under_load_and_nobody_is_disconnected(broker):
+    chosen = random.Random(7)
+    with Load(broker, 12) as load:
+        for _ in range(6):
+            number = chosen.randint(1, 8)
+            resize(broker, processors=number)
+            load.run(60)
+            wait_for_sizes(broker, 2, number)
+        load.run(20)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def test_both_pools_may_be_resized_at_once(broker):
+    chosen = random.Random(3)
+    with Load(broker, 12, acks=-1) as load:
+        for _ in range(4):
+            handlers, processors = chosen.randint(1, 8), chosen.randint(1, 8)
+            resize(broker, handlers, processors)
+            load.run(40)
+            wait_for_sizes(broker, handlers, processors)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def connections(broker):
+    """How many connections each processor has, by number."""
+    with ControlClient(os.fspath(broker.data_dir / "control.sock"), 30.0) as client:
+        status = client.request("status")
+    return {each["id"]: each["connections"] for each in status["processors"]}
+
+
+def test_old_connections_too_are_shared_with_processors_that_come(broker):
+    socks = [dial(broker) for _ in range(12)]
+    for sock in socks:
+        assert api_versions(sock)
+    resize(broker, processors=3)
+    wait_until(lambda: sorted(connections(broker).values()) == [4, 4, 4])
+    for sock in socks:
+        assert api_versions(sock)
+        sock.close()
+
+
+def test_idle_connections_and_half_sent_requests_move_too(broker):
+    resize(broker, processors=4)
+    wait_for_sizes(broker, 2, 4)
+    socks = [dial(broker) for _ in range(16)]
+    large = frame(ApiKey.PRODUCE, 9, produce_body(bytes(100_000)))
+    small = frame(ApiKey.PRODUCE, 9, produce_body(b"small"))
+    for number, sock in enumerate(socks):
+        whole = small if number % 2 else large
+        assert api_versions(sock)
+        sock.sendall(whole[: len(whole) // 2])
+    resize(broker, processors=1)
+    wait_for_sizes(broker, 2, 1)
+    for number, sock in enumerate(socks):
+        whole = small if number % 2 else large
+        sock.sendall(whole[len(whole) // 2 :])
+        assert receive_frame(sock)[:4] == b"\0\0\0\x01"
+        sock.close()
+
+
+def test_a_processor_that_dies_over_its_retirement_loses_nobody(broker):
+    with Load(broker, 12) as load:
+        for _ in range(3):
+            resize(broker, processors=4)
+            load.run(40)
+            wait_for_sizes(broker, 2, 4)
+            resize(broker, processors=1)
+            for victim in (3, 0, 2):
+                if ("processor", victim) in children(broker):
+                    kill(broker, "processor", victim)
+            load.run(40)
+            wait_for_sizes(broker, 2, 1)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
+def holdings(broker):
+    """What a broker holds that has no clients."""
+    view = attach(broker.pid)
+    words = view.control
+    slots = [
+        slot
+        for processor in range(MAX_PROCESSORS)
+        for slot in slots_in_use(words, processor)
+        if words[slot_row(slot) + SLOT_STATE] & STATE_MASK
+    ]
+    return {
+        "descriptors": sorted(kinds_of_descriptors(broker.pid)),
+        "rows": list(live_rows(words)),
+        "slots": slots,
+        "queued": words[REQUEST_RING + RING_TAIL] - words[REQUEST_RING + RING_HEAD],
+        "handlers": [words[handler_row(n) + HANDLER_ACTIVE] for n in range(59)],
+        "sharing": words[HEADER + HEADER_ACTIVE_HANDLERS],
+    }
+
+
+def kinds_of_descriptors(pid):
+    folder = f"/proc/{pid}/fd"
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"{folder}/{fd}").partition("[")[0]
+
+
+def test_nothing_is_left_of_many_resizes(broker):
+    wait_until(lambda: not holdings(broker)["rows"])
+    before = holdings(broker)
+    chosen = random.Random(11)
+    with Load(broker, 12) as load:
+        for _ in range(4):
+            handlers, processors = chosen.randint(1, 8), chosen.randint(1, 8)
+            resize(broker, handlers, processors)
+            load.run(20)
+            wait_for_sizes(broker, handlers, processors)
+        resize(broker, 2, 1)
+        wait_for_sizes(broker, 2, 1)
+    wait_until(lambda: holdings(broker) == before)
 
 
 def test_the_last_of_several_resizes_wins(broker):

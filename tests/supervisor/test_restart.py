@@ -55,6 +55,19 @@ def test_handlers_are_replaced_under_load_and_nobody_notices(broker):
     load.verify(read_log(broker.data_dir))
 
 
+def test_processors_are_replaced_under_load_and_nobody_is_disconnected(broker):
+    with Load(broker, 8) as load:
+        for _ in range(4):
+            ((_, number), pid) = next(iter(children(broker, "processor").items()))
+            restart(broker, "processor", number)
+            load.run(50)
+            wait_for_successor(broker, "processor", pid)
+        load.run(20)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
+
+
 def test_an_acceptor_is_replaced_and_refuses_nobody(broker):
     for _ in range(3):
         pid = children(broker)["acceptor", 0]
