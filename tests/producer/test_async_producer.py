@@ -1,0 +1,74 @@
+"""`AsyncProducer`: the same records, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mpbroker.producer import AsyncProducer, DeliveryTimeoutError, SerializationError
+
+
+def test_futures_are_awaited_and_the_loop_goes_on(bootstrap, new_topic, read):
+    topic = new_topic()
+
+    async def run():
+        async with AsyncProducer(bootstrap_servers=bootstrap) as producer:
+            futures = [await producer.send(topic, b"%d" % i) for i in range(500)]
+            done = await asyncio.gather(*futures)
+            assert await producer.partitions_for(topic) == 1
+            one = await producer.send_and_wait(topic, b"last", b"key")
+            await producer.flush()
+            return [metadata.offset for metadata in done], one.offset
+
+    assert asyncio.run(run()) == (list(range(500)), 500)
+    assert len(read(topic)[0]) == 501
+
+
+def test_little_memory_does_not_block_the_loop(bootstrap, new_topic):
+    topic = new_topic()
+
+    async def run():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        async with AsyncProducer(
+            bootstrap_servers=bootstrap, buffer_memory=2000, batch_size=500
+        ) as producer:
+            ticking = asyncio.create_task(tick())
+            futures = [await producer.send(topic, b"x" * 200) for _ in range(100)]
+            before = ticks
+            await asyncio.gather(*futures)
+            ticking.cancel()
+            return before
+
+    assert asyncio.run(run()) > 100
+
+
+def test_errors_are_raised_by_awaiting_and_a_cancelled_future_harms_nobody(
+    bootstrap, new_topic
+):
+    topic = new_topic(max_message_bytes="1000")
+
+    async def run():
+        async with AsyncProducer(
+            bootstrap_servers=bootstrap, max_block_ms=300
+        ) as producer:
+            with pytest.raises(SerializationError):
+                await producer.send(topic, "text")
+            with pytest.raises(DeliveryTimeoutError, match="no partition 7"):
+                await producer.send_and_wait(topic, b"x", partition=7)
+            cancelled = await producer.send(topic, b"x")
+            cancelled.cancel()
+            refused = await producer.send(topic, b"x" * 5000)
+            with pytest.raises(Exception, match="TOO_LARGE"):
+                await refused
+            assert (await producer.send_and_wait(topic, b"y")).offset == 1
+            assert producer.metrics()["producer-metrics"]["record-send-total"] >= 3
+
+    asyncio.run(run())
