@@ -14,6 +14,7 @@ from typing import Final
 from tests.bench import (
     client_throughput,
     flatness,
+    groups,
     idle,
     large_requests,
     latency,
@@ -46,6 +47,7 @@ ALL_CASES: Final = [
     *latency.CASES,
     *python_producers.CASES,
     *flatness.CASES,
+    *groups.CASES,
 ]
 
 EPILOG: Final = """\
