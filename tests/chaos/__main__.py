@@ -17,7 +17,9 @@ from tests.chaos.campaign import Campaign, Promises, Result, dying_command, tabl
 
 # Figures of a quiet machine with two cores; a loaded one pauses by itself.
 _HANDLER = Promises(disconnects=0, pause_ms=100)
-_PROCESSOR = Promises(disconnects=None, pause_ms=None)
+_PROCESSOR = Promises(disconnects=0, pause_ms=200)
+_RESIZE = Promises(disconnects=0, pause_ms=100)
+_UPGRADE = Promises(disconnects=0, pause_ms=500)
 
 
 def main() -> int:
@@ -56,6 +58,8 @@ def _arguments() -> argparse.Namespace:
     count("handlers", 300, "timed kills of handlers")
     count("processors", 300, "timed kills of processors")
     count("acceptors", 100, "timed kills of acceptors")
+    count("resizes", 100, "resizes to random sizes from 1 to 8")
+    count("upgrades", 10, "replacements of the whole broker in place")
     count("supervisors", 30, "timed kills of the supervisor")
     count("lines", 1000, "self-kills at random source lines")
     count("connections", 64, "clients")
@@ -87,6 +91,10 @@ def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
         ):
             if count:
                 say(campaign.kills(role, count, _promise(promises, arguments)))
+        if arguments.resizes:
+            say(campaign.resizes(arguments.resizes, _promise(_RESIZE, arguments)))
+        if arguments.upgrades:
+            say(campaign.upgrades(arguments.upgrades, _promise(_UPGRADE, arguments)))
         say(campaign.leftovers())
         if arguments.supervisors:
             say(campaign.supervisor_kills(arguments.supervisors))
@@ -111,7 +119,7 @@ def line_deaths(folder: Path, arguments: argparse.Namespace) -> list[Result]:
             arguments.seed,
             command=dying_command(go, "none", role, mean_lines),
         )
-        promises = Promises(disconnects=0 if role == "handler" else None)
+        promises = Promises(disconnects=0)
         try:
             say(campaign.own_deaths(f"self-kill {role} by line", count, promises, go))
             results += campaign.results

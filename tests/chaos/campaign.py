@@ -22,13 +22,17 @@ from tests.chaos.events import (
     Kills,
     Nothing,
     OwnDeaths,
+    Resizes,
     SupervisorKills,
+    Upgrades,
     median_ms,
 )
 from tests.chaos.peek import Peek
 from tests.support.broker import Broker
 
 PARTITIONS: Final = 4
+HANDLERS: Final = 4
+PROCESSORS: Final = 2  # of each listener, of which there are two
 _ROUND_S: Final = (
     45.0  # after so long a stage turns to a new topic and verifies the old
 )
@@ -122,8 +126,8 @@ class Campaign:
                 "listeners": "A://127.0.0.1:0,B://127.0.0.1:0",
                 "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
                 "inter.broker.listener.name": "A",
-                "num.network.threads": 2,
-                "num.io.threads": 4,
+                "num.network.threads": PROCESSORS,
+                "num.io.threads": HANDLERS,
                 # Memory for large requests runs out at once if any of it is lost.
                 "socket.request.max.bytes": 1 << 20,
                 "queued.max.request.bytes": 16 << 20,
@@ -164,6 +168,21 @@ class Campaign:
         event = SupervisorKills(self.broker, count, self.rng, self.fleet.was_away)
         return self.stage(event.name, [event], Promises(disconnects=None))
 
+    def resizes(self, count: int, promises: Promises) -> Result:
+        """Give it other numbers of handlers and processors, and back."""
+        event = Resizes(self.broker, count, self.rng)
+        result = self.stage(event.name, [event], promises)
+        if result.ok:
+            event.back_to(HANDLERS, PROCESSORS)
+        return result
+
+    def upgrades(self, count: int, promises: Promises) -> Result:
+        """Replace the whole broker in place."""
+        event = Upgrades(self.broker, count)
+        result = self.stage(event.name, [event], promises)
+        result.complaints += event.failed
+        return result
+
     def own_deaths(self, name: str, count: int, promises: Promises, go: Path) -> Result:
         """Let the processes kill themselves, from now on."""
         go.touch()
@@ -194,6 +213,8 @@ class Campaign:
         if result.errors:
             result.complaints += [f"{n} x {what}" for what, n in fleet.errors.items()]
         result.stuck = fleet.stuck
+        if result.stuck:
+            result.complaints += self._why_stuck()
         result.own_stall_ms = fleet.own_stall_s * 1000
         times = [each for event in events for each in getattr(event, "respawn_s", [])]
         result.respawn_ms = median_ms(times)
@@ -241,6 +262,17 @@ class Campaign:
             result.worst_what = worst.worst_what
         fleet.was_away()
         return go_on and not fleet.stuck and not ledger.wrong_count
+
+    def _why_stuck(self) -> list[str]:
+        """What can be said of clients that wait for ever, for whoever looks into it."""
+        peek = Peek(self.broker.pid)
+        try:
+            held = [f"{count} {what}" for what, count in peek.in_use().items()]
+        finally:
+            peek.close()
+        waiting = [client.describe() for client in self.fleet.clients if client.stuck]
+        log = self.broker.log_tail().splitlines()[-20:]
+        return waiting[:5] + held + [f"broker: {line}" for line in log]
 
     def _begin(self, topic: str):
         while True:

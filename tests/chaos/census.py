@@ -14,11 +14,12 @@ from tests.support.footprint import Footprint
 
 _SETTLED_S: Final = 0.3
 _NUMBER = re.compile(r"\d+")
+_LAST_NUMBER = re.compile(r"-\d+$")
 _NAMED = re.compile(r"^(/dev/shm/mpbroker)-\d+-\d+")
 
 
 def census(broker: Broker) -> dict[str, Counter[str]]:
-    """Open descriptors by process, each as what it is, and the names in /dev/shm.
+    """Open descriptors by role, each as what it is, and the names in /dev/shm.
 
     Files of logs are left out: which of them a process has touched is chance. None may
     be there twice, or be deleted, which ``excess_files`` looks for.
@@ -30,7 +31,9 @@ def census(broker: Broker) -> dict[str, Counter[str]]:
             for target in _targets(pid)
             if not target.startswith(str(broker.data_dir))
         )
-        found[role_of(pid, broker)] = opened
+        # Without its number: who replaces another may have another.
+        role = _LAST_NUMBER.sub("", role_of(pid, broker))
+        found.setdefault(role, Counter()).update(opened + Counter(["processes"]))
     found["names"] = Counter(
         _kind(name) for name in Footprint.of_session(broker.pid).shared_memory
     )

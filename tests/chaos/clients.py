@@ -312,6 +312,15 @@ class Client:
         elif self.connected:
             self._ask(now)
 
+    def describe(self) -> str:
+        """Who it is and what it waits for."""
+        port = self.sock.getsockname()[1] if self.sock is not None else 0
+        owed = ", ".join(f"{e.correlation_id} {e.what}" for e in self.expected)
+        return (
+            f"the client at port {port} of {self.address[1]} waits for [{owed}]; it has"
+            f" {len(self._received)} bytes of an answer, {len(self._unsent)} unsent"
+        )
+
     def rest(self) -> None:
         """Nothing is owed to it while nothing is asked."""
         self._waits_since = time.monotonic()

@@ -7,11 +7,15 @@ import os
 import random
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.ipc.telemetry import read_telemetry, start_time
 from tests.chaos.peek import Peek
 from tests.supervisor.load import children, states
 from tests.support.broker import Broker
@@ -154,6 +158,98 @@ class OwnDeaths:
 
 def median_ms(times_s: list[float]) -> float:
     return statistics.median(times_s) * 1000 if times_s else 0.0
+
+
+@dataclass
+class Resizes:
+    """Other numbers of handlers and processors, each once the last is settled."""
+
+    broker: Broker
+    wanted: int
+    rng: random.Random
+    done: int = 0
+    respawn_s: list[float] = field(default_factory=list)
+    name: str = "resize 1 to 8"
+    _client: ControlClient | None = None
+    _asked_at: float = 0.0
+    _look_at: float = 0.0
+
+    def turn(self, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + 4 * _LOOK_S
+        if self._client is None:
+            self._client = ControlClient(control_socket(self.broker), 30.0)
+        if self._asked_at:
+            if self._client.request("figures")["resizing"]:
+                return
+            self.respawn_s.append(now - self._asked_at)
+            self._asked_at = 0.0
+            self.done += 1
+        if self.done < self.wanted:
+            self._ask(self.rng.randint(1, 8), self.rng.randint(1, 8))
+            self._asked_at = now
+
+    def _ask(self, handlers: int, processors: int) -> None:
+        assert self._client is not None
+        self._client.request("resize", handlers=handlers, processors=processors)
+
+    def back_to(self, handlers: int, processors: int) -> None:
+        """The sizes it was started with; return when they are reached."""
+        with ControlClient(control_socket(self.broker), 30.0) as client:
+            client.request("resize", handlers=handlers, processors=processors)
+            while client.request("figures")["resizing"]:
+                time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.__exit__()
+            self._client = None
+
+
+@dataclass
+class Upgrades:
+    """The same program in the place of the one that runs, again and again."""
+
+    broker: Broker
+    wanted: int
+    done: int = 0
+    respawn_s: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    name: str = "upgrade"
+    _ctl: subprocess.Popen[str] | None = None
+    _asked_at: float = 0.0
+
+    def turn(self, now: float) -> None:
+        if self._ctl is None:
+            if self.done < self.wanted:
+                self._asked_at = now
+                self._ctl = subprocess.Popen(
+                    [sys.executable, "-m", "mpbroker", "ctl", "upgrade"]
+                    + ["--socket", control_socket(self.broker)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+        elif self._ctl.poll() is not None:
+            said, _ = self._ctl.communicate()
+            if self._ctl.returncode:
+                self.failed.append(said.strip())
+            self.respawn_s.append(now - self._asked_at)
+            self.done += 1
+            self._ctl = None
+
+    def close(self) -> None:
+        if self._ctl is not None:
+            self._ctl.kill()
+            self._ctl.communicate()
+
+
+def control_socket(broker: Broker) -> str:
+    """The path of a broker's control socket."""
+    state = read_telemetry(f"/mpbroker-{broker.pid}-{start_time(broker.pid)}")
+    assert state is not None
+    return str(state["control_socket"])
 
 
 @dataclass

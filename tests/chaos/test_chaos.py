@@ -15,18 +15,19 @@ from tests.chaos.ledger import Ledger
 STUCK_S = 20.0
 
 
-def test_clients_notice_no_kill_of_handlers_and_acceptors_and_nothing_is_left(
+def test_clients_notice_no_kill_and_no_resize_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     campaign = Campaign(tmp_path, connections=24)
     try:
         campaign.kills("handler", 8, Promises(disconnects=0))
         campaign.kills("acceptor", 2, Promises(disconnects=0))
-        campaign.kills("processor", 4, Promises(disconnects=None))
+        campaign.kills("processor", 4, Promises(disconnects=0))
+        campaign.resizes(4, Promises(disconnects=0))
         campaign.leftovers()
         assert all(result.ok for result in campaign.results), table(campaign.results)
-        assert [result.events for result in campaign.results] == [8, 2, 4, 0]
-        assert all(result.answers > 100 for result in campaign.results[:3])
+        assert [result.events for result in campaign.results] == [8, 2, 4, 4, 0]
+        assert all(result.answers > 100 for result in campaign.results[:4])
     finally:
         campaign.close()
 
