@@ -1,0 +1,167 @@
+"""Which processes are started and retired on the way to other numbers of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.layout import (
+    HANDLER_ACTIVE,
+    HEADER,
+    HEADER_ACTIVE_HANDLERS,
+    MAX_HANDLERS,
+    handler_row,
+)
+from mpbroker.supervisor.child import ChildEvent, ChildState, Role
+from mpbroker.supervisor.pools import Pools, PoolSizes
+from tests.support.children import quiet_fork
+from tests.support.memory import broker_memory
+
+READY, STARTING = ChildState.READY, ChildState.STARTING
+
+
+class NoRoles:
+    """Builds nothing: no process is started here."""
+
+    def run_handler(self, number):
+        raise AssertionError
+
+
+class Family:
+    """Pools whose children are started, and end, when the test says so."""
+
+    def __init__(self, memory, handlers):
+        self.memory = memory
+        self.children = []
+        self.started = []
+        sizes = PoolSizes(handlers, ())
+        self.pools = Pools(NoRoles(), memory, [], sizes, self.children, self._spawn)
+        for child in list(self.children):
+            self._spawn(child)
+        self.all_serve()
+
+    def _spawn(self, child):
+        child.state = STARTING
+        child.started_at = 0.0
+        self.started.append(child)
+
+    def all_serve(self):
+        for child in self.started:
+            if child.state is STARTING:
+                child.happens(ChildEvent.REPORTED_READY)
+
+    def all_end(self):
+        for child in self.draining():
+            child.happens(ChildEvent.EXITED)
+            self.pools.forget(child)
+
+    def draining(self):
+        return [each for each in self.children if each.state is ChildState.DRAINING]
+
+    def numbers(self, state=READY):
+        return sorted(each.number for each in self.children if each.state is state)
+
+
+@pytest.fixture
+def family():
+    with broker_memory() as memory:
+        yield lambda handlers: Family(memory, handlers)
+
+
+def test_more_are_started_on_the_lowest_spare_ids(family):
+    one = family(2)
+    one.pools.want(PoolSizes(4, ()))
+    assert one.pools.step()
+    assert one.numbers() == [0, 1] and one.numbers(STARTING) == [2, 3]
+    assert not one.pools.settled
+    one.all_serve()
+    assert one.pools.settled and not one.pools.step()
+
+
+def test_those_with_the_highest_ids_retire(family):
+    one = family(5)
+    one.pools.want(PoolSizes(2, ()))
+    one.pools.step()
+    assert [child.number for child in one.draining()] == [2, 3, 4]
+    words = one.memory.control.words
+    assert [words[handler_row(n) + HANDLER_ACTIVE] for n in range(5)] == [1, 1, 0, 0, 0]
+    assert words[HEADER + HEADER_ACTIVE_HANDLERS] == 2
+    one.all_end()
+    assert one.pools.settled
+
+
+def test_nobody_retires_while_fewer_than_are_wanted_serve(family):
+    one = family(2)
+    one.pools.replace(Role.HANDLER, 0)
+    one.pools.step()
+    assert not one.draining() and one.numbers(STARTING) == [2]
+    one.all_serve()
+    one.pools.step()
+    assert [child.number for child in one.draining()] == [0]
+    one.all_end()
+    assert one.numbers() == [1, 2] and one.pools.settled
+
+
+def test_what_does_not_serve_yet_retires_at_once(family):
+    one = family(1)
+    one.pools.want(PoolSizes(6, ()))
+    one.pools.step()
+    one.pools.want(PoolSizes(1, ()))
+    one.pools.step()
+    assert one.numbers() == [0] and len(one.draining()) == 5
+
+
+def test_in_a_full_pool_one_goes_before_its_successor_comes(family):
+    one = family(MAX_HANDLERS)
+    for number in range(MAX_HANDLERS):
+        one.pools.replace(Role.HANDLER, number)
+    before = list(one.children)
+    for _ in range(3 * MAX_HANDLERS):
+        one.pools.step()
+        assert len(one.draining()) <= 1
+        assert len(one.numbers()) >= MAX_HANDLERS - 1
+        one.all_end()
+        one.pools.step()
+        one.all_serve()
+    assert one.pools.settled
+    assert not set(map(id, before)) & set(map(id, one.children))
+
+
+def test_an_id_is_not_given_away_before_its_process_has_ended(family):
+    one = family(3)
+    one.pools.want(PoolSizes(2, ()))
+    one.pools.step()
+    one.pools.want(PoolSizes(3, ()))
+    one.pools.step()
+    assert one.numbers(STARTING) == [3]
+
+
+def test_the_dead_that_are_too_many_have_no_successors(family):
+    one = family(3)
+    one.children[2].state = ChildState.BACKOFF
+    one.pools.want(PoolSizes(2, ()))
+    one.pools.step()
+    assert one.numbers() == [0, 1] and one.pools.settled
+
+
+def test_who_is_not_there_cannot_be_replaced(family):
+    with pytest.raises(MpbrokerError, match="no handler 7; there are 0, 1"):
+        family(2).pools.replace(Role.HANDLER, 7)
+
+
+def test_whoever_does_not_retire_in_time_is_killed(family, monkeypatch):
+    one = family(2)
+    pid = quiet_fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    monkeypatch.setattr("mpbroker.supervisor.pools._RETIRE_S", 0.0)
+    one.children[1].pid, one.children[1].pidfd = pid, os.pidfd_open(pid)
+    one.pools.want(PoolSizes(1, ()))
+    one.pools.step()
+    one.pools.step()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+    os.close(one.children[1].pidfd)
