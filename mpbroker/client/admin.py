@@ -23,6 +23,12 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
@@ -197,3 +203,39 @@ def list_offsets(
                 check_error(entry.error_code, f"offsets of {partition}")
                 answers[partition] = OffsetAnswer(entry.offset, entry.timestamp)
     return answers
+
+
+def delete_records(
+    cluster: Cluster,
+    before: Mapping[TopicPartition, int],
+    leaders: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Delete the records below an offset; return each partition's new first offset.
+
+    Args:
+        cluster: where.
+        before: -1 is all that is there.
+        leaders: the broker to ask, by partition.
+    """
+    by_leader: dict[int, dict[str, list[DeleteRecordsPartition]]] = {}
+    for partition, offset in before.items():
+        topics = by_leader.setdefault(leaders[partition], {})
+        topics.setdefault(partition.topic, []).append(
+            DeleteRecordsPartition(partition_index=partition.partition, offset=offset)
+        )
+    found = {}
+    for leader, topics in by_leader.items():
+        request = DeleteRecordsRequest(
+            topics=[
+                DeleteRecordsTopic(name=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ],
+            timeout_ms=int(cluster.timeout_s * 1000),
+        )
+        response = cluster.broker(leader).request(request, DeleteRecordsResponse)
+        for topic in response.topics:
+            for entry in topic.partitions:
+                partition = TopicPartition(topic.name, entry.partition_index)
+                check_error(entry.error_code, f"records of {partition}")
+                found[partition] = entry.low_watermark
+    return found
