@@ -61,7 +61,14 @@ class HandlerEnd:
     def send_bytes(self, slot: int, frame: bytes, /) -> bool: ...
     def flush(self) -> None: ...
     def set_tables(
-        self, rows: memoryview, news_word: int, plan_type: type, segment_type: type, /
+        self,
+        rows: memoryview,
+        news_word: int,
+        plan_type: type,
+        segment_type: type,
+        index_type: type,
+        time_index_type: type,
+        /,
     ) -> None: ...
     def execute(self, slot: int, /) -> int | None: ...
 

@@ -231,7 +231,8 @@ write_big(uint8_t *at, int64_t value, int bytes)
 
 /* Where the slots of storage's AppendPlan are in the object. */
 typedef struct {
-    Py_ssize_t row, segment, segment_fd, active_base, structure, max_size, max_entries,
+    Py_ssize_t row, segment, segment_fd, offset_index, offset_index_fd, time_index,
+        time_index_fd, active_base, structure, max_size, max_entries,
         max_time_entries, index_interval, epoch, roll_after, positions, producers_end,
         producers_position;
 } plan_offsets;

@@ -45,15 +45,15 @@ typedef struct {
 /* -- making and unmaking ------------------------------------------------------------------ */
 
 static int
-find_plan_slots(plan_offsets *at, PyObject *plan_type, PyObject *segment_type)
+find_plan_slots(plan_offsets *at, PyTypeObject *p, PyTypeObject *s, PyTypeObject *index,
+                PyTypeObject *time_index)
 {
-    PyTypeObject *p = (PyTypeObject *)plan_type, *s = (PyTypeObject *)segment_type;
-    if (!PyType_Check(plan_type) || !PyType_Check(segment_type)) {
-        PyErr_SetString(PyExc_TypeError, "two classes are needed");
-        return 0;
-    }
     return slot_offset(p, "row", &at->row) && slot_offset(p, "segment", &at->segment)
            && slot_offset(s, "_fd", &at->segment_fd)
+           && slot_offset(s, "offset_index", &at->offset_index)
+           && slot_offset(index, "_fd", &at->offset_index_fd)
+           && slot_offset(s, "time_index", &at->time_index)
+           && slot_offset(time_index, "_fd", &at->time_index_fd)
            && slot_offset(p, "active_base", &at->active_base)
            && slot_offset(p, "structure", &at->structure)
            && slot_offset(p, "max_size", &at->max_size)
@@ -238,13 +238,17 @@ static PyObject *
 set_tables(PyObject *object, PyObject *args)
 {
     handler_end *self = (handler_end *)object;
-    PyObject *rows, *plan_type, *segment_type;
+    PyObject *rows, *plan_type, *segment_type, *index_type, *time_index_type;
     long long news_word;
     memory mapping;
     plan_offsets plan;
-    if (!PyArg_ParseTuple(args, "OLOO", &rows, &news_word, &plan_type, &segment_type)
+    if (!PyArg_ParseTuple(args, "OLO!O!O!O!", &rows, &news_word, &PyType_Type, &plan_type,
+                          &PyType_Type, &segment_type, &PyType_Type, &index_type,
+                          &PyType_Type, &time_index_type)
         || !get_memory(rows, &mapping)
-        || !find_plan_slots(&plan, plan_type, segment_type))
+        || !find_plan_slots(&plan, (PyTypeObject *)plan_type,
+                            (PyTypeObject *)segment_type, (PyTypeObject *)index_type,
+                            (PyTypeObject *)time_index_type))
         return NULL;
     if (!has_words(&self->control, news_word, 1))
         return PyErr_Format(PyExc_IndexError, "no such word");
@@ -472,7 +476,8 @@ static PyMethodDef handler_end_methods[] = {
      "send_bytes(slot, frame): False if it does not fit the slot's block."},
     {"flush", flush, METH_NOARGS, "Push all answers to their processors' rings."},
     {"set_tables", set_tables, METH_VARARGS,
-     "set_tables(rows, news_word, plan_type, segment_type): begin to take short cuts."},
+     "set_tables(rows, news_word, AppendPlan, LogSegment, OffsetIndex, TimeIndex): begin\n"
+     "to take short cuts."},
     {"execute", execute, METH_O, "Execute a request that needs no Python."},
     {NULL, NULL, 0, NULL},
 };

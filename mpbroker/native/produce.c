@@ -1,5 +1,5 @@
 /* The plainest Produce: one topic, one partition, one uncompressed batch without a
- * producer id, to a segment that needs neither an index entry nor a roll.
+ * producer id, to a segment that needs not be rolled.
  *
  * The twins: protocol/fast_produce.py, protocol/log_validator.py and
  * storage/partition_log.py, whose order of stores this is. Whatever is not exactly
@@ -15,6 +15,10 @@
 #include <unistd.h>
 
 #define BATCH_HEADER 61
+/* Larger ones cost their bytes, and the crc32c package reads those faster. */
+#define MAX_BATCH_BYTES (256 * 1024)
+#define OFFSET_ENTRY_BYTES 8
+#define TIME_ENTRY_BYTES 12
 #define FLEXIBLE_FROM 9
 #define TOPIC_IDS_FROM 13
 
@@ -98,13 +102,25 @@ read_varint(cursor *c, int64_t *value)
 }
 
 static inline int
-skip_bytes(cursor *c)
+skip_bytes(cursor *c, int64_t least)
 {
     int64_t length;
-    if (!read_varint(c, &length) || length < -1 || length > c->end - c->at)
+    if (!read_varint(c, &length) || length < least || length > c->end - c->at)
         return 0;
     if (length > 0)
         c->at += length;
+    return 1;
+}
+
+static int
+skip_headers(cursor *c)
+{
+    int64_t count;
+    if (!read_varint(c, &count) || count < 0 || count > c->end - c->at)
+        return 0;
+    for (; count > 0; count--)
+        if (!skip_bytes(c, 0) || !skip_bytes(c, -1))
+            return 0;
     return 1;
 }
 
@@ -119,9 +135,8 @@ walk_plain(cursor c, int64_t count, int64_t *newest, int64_t *oldest)
         cursor r = {c.at + 1, c.at + length};
         c.at += length;
         if (!read_varint(&r, &delta) || !read_varint(&r, &offset_delta)
-            || offset_delta != index || !skip_bytes(&r) || !skip_bytes(&r))
-            return 0;
-        if (r.end - r.at != 1 || *r.at != 0) /* no headers */
+            || offset_delta != index || !skip_bytes(&r, -1) || !skip_bytes(&r, -1)
+            || !skip_headers(&r) || r.at != r.end)
             return 0;
         if (index == 0 || delta > *newest)
             *newest = delta;
@@ -138,7 +153,7 @@ is_plain_batch(const single_produce *p, int64_t max_message_bytes,
     const uint8_t *b = p->batch;
     int64_t size = p->batch_bytes, count, newest = 0, oldest = 0;
     if (size < BATCH_HEADER || read_big(b + 8, 4) + 12 != size || b[16] != 2
-        || size > max_message_bytes)
+        || size > max_message_bytes || size > MAX_BATCH_BYTES)
         return 0;
     count = read_big(b + 57, 4);
     /* no codec, no flag of any kind; counts that agree; no producer id */
@@ -179,8 +194,7 @@ enum state_word {
 
 typedef struct {
     int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
-        index_interval, epoch, roll_after;
-    int fd;
+        index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd;
 } append_plan;
 
 static int
@@ -194,13 +208,21 @@ read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
     return !overflow;
 }
 
+/* The descriptor of one of a segment's indexes; -1 if it is not open. */
+static int64_t
+index_fd(PyObject *segment, Py_ssize_t index, Py_ssize_t fd)
+{
+    PyObject *object = get_slot(segment, index);
+    int64_t value;
+    return object != NULL && read_number(object, fd, &value) ? value : -1;
+}
+
 static int
 read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
 {
     PyObject *segment = get_slot(plan, at->segment);
-    int64_t fd;
     if (segment == NULL || segment == Py_None
-        || !read_number(segment, at->segment_fd, &fd) || fd < 0
+        || !read_number(segment, at->segment_fd, &a->fd) || a->fd < 0
         || !read_number(plan, at->row, &a->row)
         || !read_number(plan, at->active_base, &a->active_base)
         || !read_number(plan, at->structure, &a->structure)
@@ -211,7 +233,8 @@ read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
         || !read_number(plan, at->epoch, &a->epoch)
         || !read_number(plan, at->roll_after, &a->roll_after))
         return 0;
-    a->fd = (int)fd;
+    a->offset_index_fd = index_fd(segment, at->offset_index, at->offset_index_fd);
+    a->time_index_fd = index_fd(segment, at->time_index, at->time_index_fd);
     return a->row >= 0 && a->row < L.MAX_PARTITIONS;
 }
 
@@ -223,7 +246,10 @@ fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state
     if (load(rows, row + L.ROW_STATUS) != L.ROW_ONLINE
         || load(rows, row + L.ROW_STRUCTURE) != a->structure
         || state[ACTIVE_BASE] != a->active_base || state[ACTIVE_SIZE] < 0
-        || added > a->max_size || state[BYTES_SINCE_INDEX] > a->index_interval)
+        || added > a->max_size)
+        return 0;
+    if (state[BYTES_SINCE_INDEX] > a->index_interval
+        && (a->offset_index_fd < 0 || a->time_index_fd < 0))
         return 0;
     return state[ACTIVE_SIZE] == 0
            || !(state[ACTIVE_SIZE] + added > a->max_size
@@ -231,6 +257,42 @@ fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state
                 || state[INDEX_ENTRIES] >= a->max_entries
                 || state[TIME_INDEX_ENTRIES] >= a->max_time_entries
                 || timestamp > a->roll_after);
+}
+
+/* Write an entry of the offset index, and of the time index if it has news. They count
+ * once the state that is committed says so. 0: the disk has failed.
+ */
+static int
+write_indexes(const append_plan *a, int64_t *state, int64_t last_offset,
+              int64_t position)
+{
+    uint8_t entry[TIME_ENTRY_BYTES];
+    write_big(entry, last_offset - a->active_base, 4);
+    write_big(entry + 4, position, 4);
+    if (pwrite((int)a->offset_index_fd, entry, OFFSET_ENTRY_BYTES,
+               state[INDEX_ENTRIES] * OFFSET_ENTRY_BYTES) != OFFSET_ENTRY_BYTES)
+        return 0;
+    STEP();
+    state[INDEX_ENTRIES]++;
+    state[BYTES_SINCE_INDEX] = 0;
+    int64_t newest = -1, at = state[TIME_INDEX_ENTRIES] * TIME_ENTRY_BYTES;
+    if (at > 0) {
+        ssize_t got = pread((int)a->time_index_fd, entry, TIME_ENTRY_BYTES,
+                            at - TIME_ENTRY_BYTES);
+        if (got < 0)
+            return 0;
+        if (got == TIME_ENTRY_BYTES)
+            newest = read_big(entry, 8);
+    }
+    if (state[MAX_TIMESTAMP] <= newest)
+        return 1;
+    write_big(entry, state[MAX_TIMESTAMP], 8);
+    write_big(entry + 8, state[MAX_TIMESTAMP_OFFSET] - a->active_base, 4);
+    if (pwrite((int)a->time_index_fd, entry, TIME_ENTRY_BYTES, at) != TIME_ENTRY_BYTES)
+        return 0;
+    STEP();
+    state[TIME_INDEX_ENTRIES]++;
+    return 1;
 }
 
 static void
@@ -307,7 +369,13 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     write_big(p->batch, end_offset, 8);
     write_big(p->batch + 12, a.epoch, 4);
     STEP();
-    if (pwrite(a.fd, p->batch, added, position) != added) {
+    if (timestamp > state[MAX_TIMESTAMP]) {
+        state[MAX_TIMESTAMP] = timestamp;
+        state[MAX_TIMESTAMP_OFFSET] = last_offset;
+    }
+    if (pwrite((int)a.fd, p->batch, added, position) != added
+        || (state[BYTES_SINCE_INDEX] > a.index_interval
+            && !write_indexes(&a, state, last_offset, position))) {
         result->row_is_held = 1;
         return 0;
     }
@@ -315,10 +383,6 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     state[END_OFFSET] = last_offset + 1;
     state[ACTIVE_SIZE] = position + added;
     state[BYTES_SINCE_INDEX] += added;
-    if (timestamp > state[MAX_TIMESTAMP]) {
-        state[MAX_TIMESTAMP] = timestamp;
-        state[MAX_TIMESTAMP_OFFSET] = last_offset;
-    }
     state[SPARE] = 0;
     commit(rows, row, version + 1, state);
     /* What clear_intent does: we know what a successor would have to find out. */

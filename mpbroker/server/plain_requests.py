@@ -19,6 +19,8 @@ from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.offset_index import OffsetIndex
+from mpbroker.storage.time_index import TimeIndex
 
 if TYPE_CHECKING:
     from mpbroker import _core
@@ -63,7 +65,12 @@ class PlainRequests:
         self._park: ParkProduce | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
-            table.segment.view, cell(METADATA_CELL) + CELL_END, AppendPlan, LogSegment
+            table.segment.view,
+            cell(METADATA_CELL) + CELL_END,
+            AppendPlan,
+            LogSegment,
+            OffsetIndex,
+            TimeIndex,
         )
 
     @classmethod

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -101,8 +102,13 @@ def contents(stage):
 @pytest.mark.parametrize("acks", [-1, 0, 1])
 def test_plain_produces_take_the_short_cut(pair, version, acks):
     # The first makes the segment's first batch, and the second looks at how old it is.
-    for values in ([b"first"], [b"second"], [b"a", b"b", b""], [bytes(3000)]):
-        frame = produce_request("one", 0, batch(values), acks=acks, version=version)
+    for records in (
+        batch([b"first"]),
+        batch([b"second"]),
+        batch([b"a", b"b", b""], key=b"k"),
+        batch([bytes(3000)], headers=[("h", b"v"), ("", None)]),
+    ):
+        frame = produce_request("one", 0, records, acks=acks, version=version)
         assert pair[0].ask(frame) == pair[1].ask(frame)
         assert pair[0].progress() == pair[1].progress()
     assert pair[0].short_ways == [PRODUCE, PRODUCE]
@@ -128,7 +134,6 @@ def test_a_refused_api_versions_is_not_remembered(short):
     "records",
     [
         batch([b"a"], codec=Codec.GZIP),
-        batch([b"a"], headers=[("h", b"v")]),
         batch([b"a"], producer_id=7, producer_epoch=0, base_sequence=0),
         batch([b"a"], at=-1),
         batch([b"a"])[:-1],
@@ -139,7 +144,6 @@ def test_a_refused_api_versions_is_not_remembered(short):
     ],
     ids=[
         "compressed",
-        "headers",
         "idempotent",
         "timeless",
         "cut",
@@ -307,15 +311,14 @@ def test_a_full_segment_is_rolled_and_indexed_as_ever(pair):
     for number in range(120):
         frame = produce_request("one", 0, batch([bytes(400 + number)]))
         assert pair[0].ask(frame) == pair[1].ask(frame)
-    assert len(pair[0].short_ways) > 80
+    assert len(pair[0].short_ways) > 100
     assert contents(pair[0]) == contents(pair[1])
     first, second = (
-        {
-            name: os.path.getsize(f"{stage.log('one').directory}/{name}")
-            for name in os.listdir(stage.log("one").directory)
-        }
-        for stage in pair
+        {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+        for directory in (stage.log("one").directory for stage in pair)
     )
+    for content in (first, second):
+        del content["partition.metadata"]  # the topic's id
     assert first == second
     assert sum(name.endswith(".log") for name in first) > 2
 
@@ -368,9 +371,14 @@ def test_a_write_that_fails_is_answered_as_one_and_leaves_nothing(short):
 # -- deaths -------------------------------------------------------------------------
 
 
-def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(short):
-    frame = produce_request("one", 0, batch())
+@pytest.mark.parametrize("size", [1, 5000])  # the second writes index entries
+def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(
+    short, size
+):
+    frame = produce_request("one", 0, batch([bytes(size)]))
     warm(short)
+    for _ in range(2):  # the first index entries open their files, the usual way
+        short.ask(frame)
     row = short.log("one").row
     total = steps_of(lambda: short.ask(frame))
     assert total > 30
