@@ -12,12 +12,19 @@ import sys
 import pytest
 
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.ipc.telemetry import brokers, start_time
+from mpbroker.ipc.telemetry import start_time
 from mpbroker.supervisor.control_attach import process_state
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
 QUICK = {"num.io.threads": 2, "num.network.threads": 1}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """A broker for tests that only look."""
+    with Broker(tmp_path_factory.mktemp("calm") / "data", QUICK) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -119,9 +126,10 @@ def test_the_only_broker_is_found_without_a_name_and_of_two_one_must_be_named(
     monkeypatch.setenv("MPBROKER_CONTROL_SOCKET_PATH", str(path))
     assert mpbroker("ctl", "status", "--quiet").code == 0
     second.stop()
-    if len(brokers()) == 1:  # nobody else's tests run beside us
-        monkeypatch.delenv("MPBROKER_CONTROL_SOCKET_PATH")
-        assert mpbroker("ctl", "status", "--quiet").code == 0
+    monkeypatch.delenv("MPBROKER_CONTROL_SOCKET_PATH")
+    result = mpbroker("ctl", "status", "--quiet")
+    # Another test's broker may run beside us.
+    assert result.code == 0 or "brokers run here" in result.err
 
 
 def test_a_directory_that_no_broker_serves_is_unavailable(mpbroker, tmp_path):
@@ -239,13 +247,13 @@ def ask_deaths(ctl, broker):
     return json.loads(ctl(broker, "blackbox", "--json").out)["deaths"]
 
 
-def test_nobody_died_is_not_found(make_broker, ctl):
-    result = ctl(make_broker(QUICK), "blackbox")
+def test_nobody_died_is_not_found(calm, ctl):
+    result = ctl(calm, "blackbox")
     assert result.code == ExitCode.NOT_FOUND and b"No process has died" in result.out
 
 
-def test_faults_are_injected_only_where_that_was_enabled(make_broker, ctl):
-    result = ctl(make_broker(QUICK), "inject", "kill", "handler", "0")
+def test_faults_are_injected_only_where_that_was_enabled(calm, ctl):
+    result = ctl(calm, "inject", "kill", "handler", "0")
     assert result.code == ExitCode.ERROR and "--enable-inject" in result.err
 
 
@@ -270,12 +278,11 @@ def test_connections_are_listed_with_who_and_since_when(make_broker, ask, ctl):
     wait_until(lambda: ctl(broker, "connections").code == ExitCode.NOT_FOUND)
 
 
-def test_top_prints_pages_for_pipes(make_broker, ctl, mpbroker):
-    broker = make_broker(QUICK)
-    result = ctl(broker, "top", "--once")
+def test_top_prints_pages_for_pipes(calm, ctl):
+    result = ctl(calm, "top", "--once")
     assert result.code == 0
     assert b"Bottleneck: " in result.out and b"supervisor 0" in result.out
-    result = ctl(broker, "top", "--json", "--count", "2", "--interval", "0.1")
+    result = ctl(calm, "top", "--json", "--count", "2", "--interval", "0.1")
     pages = [json.loads(line) for line in result.out.splitlines()]
     assert len(pages) == 2 and pages[0]["queue_limit"] == 500
 
