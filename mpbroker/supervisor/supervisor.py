@@ -220,6 +220,7 @@ class Supervisor(Loop):
         for child in self.children:
             if child.state is ChildState.BACKOFF and child.restart_at <= now:
                 self._spawn(child)
+                self._publish()  # one without a row is ready, and never says so
 
     def _signalled(self, _: int) -> None:
         for number in self._signals.take():
