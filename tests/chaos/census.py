@@ -12,6 +12,7 @@ from tests.bench.processes import title_of
 from tests.support.broker import Broker
 from tests.support.footprint import Footprint
 
+_TITLE: Final = "mpbroker: "  # of every child that has begun
 _SETTLED_S: Final = 0.3
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"-\d+$")
@@ -46,7 +47,8 @@ def settled_census(broker: Broker) -> dict[str, Counter[str]]:
     while True:
         time.sleep(_SETTLED_S)
         now = census(broker)
-        if now == before:
+        titles = [title_of(pid) for pid in broker.processes() if pid != broker.pid]
+        if now == before and all(title.startswith(_TITLE) for title in titles):
             return now
         before = now
 
@@ -54,7 +56,7 @@ def settled_census(broker: Broker) -> dict[str, Counter[str]]:
 def role_of(pid: int, broker: Broker) -> str:
     if pid == broker.pid:
         return "supervisor"
-    return title_of(pid).removeprefix("mpbroker: ")
+    return title_of(pid).removeprefix(_TITLE)
 
 
 def excess_files(broker: Broker) -> list[str]:
