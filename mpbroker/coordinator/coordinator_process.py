@@ -58,6 +58,8 @@ _MAX_BATCH: Final = 64
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
 _SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
+# So long a batch may grow while others are written to disk: a sync takes 1 to 5 ms.
+_HOLD_NS: Final = 2_000_000
 # While less is left to load than this takes, requests wait for it on the lane; after
 # that they are told COORDINATOR_LOAD_IN_PROGRESS.
 _LOAD_PATIENCE_S: Final = 0.5
@@ -125,6 +127,9 @@ class CoordinatorProcess:
             apis.apis, {}, answer_error, connection_name
         )
         self._loads: list[Iterator[int]] = []
+        # Answers whose records are still to be written, and since when the first waits.
+        self._held: list[Answer] = []
+        self._held_since_ns = 0
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
@@ -183,6 +188,8 @@ class CoordinatorProcess:
         if self._loads or self._out.answers or self.must_restart:
             return
         timeout = _UNPLACED_POLL_S if self._channel.has_unplaced else _IDLE_POLL_S
+        if self._held_since_ns:
+            timeout = _HOLD_NS / 1e9
         until_timer = (self._timers.next_ms - self._clock.now_ms()) / 1e3
         until_parked = (self._purgatory.next_deadline_ns - time.monotonic_ns()) / 1e9
         self._epoll.poll(max(0.0, min(timeout, until_timer, until_parked)))
@@ -225,6 +232,13 @@ class CoordinatorProcess:
     def _flush(self) -> None:
         """Append what is to be written; give or hold back what is to be answered."""
         out = self._out
+        if self._holds_back():
+            for answer in out.take_answers():
+                if answer.after:
+                    self._held.append(answer)
+                else:
+                    self._send(answer)
+            return
         appended: dict[int, tuple[PartitionLog, int]] = {}
         now_ms = self._clock.now_ms()
         for partition, records in out.take_records().items():
@@ -236,8 +250,24 @@ class CoordinatorProcess:
                 continue
             appended[partition] = log, end
             self._purgatory.notify_waiters(log.row)
-        for answer in out.take_answers():
+        held, self._held, self._held_since_ns = self._held, [], 0
+        for answer in (*held, *out.take_answers()):
             self._give(answer, appended)
+
+    def _holds_back(self) -> bool:
+        """Whether what is to be written waits for the syncs under way.
+
+        One batch and one sync for all that came meanwhile, instead of one each; a
+        commit that comes alone meets no sync, and waits for none.
+        """
+        if not self._out.records:
+            return False
+        if self._disk.is_idle or self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            return False
+        now_ns = time.monotonic_ns()
+        if not self._held_since_ns:
+            self._held_since_ns = now_ns
+        return now_ns - self._held_since_ns < _HOLD_NS
 
     def _give(
         self, answer: Answer, appended: dict[int, tuple[PartitionLog, int]]

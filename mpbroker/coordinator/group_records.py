@@ -41,6 +41,12 @@ from mpbroker.protocol.primitives import Buffer
 # A message wants the API it belongs to; records have none, and nothing asks for it.
 _NO_API: Final = ApiKey.OFFSET_COMMIT
 _VERSION: Final = Packing(">h")
+_KEY_HEAD: Final = Packing(">hh")
+_PARTITION: Final = Packing(">i")
+_VALUE_HEAD: Final = Packing(">hqih")
+_EXPIRING_HEAD: Final = Packing(">hqh")
+_TIMESTAMP: Final = Packing(">q")
+_TIMESTAMPS: Final = Packing(">qq")
 
 KeyValue = tuple[bytes, bytes | None]
 
@@ -262,13 +268,33 @@ def read_record(
 
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    key = OffsetCommitKey(group=group, topic=topic, partition=partition)
-    return versioned(key, _OFFSET_KEY)
+    """The key of a committed offset; by hand, for there is one in every commit."""
+    group_bytes, topic_bytes = group.encode(), topic.encode()
+    return b"".join(
+        (
+            _KEY_HEAD.pack(_OFFSET_KEY, len(group_bytes)),
+            group_bytes,
+            _VERSION.pack(len(topic_bytes)),
+            topic_bytes,
+            _PARTITION.pack(partition),
+        )
+    )
 
 
-def offset_value(value: OffsetCommitValue) -> bytes:
-    expires = value.expire_timestamp >= 0
-    return versioned(value, _EXPIRING_OFFSET_VALUE if expires else _OFFSET_VALUE)
+def offset_value(
+    offset: int,
+    leader_epoch: int,
+    metadata: str,
+    commit_timestamp: int,
+    expire_timestamp: int,
+) -> bytes:
+    """The value of a committed offset; by hand too."""
+    text = metadata.encode()
+    if expire_timestamp >= 0:
+        head = _EXPIRING_HEAD.pack(_EXPIRING_OFFSET_VALUE, offset, len(text))
+        return head + text + _TIMESTAMPS.pack(commit_timestamp, expire_timestamp)
+    head = _VALUE_HEAD.pack(_OFFSET_VALUE, offset, leader_epoch, len(text))
+    return head + text + _TIMESTAMP.pack(commit_timestamp)
 
 
 def group_metadata_key(group: str) -> bytes:

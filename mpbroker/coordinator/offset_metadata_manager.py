@@ -138,7 +138,7 @@ class OffsetMetadataManager:
         self._out.write(
             self._partition_of(group_id),
             offset_key(group_id, topic, partition),
-            offset_value(committed.value()),
+            offset_value(*committed),
         )
         self._keep(group_id, topic, partition, committed)
 

@@ -23,15 +23,6 @@ class OffsetAndMetadata(NamedTuple):
     commit_timestamp_ms: int
     expire_timestamp_ms: int  # -1: by the broker's retention
 
-    def value(self) -> OffsetCommitValue:
-        return OffsetCommitValue(
-            offset=self.offset,
-            leader_epoch=self.leader_epoch,
-            metadata=self.metadata,
-            commit_timestamp=self.commit_timestamp_ms,
-            expire_timestamp=self.expire_timestamp_ms,
-        )
-
     @classmethod
     def of_record(cls, value: OffsetCommitValue) -> OffsetAndMetadata:
         return cls(

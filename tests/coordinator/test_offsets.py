@@ -6,7 +6,12 @@ import pytest
 
 from mpbroker.coordinator.classic_group import ClassicGroupState as S
 from mpbroker.coordinator.group_coordinator import java_hash
-from mpbroker.coordinator.group_records import OffsetCommitValue, offset_value
+from mpbroker.coordinator.group_records import (
+    OffsetCommitKey,
+    offset_key,
+    offset_value,
+    read_record,
+)
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -390,10 +395,13 @@ def test_a_partition_that_loads_or_has_failed_serves_no_group(rig):
 
 @pytest.mark.parametrize(("expires", "version"), [(-1, b"\0\x03"), (5, b"\0\x01")])
 def test_an_offset_is_written_as_kafka_writes_it(expires, version):
-    value = OffsetCommitValue(
-        offset=1, metadata="m", commit_timestamp=2, expire_timestamp=expires
-    )
-    assert offset_value(value)[:2] == version
+    at = OffsetAndMetadata(5, 3, "größer", 2, expires)
+    written = offset_value(*at)
+    assert written[:2] == version
+    key, value = read_record(offset_key("gruppe", "t", 7), written)
+    assert key == OffsetCommitKey(group="gruppe", topic="t", partition=7)
+    expected = at if expires < 0 else at._replace(leader_epoch=-1)
+    assert OffsetAndMetadata.of_record(value) == expected
 
 
 def test_the_end_of_the_broker_answers_all_who_wait(rig):
