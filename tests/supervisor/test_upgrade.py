@@ -19,6 +19,7 @@ from tests.supervisor.load import (
     read_log,
     states,
 )
+from tests.supervisor.test_resize import holdings
 from tests.support.children import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -72,13 +73,22 @@ def test_another_version_takes_over_under_load_and_nobody_notices(broker):
     load.verify(read_log(broker.data_dir))
 
 
-def test_without_a_command_it_is_started_again_as_it_was(broker):
-    before = set(children(broker).values())
+def test_without_a_command_it_is_the_same_again_and_holds_what_it_held(broker):
+    processes = set(children(broker).values())
+    wait_until(lambda: not holdings(broker)["rows"])
+    before = holdings(broker)
     upgrade(broker)
     wait_for_end(broker, "done")
-    assert not before & set(children(broker).values())
+    assert not processes & set(children(broker).values())
     with dial(broker) as sock:
         assert api_versions(sock)
+
+    def kept():
+        now = holdings(broker)
+        kinds = ("descriptors", "rows", "slots", "queued", "sharing")
+        return all(now[kind] == before[kind] for kind in kinds)
+
+    wait_until(kept)
 
 
 @pytest.mark.parametrize(
