@@ -25,6 +25,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "pure_records_per_s": Unit("rec/s pure", 0),
     "times_kafka_python": Unit("x kafka-python", 1),
     "pure_times_kafka_python": Unit("x kafka-python, pure", 1),
+    "p99_times_kafka_python": Unit("x kafka-python's p99", 2),
     "times_aiokafka": Unit("x aiokafka", 1),
     "pure_times_aiokafka": Unit("x aiokafka, pure", 1),
     "p50_ms": Unit("ms p50", 3),
@@ -104,6 +105,7 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),
     ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
+    ("python-producers/latency", "p99_times_kafka_python"): Limit(1),
     **{
         (f"python-producers/{kind}", metric): Limit(value, at_least=True)
         for kind in ("100B/none", "100B/lz4", "1KiB/none", "1KiB/lz4")

@@ -163,8 +163,87 @@ def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
     return run
 
 
+LATENCY_RATE: Final = 1000  # records a second, one at a time
+
+
+def _paced(seconds: float, send: Callable[[], None]) -> None:
+    """Call so often as LATENCY_RATE says, and catch up after being late."""
+    began = time.perf_counter()
+    for number in range(int(seconds * LATENCY_RATE)):
+        due = began + number / LATENCY_RATE
+        while (left := due - time.perf_counter()) > 0:
+            time.sleep(left)
+        send()
+
+
+def _ours_latency(bootstrap: str, topic: str, seconds: float) -> list[float]:
+    taken: list[float] = []
+    with Producer(bootstrap_servers=bootstrap, linger_ms=0) as producer:
+        producer.partitions_for(topic)
+
+        def send() -> None:
+            began = time.perf_counter()
+            producer.send(
+                topic,
+                b"x" * 100,
+                callback=lambda _m, _e: taken.append(time.perf_counter() - began),
+            )
+
+        _paced(seconds, send)
+        producer.flush()
+    return taken
+
+
+def _kafka_python_latency(bootstrap: str, topic: str, seconds: float) -> list[float]:
+    from kafka import KafkaProducer
+
+    taken: list[float] = []
+    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=0)
+    try:
+        producer.partitions_for(topic)
+
+        def send() -> None:
+            began = time.perf_counter()
+            producer.send(topic, b"x" * 100).add_callback(
+                lambda _: taken.append(time.perf_counter() - began)
+            )
+
+        _paced(seconds, send)
+        producer.flush()
+    finally:
+        producer.close()
+    return taken
+
+
+def _latency(context: Context) -> dict[str, float]:
+    """Time from send() to the acknowledgement, with both clients in turn."""
+    broker = context.broker
+    clients = {"ours": _ours_latency, "kafka_python": _kafka_python_latency}
+    taken: dict[str, list[float]] = {name: [] for name in clients}
+    for _ in range(3):
+        for name, run in clients.items():
+            topic = broker.topic(f"bench-py-{broker.next_number()}", PARTITIONS)
+            taken[name] += run(broker.bootstrap, topic, context.seconds)
+    p50, p99 = (
+        {name: _percentile(found, share) for name, found in taken.items()}
+        for share in (0.5, 0.99)
+    )
+    return {
+        "p50_ms": p50["ours"] * 1000,
+        "p99_ms": p99["ours"] * 1000,
+        "p99_times_kafka_python": p99["ours"] / p99["kafka_python"],
+    }
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(len(values) * share)]
+
+
 CASES: Final = [
-    Case(f"python-producers/{label}/{codec}", _throughput(size, codec))
-    for label, size in (("100B", 100), ("1KiB", 1024))
-    for codec in ("none", "lz4")
+    Case("python-producers/latency", _latency),
+    *(
+        Case(f"python-producers/{label}/{codec}", _throughput(size, codec))
+        for label, size in (("100B", 100), ("1KiB", 1024))
+        for codec in ("none", "lz4")
+    ),
 ]
