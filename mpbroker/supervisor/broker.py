@@ -52,6 +52,8 @@ from mpbroker.supervisor.takeover import Manifest, Takeover, manifest_of, takeov
 from mpbroker.supervisor.upgrade import Upgrade, go_back, own_command
 
 _LOG = logging.getLogger(__name__)
+# After the start, when it disturbs nobody; from the second time on it does nothing.
+_WARM_UP_S: Final = 1.0
 # Metadata of any size has been read by then; nobody can say so while it is.
 _RECOVERY_S: Final = 300.0
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
@@ -211,6 +213,7 @@ class Broker:
             Canaries(supervisor, memory.control.words, listeners).begin()
             if inherits_orphans():
                 supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
+            supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
             if supervisor.start():
                 service.all_started()

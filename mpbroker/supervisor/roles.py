@@ -238,6 +238,14 @@ class Roles:
         logs = self._logs(registry)
         role.run(registry, logs)
 
+    @staticmethod
+    def warm_up() -> None:
+        """Import what a coordinator needs: its successor must be back at once.
+
+        Not before the first fork: no client should wait for it.
+        """
+        import mpbroker.supervisor.coordinator_role  # noqa: F401
+
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
         """Set dynamic configs of this broker, on behalf of the supervisor.
 
