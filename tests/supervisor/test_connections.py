@@ -1,0 +1,204 @@
+"""Connections outlive the processors that carry them: real brokers, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from typing import Final
+
+import pytest
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.fetch import FetchResponse
+from mpbroker.protocol.record_batch import iter_records
+from tests.supervisor.load import (
+    api_versions,
+    ask,
+    children,
+    create_topic,
+    dial,
+    frame,
+    kill,
+    produce_body,
+    receive_frame,
+)
+from tests.supervisor.test_kills import fetch_body
+from tests.support.children import wait_until
+
+# How often a processor is killed in each test, and how many connections come and go.
+KILLS: Final = int(os.environ.get("MPBROKER_TEST_KILLS", "4"))
+CONNECTIONS: Final = int(os.environ.get("MPBROKER_TEST_CONNECTIONS", "1000"))
+LARGE: Final = 5_000_000
+SETTINGS: Final = {
+    "num.network.threads": 1,
+    "num.io.threads": 2,
+    "message.max.bytes": 2 * LARGE,
+}
+
+
+def kill_processor(broker) -> None:
+    """Kill it, and do not wait for its successor."""
+    pid = kill(broker, "processor", 0)
+    wait_until(lambda: children(broker)["processor", 0] != pid)
+
+
+def receive_rest(sock: socket.socket, data: bytes, length: int) -> bytes:
+    """Go on receiving until there are so many bytes."""
+    parts = [data]
+    have = len(data)
+    while have < length:
+        part = sock.recv(1 << 20)
+        assert part, f"closed after {have} of {length} bytes"
+        parts.append(part)
+        have += len(part)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def broker(make_broker):
+    return make_broker(SETTINGS)
+
+
+def test_an_idle_connection_does_not_notice(broker):
+    with dial(broker) as sock:
+        expected = api_versions(sock)
+        for _ in range(KILLS):
+            kill_processor(broker)
+            assert api_versions(sock) == expected
+
+
+@pytest.mark.parametrize("cut", [2, 4, 3_000, 400_000])
+def test_half_a_request_is_read_on(broker, cut):
+    create_topic(broker)
+    with dial(broker) as sock:
+        for number in range(KILLS):
+            payload = bytes([number]) * (LARGE if cut > 10_000 else 10_000)
+            data = frame(ApiKey.PRODUCE, 9, produce_body(payload), number)
+            sock.sendall(data[:cut])
+            kill_processor(broker)
+            sock.sendall(data[cut:])
+            assert receive_frame(sock)[:4] == number.to_bytes(4, "big")
+        body = ask(sock, ApiKey.FETCH, 11, fetch_body(0, KILLS - 1))
+        (topic,) = FetchResponse.decode(11, body).responses
+        assert topic.partitions[0].high_watermark == KILLS
+
+
+def test_half_an_answer_is_sent_on(broker):
+    """From a file, by sendfile, to a client that reads slowly."""
+    create_topic(broker)
+    payload = os.urandom(LARGE)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
+        sock.settimeout(30)
+        host, _, port = broker.bootstrap.rpartition(":")
+        sock.connect((host, int(port)))
+        ask(sock, ApiKey.PRODUCE, 9, produce_body(payload))
+        for number in range(KILLS):
+            sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(0), number))
+            data = sock.recv(1 << 16)
+            for at in (100_000, 2_000_000):
+                kill_processor(broker)
+                data = receive_rest(sock, data, at)
+            data = receive_rest(sock, data, 4 + int.from_bytes(data[:4], "big"))
+            assert data[4:8] == number.to_bytes(4, "big")
+            (topic,) = FetchResponse.decode(11, memoryview(data)[8:]).responses
+            records = memoryview(topic.partitions[0].records)
+            (record,) = iter_records(records)
+            assert record.value == payload
+
+
+def test_pipelined_requests_are_all_answered_in_order(broker):
+    with dial(broker) as sock:
+        for _ in range(KILLS):
+            pid = children(broker)["processor", 0]
+            for number in range(400):
+                sock.sendall(frame(ApiKey.API_VERSIONS, 0, b"", number))
+                if number == 200:
+                    os.kill(pid, signal.SIGKILL)
+            data = b""
+            for number in range(400):
+                data = receive_rest(sock, data, 4)
+                length = 4 + int.from_bytes(data[:4], "big")
+                data = receive_rest(sock, data, length)
+                assert data[4:8] == number.to_bytes(4, "big")
+                data = data[length:]
+            assert not data
+            wait_until(lambda pid=pid: children(broker)["processor", 0] != pid)
+
+
+def test_a_request_that_waits_is_answered_at_the_successor(broker):
+    create_topic(broker)
+    with dial(broker) as consumer, dial(broker) as producer:
+        consumer.sendall(frame(ApiKey.FETCH, 11, fetch_body(20_000), 7))
+        api_versions(producer)
+        kill_processor(broker)
+        ask(producer, ApiKey.PRODUCE, 9, produce_body(b"at last"))
+        assert receive_frame(consumer)[:4] == b"\0\0\0\x07"
+
+
+# -- the keeper -----------------------------------------------------------------------
+
+
+def sockets_of(pid: int) -> int:
+    """How many sockets a process has."""
+    count = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            count += os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+        except FileNotFoundError:
+            continue
+    return count
+
+
+def test_the_keepers_own_death_loses_nothing(broker):
+    fresh = sockets_of(children(broker)["acceptor", 0])  # those that all children have
+    with ExitStack() as stack:
+        socks = [stack.enter_context(dial(broker)) for _ in range(100)]
+        for sock in socks:
+            api_versions(sock)
+        for _ in range(KILLS):
+            before = kill(broker, "keeper")
+            wait_until(lambda before=before: children(broker)["keeper", 0] != before)
+            keeper = children(broker)["keeper", 0]
+            # The processors' duplicates have come.
+            wait_until(lambda keeper=keeper: sockets_of(keeper) >= fresh + 100)
+            kill_processor(broker)
+            for sock in socks:
+                api_versions(sock)
+
+
+def test_a_client_sees_the_end_of_its_connection_at_once(broker):
+    """Though the keeper has a duplicate of its socket, and is stopped just now."""
+    keeper = children(broker)["keeper", 0]
+    with dial(broker) as sock:
+        api_versions(sock)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            sock.sendall(b"GET / HTTP/1.1\r\n")
+            assert sock.recv(1) == b""
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+
+
+def test_no_socket_is_left_of_connections_that_came_and_went(broker):
+    pids = [children(broker)[role, 0] for role in ("keeper", "processor", "acceptor")]
+    with dial(broker) as sock:
+        api_versions(sock)
+    before = 0
+
+    def settled() -> bool:
+        nonlocal before
+        last, before = before, sum(map(sockets_of, pids))
+        return last == before
+
+    wait_until(settled)
+    fresh = before
+    for _ in range(CONNECTIONS // 50):
+        with ExitStack() as stack:
+            for number in range(50):
+                sock = stack.enter_context(dial(broker))
+                if number % 2:
+                    api_versions(sock)
+    wait_until(lambda: sum(map(sockets_of, pids)) <= fresh)
