@@ -290,3 +290,22 @@ def test_the_offsets_topic_is_read_like_any_other(
         assert found == dict.fromkeys(range(PARTITIONS), 5)
     finally:
         consumer.close()
+
+
+def test_nobody_else_writes_to_the_offsets_topic(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    produce(group_broker, topic, 1)
+    member = group.add("confluent-kafka")
+    group.wait_until(has_everything(group, 1), "all records are read")
+    member.leave()
+    codes = []
+    producer = Producer({"bootstrap.servers": group_broker.bootstrap})
+    producer.produce(
+        "__consumer_offsets",
+        b"lie",
+        partition=0,
+        on_delivery=lambda error, _: codes.append(error.name()),
+    )
+    assert producer.flush(30) == 0
+    assert codes == ["TOPIC_EXCEPTION"]

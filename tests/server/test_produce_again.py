@@ -66,7 +66,10 @@ class Stage:
         self.memory = memory
         self.logs = [Log(memory, index) for index in range(partitions)]
         self.topic = SimpleNamespace(
-            name="t", partitions=list(range(partitions)), config=LogConfig({})
+            name="t",
+            partitions=list(range(partitions)),
+            config=LogConfig({}),
+            is_internal=False,
         )
         topics = SimpleNamespace(
             topic=lambda name: self.topic if name == "t" else None,

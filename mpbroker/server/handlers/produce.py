@@ -186,6 +186,11 @@ class ProduceHandler:
                         )
                     if topic is None:
                         raise _unknown_topic(data, version)
+                    if topic.is_internal:
+                        raise ApiError(
+                            ErrorCode.INVALID_TOPIC_EXCEPTION,
+                            f"Cannot append to internal topic {topic.name}",
+                        )
                     if not 0 <= partition.index < len(topic.partitions):
                         raise ApiError(
                             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -234,6 +239,7 @@ class ProduceHandler:
         topic = self._topics.topic(request.topic)
         if (
             topic is None
+            or topic.is_internal
             or not 0 <= request.partition < len(topic.partitions)
             or request.acks not in _VALID_ACKS
             or progress.earlier()
