@@ -60,16 +60,20 @@ class Repair:
         self._condemned: set[int] = set()
         self.on_quarantine: Callable[[int], None] = self.close_condemned
 
-    def after_handler(self, handler: int, partition_rows: int) -> None:
+    def after_handler(
+        self, handler: int, partition_rows: int, *, blame_waiting: bool = True
+    ) -> None:
         """Put a dead handler's requests back, each to be executed exactly once.
 
         Args:
             handler: its id.
             partition_rows: how many rows of the partition table are in use.
+            blame_waiting: if it was at no request, any that it had parked or taken may
+                be what ended it; else its death came from outside.
         """
         self._memory.ring.reclaim(handler)
         orphans = self._orphans_of(handler)
-        suspects = self._suspects(handler, orphans)
+        suspects = self._suspects(handler, orphans if blame_waiting else [], orphans)
         table = self._memory.table
         for slot in orphans:
             intent = self._words[slot_row(slot) + SLOT_INTENT]
@@ -118,8 +122,10 @@ class Repair:
                 orphans.append(slot)
         return orphans
 
-    def _suspects(self, handler: int, orphans: list[int]) -> set[int]:
-        """The orphans that may have killed it: the one it was executing, else all.
+    def _suspects(
+        self, handler: int, waiting: list[int], orphans: list[int]
+    ) -> set[int]:
+        """The orphans that may have killed it: the one it was executing, or who waited.
 
         The others were taken in the same batch, or wait; a poisonous request must not
         take its neighbours along.
@@ -127,7 +133,7 @@ class Repair:
         busy_word = handler_row(handler) + HANDLER_BUSY_SLOT
         busy = self._words[busy_word] - 1
         self._words[busy_word] = 0
-        return {busy} if busy in orphans else set(orphans)
+        return {busy} if busy in orphans else set(waiting)
 
     def _slots(self) -> list[int]:
         slots: list[int] = []

@@ -249,7 +249,13 @@ class Supervisor(Loop):
             )
             self.on_death(child)
         if child.role is Role.HANDLER:
-            self.repair.after_handler(child.number, self._partition_rows())
+            # Whoever was killed from outside was not ended by what waited with it.
+            self.repair.after_handler(
+                child.number,
+                self._partition_rows(),
+                blame_waiting=not os.WIFSIGNALED(status)
+                or os.WTERMSIG(status) != signal.SIGKILL,
+            )
         elif child.role is Role.COORDINATOR:
             self.repair.after_coordinator(self._partition_rows())
         elif child.role is Role.PROCESSOR:

@@ -179,6 +179,19 @@ def test_a_handler_that_dies_idle_over_parked_requests_is_not_restarted_for_ever
     assert repair.quarantined == 1
 
 
+def test_a_request_that_waited_is_not_to_blame_for_kills_from_outside(memory):
+    """A slow disk keeps a produce waiting over the deaths of many handlers."""
+    send(memory, [1])
+    repair = Repair(memory)
+    for _ in range(MAX_RETRIES + 3):
+        dead = handler_end(memory, 0)
+        assert dead.receive_requests(16, 1, arm=False) == [1]
+        dead.park(1, 1)
+        repair.after_handler(0, 0, blame_waiting=False)
+    assert repair.quarantined == 0
+    assert memory.ring.waiting() == [1]
+
+
 def test_a_committed_append_is_noted_before_its_request_is_put_back(memory):
     memory.table.initialise_row(7)
     send(memory, [1])
