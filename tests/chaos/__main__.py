@@ -131,6 +131,7 @@ def line_deaths(folder: Path, arguments: argparse.Namespace) -> list[Result]:
 def say(result: Result) -> None:
     """One line as soon as a stage is over."""
     verdict = "ok" if result.ok else "BROKEN: " + "; ".join(result.broken)
+    verdict = "\n  ".join([verdict, *result.complaints])
     print(
         f"{result.stage}: {result.events} in {result.seconds:.0f} s,"
         f" {result.answers} answers, worst pause {result.worst_pause_ms:.0f} ms:"

@@ -12,15 +12,20 @@ FAULT is one of
     semaphore    a semaphore where the request ring has a robust mutex
 """
 
+# ruff: noqa: E402 - the environment comes first
 import ctypes
 import errno
 import os
 import runpy
 import sys
 
+# Its lines are what is died at; before anything of ours is imported.
+os.environ["MPBROKER_PURE_PYTHON"] = "1"
+
 FOR_EVER_S = 3600.0
 
 go, fault = sys.argv.pop(1), sys.argv.pop(1)
+sys.argv.insert(2, "lines")
 if fault == "semaphore":
     # Before anyone has imported the names.
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -77,9 +82,9 @@ elif fault == "no-wake-all":
 elif fault != "none":
     sys.exit(f"unknown fault {fault}")
 
-from mpbroker.network import acceptor, processor  # noqa: E402
-from mpbroker.server import request_handler  # noqa: E402
-from tests.support import children  # noqa: E402
+from mpbroker.network import acceptor, processor
+from mpbroker.server import request_handler
+from tests.support import children
 
 request_handler._IDLE_POLL_S = FOR_EVER_S
 processor._IDLE_POLL_S = FOR_EVER_S
