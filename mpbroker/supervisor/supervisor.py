@@ -367,9 +367,7 @@ class Supervisor(Loop):
         """After a takeover: replace all children; ``done(why not)`` at the end."""
         from mpbroker.supervisor.upgrade import Renewal
 
-        renewal = Renewal(
-            self, self._pools, self.children, self._listeners, self.renew, done
-        )
+        renewal = Renewal(self, self.children, self._listeners, self.renew, done)
         self.each_turn(renewal.turn)
 
     def request_stop(self) -> None:

@@ -33,7 +33,6 @@ from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
-from mpbroker.supervisor.pools import Pools
 from mpbroker.supervisor.probe import Loop, Outcome, Round, targets_of
 from mpbroker.supervisor.signals import HANDLED
 from mpbroker.supervisor.takeover import (
@@ -47,6 +46,8 @@ from mpbroker.supervisor.takeover import (
 _LOG = logging.getLogger(__name__)
 
 _TRIAL_S: Final = 60.0
+# So long other changes of processes may take before the program is replaced.
+_QUIET_S: Final = 60.0
 _RENEWAL_S: Final = 60.0
 _PROOF_S: Final = 10.0
 _LOOK_S: Final = 0.02
@@ -185,6 +186,7 @@ class Upgrade:
         self._kill = None
         if status == 0:
             self._is_tried = True
+            self._deadline = time.monotonic() + _QUIET_S
             return
         remove_leftovers()  # it may have been killed
         self._failed(reason or _explain(status))
@@ -206,6 +208,11 @@ class Upgrade:
                 replace_program(self._command, self._manifest())
             except UpgradeError as error:
                 self._failed(str(error))
+        elif self._is_tried and time.monotonic() >= self._deadline:
+            self._failed(
+                "processes start or retire all the time; wait for the resize, or see"
+                " why they die"
+            )
         return _LOOK_S if self.is_under_way else None
 
     def close(self) -> None:
@@ -255,14 +262,12 @@ class Renewal:
     def __init__(
         self,
         loop: Loop,
-        pools: Pools,
         children: Sequence[Child],
         listeners: Sequence[Listener],
         kill: Callable[[Child], None],
         done: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._pools = pools
         self._children = children
         self._listeners = listeners
         self._kill = kill
@@ -293,7 +298,8 @@ class Renewal:
         return _LOOK_S
 
     def _step(self) -> None:
-        if time.monotonic() > self._deadline:
+        is_late = time.monotonic() > self._deadline
+        if is_late and (self._round is not None or not self._is_quiet()):
             raise TakeoverError("its processes did not all serve in time")
         for child in self._children:
             if child.failures >= _MAX_FAILURES:
@@ -307,8 +313,12 @@ class Renewal:
             self._next()
 
     def _is_quiet(self) -> bool:
-        return self._pools.settled and all(
-            child.state is ChildState.READY for child in self._children
+        """All processes are ours, but for processors that clients still hold up."""
+        return all(
+            child.role is Role.PROCESSOR
+            if child.state is ChildState.DRAINING
+            else child.state is ChildState.READY and not child.replaced
+            for child in self._children
         )
 
     def _next(self) -> None:

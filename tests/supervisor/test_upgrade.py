@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -10,13 +11,24 @@ import pytest
 
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+)
 from tests.supervisor.load import (
+    TOPIC,
     Load,
     api_versions,
+    ask,
     children,
     create_topic,
     dial,
+    frame,
+    produce_body,
     read_log,
+    receive_frame,
     states,
 )
 from tests.supervisor.test_resize import holdings
@@ -89,6 +101,25 @@ def test_without_a_command_it_is_the_same_again_and_holds_what_it_held(broker):
         return all(now[kind] == before[kind] for kind in kinds)
 
     wait_until(kept)
+
+
+def test_a_client_that_does_not_read_its_answer_holds_up_no_upgrade(broker):
+    with dial(broker) as producer, dial(broker) as slow:
+        for _ in range(25):
+            ask(producer, ApiKey.PRODUCE, 9, produce_body(os.urandom(900_000)))
+        # More than the buffers of both sockets take.
+        partition = FetchPartition(partition_max_bytes=64_000_000)
+        request = FetchRequest(
+            max_bytes=64_000_000,
+            topics=[FetchTopic(topic=TOPIC, partitions=[partition])],
+        )
+        slow.sendall(frame(ApiKey.FETCH, 11, request.encode(11)))
+        assert slow.recv(4, socket.MSG_PEEK | socket.MSG_WAITALL)
+        upgrade(broker, newcomer(broker))
+        wait_until(lambda: identity(broker).get("upgrade", "").startswith("done"))
+        assert "DRAINING" in {child["state"] for child in states(broker)}
+        assert len(receive_frame(slow)) > 22_000_000
+    wait_until(lambda: {child["state"] for child in states(broker)} == {"READY"})
 
 
 @pytest.mark.parametrize(
