@@ -188,8 +188,8 @@ class ProcessorCounter(IntEnum):
 
 # --- handler rows ---------------------------------------------------------------
 #   word  field          written by
-#   0     active         supervisor: 1 while this handler id exists
-#   1     pid            supervisor
+#   0     active         supervisor: 1 while this handler id exists (of its own row,
+#   1     pid            supervisor   the coordinator writes these two itself)
 #   2     incarnation    supervisor
 #   3     ready          the handler: its incarnation, once it serves
 #   16    busy slot      the handler: slot + 1 it works on, for the post-mortem
