@@ -17,6 +17,7 @@ Source: Kafka's CoordinatorRuntime.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,9 +34,14 @@ from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     COORDINATOR,
+    HANDLER_ACTIVE,
+    HANDLER_BUSY_SINCE,
     HANDLER_BUSY_SLOT,
+    HANDLER_COUNTERS,
+    HANDLER_PID,
     HEADER,
     HEADER_PHASE,
+    HandlerCounter,
     Phase,
     RowStatus,
     handler_row,
@@ -141,6 +147,9 @@ class CoordinatorProcess:
 
     def run(self) -> None:
         """Serve until the broker stops."""
+        # Nobody waits for it to be ready, so it says itself who it is.
+        self._words[self._row + HANDLER_PID] = os.getpid()
+        self._words[self._row + HANDLER_ACTIVE] = 1
         own_box().note(EventKind.SERVING)
         self._begin_loading()
         self._load(_LOAD_PATIENCE_S)
@@ -165,10 +174,14 @@ class CoordinatorProcess:
 
     def _work(self, slots: list[int]) -> None:
         self._catch_up()
-        for slot in slots:
-            self._words[self._row + HANDLER_BUSY_SLOT] = slot + 1
-            self._execute(slot)
-        self._words[self._row + HANDLER_BUSY_SLOT] = 0
+        if slots:
+            words, row = self._words, self._row
+            words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
+            for slot in slots:
+                words[row + HANDLER_BUSY_SLOT] = slot + 1
+                self._execute(slot)
+            words[row + HANDLER_BUSY_SLOT] = 0
+            words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
         if self._loads:
             self._load(_LOAD_TURN_S)
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
