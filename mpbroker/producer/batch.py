@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -195,7 +196,8 @@ class ProducerBatch:
         self.payload: bytes | None = None
         self.raw_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
-        self.timestamps: list[int] = []
+        # Flat: a list of ints would take as much again as small records do.
+        self.timestamps = array("q")
         self.producer_id: int = NO_PRODUCER_ID
         self.producer_epoch: int = NO_PRODUCER_EPOCH
         self.base_sequence: int = NO_SEQUENCE
@@ -221,7 +223,7 @@ class ProducerBatch:
         self.raw_size = len(payload)
         if codec:
             payload = compress(codec, payload, level)
-        self.timestamps = [record[0] for record in records]
+        self.timestamps = array("q", [record[0] for record in records])
         self.record_count = len(records)
         self.payload = payload
         self.records = []
@@ -342,7 +344,7 @@ class ProducerBatch:
             self.is_done = True
             if not self.record_count:
                 self.record_count = len(self.records)
-                self.timestamps = [record[0] for record in self.records]
+                self.timestamps = array("q", [record[0] for record in self.records])
             callbacks, self.callbacks = self.callbacks, []
             self.payload = None
             self.records = []

@@ -120,6 +120,10 @@ _ADVICE: Final = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
         "give this client IDEMPOTENT_WRITE, or set enable.idempotence=false"
     ),
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
+        "records sent after these are written; whether these are, nobody can tell:"
+        " read before sending them again"
+    ),
     ErrorCode.INVALID_RECORD: "the topic wants keys, or other timestamps",
 }
 

@@ -52,6 +52,12 @@ class _Sequences:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
+    def is_behind(self, sequence: int) -> bool:
+        """Return whether a sequence is at or before what was acknowledged last."""
+        if self.last_acked == _NONE_ACKED:
+            return False
+        return (self.last_acked - sequence) & 0x7FFFFFFF < 1 << 30
+
 
 class Idempotence:
     """See the module; the rules of draining, for a producer without transactions."""
@@ -142,6 +148,11 @@ class Idempotence:
             stale = sequences.epoch != (self.producer_id, self.epoch)
             if stale and sequences.in_flight:
                 return False  # numbered by another epoch: let them end first
+            if sequences.last_acked == _NONE_ACKED and sequences.in_flight:
+                # A broker that knows nothing of this producer takes any first number.
+                # If it refuses number 0 (it is just becoming the leader) and takes the
+                # next, 0 can never be written: seen with Apache Kafka on new topics.
+                return False
             return (batch.topic, batch.partition) not in self._unresolved and (
                 batch.topic,
                 batch.partition,
@@ -261,6 +272,8 @@ class Idempotence:
     ) -> bool:
         unresolved = self._unresolved.get((batch.topic, batch.partition))
         is_next = sequences.is_next(batch.base_sequence)
+        if sequences.is_behind(batch.base_sequence) and not batch.was_renumbered:
+            return False  # what comes after it is written: its place is taken
         if unresolved is None and (batch.was_renumbered or not is_next):
             # The answer is to a number it had before, or one before it is being
             # retried: its turn comes.

@@ -47,6 +47,7 @@ from mpbroker.producer.errors import (
     RecordTooLargeError,
     RefusedError,
     RetriableError,
+    SerializationError,
     TransactionStateError,
 )
 from mpbroker.producer.idempotence import Idempotence
@@ -207,7 +208,7 @@ class Producer(TransactionCalls):
                 the producer's thread, in the order of records of a partition.
 
         Raises:
-            SerializationError: key, value or headers are not bytes.
+            SerializationError: key, value or headers are not bytes, or the time none.
             ProducerClosedError: closed, or forked since it was made.
             TransactionStateError: transactional, and no transaction is open.
             FatalError: the producer is of no use any more; close it.
@@ -244,6 +245,11 @@ class Producer(TransactionCalls):
         raw_headers = to_raw_headers(topic, headers) if headers else ()
         if timestamp_ms is None:
             timestamp_ms = time.time_ns() // 1_000_000
+        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 63:
+            raise SerializationError(
+                f"timestamp_ms={timestamp_ms!r}: it must be an int of ms since 1970,"
+                " 0 or more"
+            )
         record = timestamp_ms, key, value, raw_headers
         if value is not None and not raw_headers:
             size = len(value) + RECORD_OVERHEAD

@@ -132,6 +132,19 @@ class SenderRig:
         self.turns()
         return future
 
+    def introduce(self) -> SenderRig:
+        """Have a record of each partition acknowledged, so that more may be in flight.
+
+        Sequences and offsets go on at 1 then.
+        """
+        for partition in (0, 1):
+            self.append(b"first", partition=partition)
+        self.pass_ms(self.settings.linger_ms)
+        self.turns()
+        self.reply()
+        self.next_offset = 1
+        return self
+
     @property
     def produces(self) -> list[Sent]:
         """Produce requests that wait for an answer, oldest first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -403,6 +404,28 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("size", [100, 1000])
+def test_what_waits_to_be_sent_takes_little_more_than_buffer_memory(codec, size):
+    limit = 2_000_000
+    rig = Rig(
+        buffer_memory=limit,
+        batch_size=16_384,
+        linger_ms=60_000,
+        compression_type=codec,
+    )
+    rig.append()  # imports, tables
+    rng = random.Random(6)
+    tracemalloc.start()
+    try:
+        while rig.pool.available_bytes >= 16_384 + size:
+            rig.append(rng.randbytes(size // 2) + b"x" * (size // 2))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit / 2 < used < 1.2 * limit
 
 
 # -- records without keys --------------------------------------------------------------

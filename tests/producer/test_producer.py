@@ -143,6 +143,9 @@ def test_what_is_not_bytes_needs_a_serializer(make_producer, new_topic):
         producer.send(topic, b"", 7)
     with pytest.raises(SerializationError, match="headers"):
         producer.send(topic, b"", headers=[("a",)])
+    for timestamp in (-1, 1 << 63, 1.5, "now"):
+        with pytest.raises(SerializationError, match="timestamp_ms"):
+            producer.send(topic, b"", timestamp_ms=timestamp)
     value = bytearray(b"abc")
     future = producer.send(topic, value)
     value[:] = b"xyz"  # sent as it was

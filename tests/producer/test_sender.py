@@ -11,6 +11,7 @@ from mpbroker.producer.errors import (
     DeliveryTimeoutError,
     FatalError,
     NetworkError,
+    OutOfOrderSequenceError,
     ProducerClosedError,
     RecordTooLargeError,
     RefusedError,
@@ -209,7 +210,7 @@ def test_a_producer_id_that_is_not_given_yet_is_asked_for_again():
 
 
 def test_sequences_count_records_by_partition():
-    rig = SenderRig(linger_ms=10).ready()
+    rig = SenderRig(linger_ms=10).ready().introduce()
     for count in (3, 2):
         for _ in range(count):
             rig.append(partition=0)
@@ -217,20 +218,51 @@ def test_sequences_count_records_by_partition():
         rig.pass_ms(10)
         rig.turns()
     first, second = rig.produces
-    assert [rig.header(s, 0).base_sequence for s in (first, second)] == [0, 3]
-    assert [rig.header(s, 1).base_sequence for s in (first, second)] == [0, 1]
+    assert [rig.header(s, 0).base_sequence for s in (first, second)] == [1, 4]
+    assert [rig.header(s, 1).base_sequence for s in (first, second)] == [1, 2]
+
+
+def test_until_a_broker_knows_the_producer_one_batch_of_a_partition_is_in_flight():
+    rig = SenderRig().ready()
+    rig.send(b"0")
+    rig.send(b"1")
+    assert [rig.values(s) for s in rig.produces] == [[b"0"]]
+    # A leader that has just become one refuses the first, and would take the second.
+    rig.reply(code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    rig.turns(3)
+    assert not rig.produces
+    rig.pass_ms(130)
+    rig.turns(3)
+    assert [rig.values(s) for s in rig.produces] == [[b"0"]]
+    rig.reply()
+    rig.turns()
+    assert [rig.values(s) for s in rig.produces] == [[b"1"]]
+
+
+def test_a_batch_whose_place_is_taken_fails_instead_of_being_tried_for_ever():
+    rig = SenderRig().ready().introduce()
+    late, after = rig.send(b"late"), rig.send(b"after")
+    first, second = rig.produces
+    rig.reply(first, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    rig.reply(second)
+    rig.pass_ms(130)
+    rig.turns(3)
+    rig.reply(code=SEQUENCE)
+    assert isinstance(late.exception(0), OutOfOrderSequenceError)
+    assert "read before" in str(late.exception(0))
+    assert after.result(0)
 
 
 def test_no_more_than_five_batches_of_a_partition_are_in_flight():
-    rig = SenderRig().ready()
+    rig = SenderRig().ready().introduce()
     for _ in range(7):
         rig.send()
     assert len(rig.produces) == 5
-    assert [rig.header(s).base_sequence for s in rig.produces] == [0, 1, 2, 3, 4]
+    assert [rig.header(s).base_sequence for s in rig.produces] == [1, 2, 3, 4, 5]
 
 
 def test_batches_in_flight_that_fail_are_sent_again_in_order_one_by_one():
-    rig = SenderRig().ready()
+    rig = SenderRig().ready().introduce()
     futures = [rig.send(b"%d" % i) for i in range(3)]
     first, second, third = rig.produces
     rig.reply(first, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -245,11 +277,11 @@ def test_batches_in_flight_that_fail_are_sent_again_in_order_one_by_one():
             order += rig.values(rig.produces[0])
             rig.reply()
     assert order == [b"0", b"1", b"2"]
-    assert [f.result(0).offset for f in futures] == [0, 1, 2]
+    assert [f.result(0).offset for f in futures] == [1, 2, 3]
 
 
 def test_a_lost_connection_with_many_in_flight_keeps_sequences_and_order():
-    rig = SenderRig().ready()
+    rig = SenderRig().ready().introduce()
     futures = [rig.send(b"%d" % i) for i in range(5)]
     rig.wire.hang_up(0)
     rig.turns()
@@ -261,8 +293,8 @@ def test_a_lost_connection_with_many_in_flight_keeps_sequences_and_order():
             header = rig.header(rig.produces[0])
             sent.append((header.producer_epoch, header.base_sequence))
             rig.reply()
-    assert sent == [(0, i) for i in range(5)]
-    assert [f.result(0).offset for f in futures] == [0, 1, 2, 3, 4]
+    assert sent == [(0, i) for i in range(1, 6)]
+    assert [f.result(0).offset for f in futures] == [1, 2, 3, 4, 5]
 
 
 def test_a_batch_that_is_there_already_counts_as_written_without_an_offset():
@@ -273,7 +305,7 @@ def test_a_batch_that_is_there_already_counts_as_written_without_an_offset():
 
 
 def test_a_fatal_first_batch_has_later_ones_begin_a_new_epoch_at_zero():
-    rig = SenderRig().ready()
+    rig = SenderRig().ready().introduce()
     lost = rig.send(b"0")
     kept = rig.send(b"1")
     first, second = rig.produces
