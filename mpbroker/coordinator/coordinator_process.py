@@ -204,6 +204,8 @@ class CoordinatorProcess:
         if self._held_since_ns:
             timeout = _HOLD_NS / 1e9
         until_timer = (self._timers.next_ms - self._clock.now_ms()) / 1e3
+        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            until_timer = _IDLE_POLL_S  # none is called any more
         until_parked = (self._purgatory.next_deadline_ns - time.monotonic_ns()) / 1e9
         self._epoll.poll(max(0.0, min(timeout, until_timer, until_parked)))
 
