@@ -26,7 +26,7 @@ from mpbroker.protocol.batch_header import (
     BatchHeader,
     pack_header,
 )
-from mpbroker.protocol.compression import Codec, compress, decompress
+from mpbroker.protocol.compression import Codec, compress
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.protocol.record_encode import RawRecord, encode_records
 
@@ -420,11 +420,3 @@ def record_size_bound(
     for name, header_value in headers:
         size += 10 + len(name) + len(header_value or b"")
     return size
-
-
-def unseal(batch: ProducerBatch, codec: Codec) -> bytes:
-    """Return a sealed batch's records uncompressed; for tests and tools."""
-    assert batch.payload is not None
-    if not codec:
-        return batch.payload
-    return decompress(codec, batch.payload, max(batch.raw_size, 1))

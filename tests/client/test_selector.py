@@ -1,0 +1,161 @@
+"""The selector, on real sockets. Mirrors what applies of Kafka's SelectorTest."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.selector import Selector
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def selector() -> Iterator[Selector]:
+    made = Selector()
+    yield made
+    made.shutdown()
+
+
+def connect(selector: Selector, server: socket.socket, node: int = 1) -> socket.socket:
+    selector.connect(node, Address(*server.getsockname()), "localhost")
+    poll_until(selector, lambda: node in selector.connected)
+    peer, _ = server.accept()
+    return peer
+
+
+def poll_until(selector: Selector, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        selector.poll(50)
+        if condition():
+            return
+        assert time.monotonic() < deadline
+
+
+def test_bytes_go_and_come(selector, server):
+    with connect(selector, server) as peer:
+        selector.send(1, b"question")
+        assert peer.recv(100) == b"question"
+        peer.sendall(b"answer")
+        poll_until(selector, lambda: bool(selector.received))
+        assert selector.received == [(1, b"answer")]
+        selector.poll(0)
+        assert selector.received == []
+
+
+def test_what_the_socket_does_not_take_at_once_goes_later_and_in_order(
+    selector, server
+):
+    sent = os.urandom(20_000_000)
+    with connect(selector, server) as peer:
+        selector.send(1, sent)
+        assert selector.is_sending(1)
+        selector.send(1, b"the end")
+        got = bytearray()
+        peer.setblocking(False)
+
+        def take() -> bool:
+            try:
+                got.extend(peer.recv(1 << 20))
+            except BlockingIOError:
+                pass
+            return len(got) == len(sent) + 7
+
+        poll_until(selector, take)
+        assert got == sent + b"the end"
+        selector.poll(0)
+        assert not selector.is_sending(1)
+
+
+def test_the_peers_end_is_told_after_what_it_said(selector, server):
+    peer = connect(selector, server)
+    peer.sendall(b"last words")
+    peer.close()
+    words = []
+
+    def ended() -> bool:
+        words.extend(selector.received)
+        return 1 in selector.disconnected
+
+    poll_until(selector, ended)
+    assert words == [(1, b"last words")]
+    with connect(selector, server):  # the same node can be connected again
+        pass
+
+
+def test_a_refused_connection_is_told_and_not_raised(selector):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = Address(*gone.getsockname())
+    selector.connect(1, address, "localhost")
+    poll_until(selector, lambda: 1 in selector.disconnected)
+    assert selector.disconnected[1] == "connection refused"
+    assert selector.connected == []
+
+
+def test_a_node_is_connected_once(selector, server):
+    with connect(selector, server), pytest.raises(AssertionError, match="already"):
+        selector.connect(1, Address(*server.getsockname()), "localhost")
+
+
+def test_a_channel_that_cannot_be_made_leaves_nothing_open(server):
+    def refuse(sock, host):
+        raise OSError("no keys")
+
+    selector = Selector(make_channel=refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no keys"):
+        selector.connect(1, Address(*server.getsockname()), "localhost")
+    assert len(os.listdir("/proc/self/fd")) == before
+    selector.shutdown()
+
+
+def test_closing_one_connection_leaves_the_others(selector, server):
+    with connect(selector, server, 1), connect(selector, server, 2) as second:
+        selector.close(1)
+        selector.close(1)
+        second.sendall(b"still here")
+        poll_until(selector, lambda: bool(selector.received))
+        assert selector.received == [(2, b"still here")]
+        assert 1 not in selector.disconnected
+
+
+def test_waking_ends_the_wait_now_or_the_next_one(selector):
+    selector.wakeup()
+    selector.poll(float("inf"))
+    woken = threading.Thread(target=lambda: [selector.wakeup() for _ in range(3)])
+    waker = threading.Timer(0.05, selector.wakeup)
+    waker.start()
+    selector.poll(float("inf"))
+    waker.join()
+    woken.start()
+    woken.join()
+    selector.poll(float("inf"))
+
+
+def test_no_wake_up_is_lost_in_a_race(selector):
+    turns = 3000
+    seen = threading.Semaphore(0)
+
+    def wake() -> None:
+        for _ in range(turns):
+            selector.wakeup()
+            assert seen.acquire(timeout=30)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    for _ in range(turns):
+        selector.poll(30_000)
+        seen.release()
+    thread.join(30)
+    assert not thread.is_alive()
