@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -15,6 +16,9 @@ SCHEMA_DDL: Final = (
 )
 HEADERS_DDL: Final = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
+# Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
+# record; more than this only takes memory (Spark's own default is 10,000).
+_BATCH_ROWS: Final = 10_000
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 _NAMES: Final = (
@@ -63,6 +67,24 @@ def record_batch(
         pa.list_(_HEADER), rows, [None, pa.py_buffer(ends)], children=[headers]
     )
     return pa.RecordBatch.from_arrays([*arrays, lists], names=[*_NAMES, "headers"])
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of 10,000 and more."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        pending.append(batch)
+        rows += batch.num_rows
+        if rows >= _BATCH_ROWS:
+            yield _one(pending)
+            pending, rows = [], 0
+    if pending:
+        yield _one(pending)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _numbers(content: bytes, kind: pa.DataType, rows: int) -> pa.Array:

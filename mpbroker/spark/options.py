@@ -109,49 +109,54 @@ def parse_source_options(
     for name in given:
         if name.startswith(_PREFIX) and name not in _UNDERSTOOD:
             logger.warning("option %s has no meaning here and is ignored", name)
-    starting = _offset_request(given, "starting", LATEST if streaming else EARLIEST)
-    if not streaming and _asks_for(starting, LATEST):
+    starting = parse_offset_request(
+        given, "starting", LATEST if streaming else EARLIEST
+    )
+    if not streaming and asks_for(starting, LATEST):
         raise OptionError(
             "startingOffsets must not be latest in a batch query: it would read"
             " nothing; use earliest or offsets"
         )
-    ending = _offset_request(given, "ending", LATEST)
-    if _asks_for(ending, EARLIEST):
+    ending = parse_offset_request(given, "ending", LATEST)
+    if asks_for(ending, EARLIEST):
         raise OptionError(
             "endingOffsets must not be earliest: nothing would be read; use latest or"
             " offsets"
         )
     return SourceOptions(
         bootstrap=parse_bootstrap(given),
-        subscription=_subscription(given),
+        subscription=parse_subscription(given),
         starting=starting,
         ending=ending,
-        unmatched_timestamp_is_latest=_choice(
+        unmatched_timestamp_is_latest=parse_choice(
             given, "startingOffsetsByTimestampStrategy", ("error", "latest")
         )
         == "latest",
-        max_offsets_per_trigger=_integer(given, "maxOffsetsPerTrigger", 1),
-        min_offsets_per_trigger=_integer(given, "minOffsetsPerTrigger", 1),
+        max_offsets_per_trigger=parse_integer(given, "maxOffsetsPerTrigger", 1),
+        min_offsets_per_trigger=parse_integer(given, "minOffsetsPerTrigger", 1),
         max_trigger_delay_ms=_duration(given, "maxTriggerDelay", 15 * 60_000),
-        min_partitions=_integer(given, "minPartitions", 1),
-        max_records_per_partition=_integer(given, "maxRecordsPerPartition", 1),
-        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
-        include_headers=_boolean(given, "includeHeaders", False),
-        poll_timeout_ms=_integer(given, "kafkaConsumer.pollTimeoutMs", 0) or 120_000,
-        fetch_retries=_or(_integer(given, "fetchOffset.numRetries", 1), 3),
-        fetch_retry_interval_ms=_or(
-            _integer(given, "fetchOffset.retryIntervalMs", 0), 10
+        min_partitions=parse_integer(given, "minPartitions", 1),
+        max_records_per_partition=parse_integer(given, "maxRecordsPerPartition", 1),
+        fail_on_data_loss=parse_boolean(given, "failOnDataLoss", True),
+        include_headers=parse_boolean(given, "includeHeaders", False),
+        poll_timeout_ms=parse_integer(given, "kafkaConsumer.pollTimeoutMs", 0)
+        or 120_000,
+        fetch_retries=or_default(parse_integer(given, "fetchOffset.numRetries", 1), 3),
+        fetch_retry_interval_ms=or_default(
+            parse_integer(given, "fetchOffset.retryIntervalMs", 0), 10
         ),
         isolation_level=READ_COMMITTED
-        if _choice(
+        if parse_choice(
             given, "kafka.isolation.level", ("read_uncommitted", "read_committed")
         )
         == "read_committed"
         else READ_UNCOMMITTED,
-        partition_max_bytes=_or(
-            _integer(given, "kafka.max.partition.fetch.bytes", 1), 4 * 1024 * 1024
+        partition_max_bytes=or_default(
+            parse_integer(given, "kafka.max.partition.fetch.bytes", 1), 4 * 1024 * 1024
         ),
-        request_timeout_ms=_or(_integer(given, "kafka.request.timeout.ms", 1), 30_000),
+        request_timeout_ms=or_default(
+            parse_integer(given, "kafka.request.timeout.ms", 1), 30_000
+        ),
         commit_group=given.get("commitgroup"),
     )
 
@@ -192,7 +197,7 @@ def parse_bootstrap(given: Mapping[str, str]) -> tuple[Address, ...]:
         raise OptionError(f"kafka.bootstrap.servers: {error}") from None
 
 
-def _subscription(given: Mapping[str, str]) -> Subscription:
+def parse_subscription(given: Mapping[str, str]) -> Subscription:
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
         found = f"{', '.join(chosen)} are given" if chosen else "none is given"
@@ -226,8 +231,10 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     return Subscription(partitions=tuple(sorted(set(partitions))))
 
 
-def _offset_request(given: Mapping[str, str], side: str, default: int) -> OffsetRequest:
-    timestamp = _integer(given, f"{side}Timestamp", 0)
+def parse_offset_request(
+    given: Mapping[str, str], side: str, default: int
+) -> OffsetRequest:
+    timestamp = parse_integer(given, f"{side}Timestamp", 0)
     if timestamp is not None:
         return OffsetRequest(timestamp_ms=timestamp)
     name = f"{side}OffsetsByTimestamp"
@@ -244,7 +251,7 @@ def _offset_request(given: Mapping[str, str], side: str, default: int) -> Offset
     return OffsetRequest(offsets=_by_partition(text, name, lowest=EARLIEST))
 
 
-def _asks_for(request: OffsetRequest, word: int) -> bool:
+def asks_for(request: OffsetRequest, word: int) -> bool:
     if request.timestamp_ms is not None or request.timestamps is not None:
         return False
     if request.offsets is not None:
@@ -287,7 +294,7 @@ def _is_partition(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _integer(given: Mapping[str, str], name: str, lowest: int) -> int | None:
+def parse_integer(given: Mapping[str, str], name: str, lowest: int) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
@@ -300,18 +307,18 @@ def _integer(given: Mapping[str, str], name: str, lowest: int) -> int | None:
     return value
 
 
-def _or(value: int | None, default: int) -> int:
+def or_default(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+def parse_boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
     text = given.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
         raise OptionError(f"{name}={text!r} is neither true nor false")
     return text == "true"
 
 
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def parse_choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     """Return what is given, or the first choice."""
     value = given.get(name.lower(), choices[0]).lower()
     if value not in choices:

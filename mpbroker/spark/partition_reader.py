@@ -8,8 +8,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from mpbroker.client.admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
@@ -20,18 +18,17 @@ from mpbroker.client.record_fetcher import (
     RecordFetcher,
 )
 from mpbroker.protocol.record_columns import read_columns
-from mpbroker.spark.arrow import record_batch
+from mpbroker.spark.arrow import joined, record_batch
 from mpbroker.spark.offsets import DataLossError, OffsetRange
 from mpbroker.spark.options import EARLIEST, LATEST
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mpbroker.spark.options import SourceOptions
 
 logger = logging.getLogger(__name__)
 
-# Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
-# record; more than this only takes memory (Spark's own default is 10,000).
-_BATCH_ROWS: Final = 10_000
 _MAX_WAIT_MS: Final = 500
 _RETRY_S: Final = 0.1
 
@@ -47,22 +44,7 @@ def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.Recor
         ApiError: refused by the broker.
         RecordBatchError, ProtocolError: a batch is corrupt.
     """
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in _read(range_, options):
-        pending.append(batch)
-        rows += batch.num_rows
-        if rows >= _BATCH_ROWS:
-            yield _joined(pending)
-            pending, rows = [], 0
-    if pending:
-        yield _joined(pending)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.concat_batches(batches)
+    return joined(_read(range_, options))
 
 
 def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:

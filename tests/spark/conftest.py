@@ -25,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         pytest.skip("Spark needs Java 17 or newer, and there is none")
     from pyspark.sql import SparkSession
 
-    from mpbroker.spark.source import MpbrokerDataSource
+    from mpbroker.spark import register
 
     root = Path(__file__).resolve().parents[2]
     warehouse = tmp_path_factory.mktemp("spark")
@@ -51,7 +51,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(MpbrokerDataSource)
+    register(session)
     yield session
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the JVM's pipes are closed by nobody

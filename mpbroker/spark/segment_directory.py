@@ -1,0 +1,210 @@
+"""The segments of a broker's data directory, here or in an object store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from mpbroker.client.cluster import TopicPartition
+from mpbroker.errors import MpbrokerError
+from mpbroker.protocol.batch_header import (
+    BATCH_HEADER_SIZE,
+    BatchHeader,
+    RecordBatchError,
+    parse_batch_header,
+)
+from mpbroker.spark.segment_index import parse_offset_checkpoint
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TXN_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+
+_PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
+_FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
+_LOG_START: Final = "log-start-offset-checkpoint"
+# One request to an object store brings so much; a disk does not care.
+_CHUNK_BYTES: Final = 8 * 1024 * 1024
+
+
+class SegmentError(MpbrokerError):
+    """Segments that are not there, or not what they should be; the text says which."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A `.log` file; offsets from ``base_offset`` up to, not including, ``end``.
+
+    Attributes:
+        end: the next segment's base offset; None for the last one of its partition.
+        size: in bytes, when it was listed.
+    """
+
+    partition: TopicPartition
+    path: str
+    base_offset: int
+    end: int | None
+    size: int
+
+    def beside(self, suffix: str) -> str:
+        return self.path.removesuffix(LOG) + suffix
+
+
+@dataclass
+class PartitionFiles:
+    """What there is of one partition.
+
+    Attributes:
+        segments: in order of their offsets; the last one is the active one.
+        snapshots: paths by offset.
+        log_start_offset: records below it were deleted, though they may lie there yet.
+    """
+
+    partition: TopicPartition
+    segments: list[Segment] = field(default_factory=list)
+    snapshots: dict[int, str] = field(default_factory=dict)
+    log_start_offset: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def has(self, path: str) -> bool:
+        return path in self.sizes
+
+
+def open_path(path: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system that a path or URI is in, and the path in it.
+
+    Raises:
+        SegmentError: there is no such directory, or the URI is of an unknown kind.
+    """
+    try:
+        if "://" in path:
+            found, inside = fs.FileSystem.from_uri(path)
+        else:
+            found, inside = fs.LocalFileSystem(), path.rstrip("/") or "/"
+        info = found.get_file_info(inside)
+    except (pa.ArrowInvalid, OSError, NotImplementedError) as error:
+        raise SegmentError(f"path={path!r} cannot be read: {error}") from error
+    if info.type != fs.FileType.Directory:
+        raise SegmentError(
+            f"path={path!r} is no directory; give a broker's log.dirs, or a copy of it"
+            " in a file system that pyarrow knows (file, s3, gs, abfs, hdfs URIs)"
+        )
+    return found, inside
+
+
+def list_partitions(
+    files: fs.FileSystem, root: str
+) -> dict[TopicPartition, PartitionFiles]:
+    """Return what lies in a data directory. Files being deleted or written are not it.
+
+    Raises:
+        SegmentError: the checkpoint of log start offsets is damaged.
+        OSError: it cannot be read.
+    """
+    found: dict[TopicPartition, PartitionFiles] = {}
+    for info in files.get_file_info(fs.FileSelector(root, recursive=True)):
+        directory, _, name = info.path.rpartition("/")
+        if info.type != fs.FileType.File or directory.rpartition("/")[0] != root:
+            continue
+        match = _PARTITION.fullmatch(directory.rpartition("/")[2])
+        parts = _FILE.fullmatch(name)
+        if match is None or parts is None:
+            continue
+        partition = TopicPartition(match[1], int(match[2]))
+        here = found.setdefault(partition, PartitionFiles(partition))
+        here.sizes[info.path] = info.size
+        offset = int(parts[1])
+        if parts[2] == SNAPSHOT:
+            here.snapshots[offset] = info.path
+        elif parts[2] == LOG:
+            segment = Segment(partition, info.path, offset, None, info.size)
+            here.segments.append(segment)
+    starts = _log_starts(files, root)
+    for partition, here in found.items():
+        here.segments = _with_ends(here.segments)
+        here.log_start_offset = starts.get((partition.topic, partition.partition), 0)
+    return {each: here for each, here in sorted(found.items()) if here.segments}
+
+
+def _with_ends(segments: Iterable[Segment]) -> list[Segment]:
+    ordered = sorted(segments, key=lambda each: each.base_offset)
+    ends = [each.base_offset for each in ordered[1:]]
+    return [
+        Segment(each.partition, each.path, each.base_offset, end, each.size)
+        for each, end in zip(ordered, [*ends, None], strict=True)
+    ]
+
+
+def _log_starts(files: fs.FileSystem, root: str) -> dict[tuple[str, int], int]:
+    path = f"{root}/{_LOG_START}"
+    if files.get_file_info(path).type != fs.FileType.File:
+        return {}
+    try:
+        return parse_offset_checkpoint(read_file(files, path).decode())
+    except ValueError as error:
+        raise SegmentError(f"{path}: {error}") from None
+
+
+def read_file(files: fs.FileSystem, path: str) -> bytes:
+    """Return a small file's content."""
+    with files.open_input_stream(path) as stream:
+        content: bytes = stream.read()
+        return content
+
+
+class SegmentReader:
+    """Reads one `.log` file in large pieces, batch by batch."""
+
+    def __init__(self, files: fs.FileSystem, path: str) -> None:
+        self._file = files.open_input_file(path)
+        self.size: int = self._file.size()
+        self._chunk = memoryview(b"")
+        self._chunk_at = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def header(self, position: int) -> BatchHeader | None:
+        """Return the header of the batch there, None at or too near the end.
+
+        Raises:
+            RecordBatchError: there is none.
+        """
+        if self.size - position < BATCH_HEADER_SIZE:
+            return None
+        return parse_batch_header(self._bytes(position, BATCH_HEADER_SIZE))
+
+    def batch(self, position: int, header: BatchHeader) -> memoryview | None:
+        """Return a whole batch, None if the file ends inside it."""
+        if self.size - position < header.size_in_bytes:
+            return None
+        return self._bytes(position, header.size_in_bytes)
+
+    def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield positions and headers of whole batches, up to what is none."""
+        while True:
+            try:
+                header = self.header(position)
+            except RecordBatchError:
+                return
+            if header is None or self.size - position < header.size_in_bytes:
+                return
+            yield position, header
+            position += header.size_in_bytes
+
+    def _bytes(self, position: int, size: int) -> memoryview:
+        start = position - self._chunk_at
+        if start < 0 or start + size > len(self._chunk):
+            wanted = min(max(size, _CHUNK_BYTES), self.size - position)
+            self._chunk = memoryview(self._file.read_at(wanted, position))
+            self._chunk_at, start = position, 0
+            if len(self._chunk) < size:
+                # Cut since it was opened.
+                self._chunk = memoryview(bytes(self._chunk) + bytes(size))
+        return self._chunk[start : start + size]

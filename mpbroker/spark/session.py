@@ -1,0 +1,128 @@
+"""Start Spark so that it works at once, or say in one line what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.errors import MpbrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JAVA: Final = (
+    "Spark needs Java 17 or newer: install it (Debian: apt-get install"
+    " openjdk-17-jre-headless) or set JAVA_HOME"
+)
+_MASTERS: Final = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[\d+,\d+,\d+\]"
+    r"|spark://[^\s:/]+:\d+(,[^\s:/]+:\d+)*|yarn|k8s://\S+"
+)
+# What a session has that nobody asked otherwise for. Loopback where all is local: no
+# look-up of the host's own name, no port open to others.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL: Final[Mapping[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+class SparkSetupError(MpbrokerError):
+    """Spark cannot be started here; the text says what to install or to set."""
+
+
+def check_java() -> None:
+    """Raise SparkSetupError if there is no Java where Spark looks for it."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        if not os.access(Path(home) / "bin" / "java", os.X_OK):
+            raise SparkSetupError(f"JAVA_HOME={home} has no bin/java. {_JAVA}")
+    elif shutil.which("java") is None:
+        raise SparkSetupError(f"there is no java on PATH. {_JAVA}")
+
+
+def check_master(master: str) -> None:
+    """Raise SparkSetupError if this is no address of a Spark master."""
+    if not _MASTERS.fullmatch(master):
+        raise SparkSetupError(
+            f"master {master!r} is none that Spark knows: give local[N], local[*],"
+            " spark://HOST:PORT, yarn or k8s://URL"
+        )
+
+
+def session(
+    name: str = "mpbroker",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a session that knows our formats; the one that runs already, if one does.
+
+    Args:
+        name: what Spark's own pages show.
+        master: local[*] if neither this, spark-submit nor a setting names another.
+        config: Spark settings, which win over our defaults.
+
+    Raises:
+        SparkSetupError: no PySpark, no Java, no such master, or it cannot be reached.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SparkSetupError(
+            f"PySpark is not here ({error}): pip install 'mpbroker[spark]'"
+        ) from None
+    check_java()
+    if master is not None:
+        check_master(master)
+    _prepare_environment()
+    builder = SparkSession.builder.appName(name)
+    settings = dict(_DEFAULTS)
+    # spark-submit names the master itself, and it does so by this variable.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is not None or not submitted:
+        chosen = master or "local[*]"
+        builder = builder.master(chosen)
+        if chosen.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= _LOCAL
+    for key, value in {**settings, **(config or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise SparkSetupError(
+            f"Spark cannot be started on {master or 'local[*]'}: {_first_line(error)}"
+        ) from error
+    spark.sparkContext.setLogLevel("ERROR")
+    from mpbroker.spark import register
+
+    register(spark)
+    return spark
+
+
+def _prepare_environment() -> None:
+    """Let executors on this machine run this Python, and find this package."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    root = str(Path(__file__).resolve().parents[2])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "Exception: " in line:
+            return line
+    return lines[0] if lines else type(error).__name__

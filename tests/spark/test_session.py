@@ -1,0 +1,36 @@
+"""What is missing for Spark is said in one line, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.spark.session import SparkSetupError, check_java, check_master, session
+
+
+def test_no_java_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkSetupError, match="apt-get install openjdk-17"):
+        session()
+
+
+def test_a_java_home_without_java_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkSetupError, match=r"JAVA_HOME=.* has no bin/java"):
+        check_java()
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[2]", "local[*]", "spark://h:7077", "spark://a:1,b:2", "yarn"],
+)
+def test_masters_that_spark_knows_pass(master):
+    check_master(master)
+
+
+@pytest.mark.parametrize(
+    "master", ["", "spark://h", "h:7077", "local[0]", "mesos://h:1"]
+)
+def test_a_master_that_spark_does_not_know_is_named(master):
+    with pytest.raises(SparkSetupError, match=f"(?s){master!r}".replace("[", r"\[")):
+        check_master(master)
