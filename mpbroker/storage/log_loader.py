@@ -124,6 +124,7 @@ def load_producers(
         # broker that knew none): then there is no need to read a whole log for nothing.
         producers = ProducerState(end if hints.clean else log_start_offset)
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
+    producers.now_ms = now_ms
     replay_log(producers, segments, state)
     return producers
 

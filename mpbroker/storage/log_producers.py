@@ -168,6 +168,8 @@ class LogProducers(LogLookup):
         """Make the producers those of the log end in ``state``."""
         self._take_over_from_plan()
         producers = self.producers
+        if producers is not None and now_ms > producers.now_ms:
+            producers.now_ms = now_ms
         try:
             if producers is None:
                 log_state = LogState._make(state)

@@ -166,6 +166,7 @@ class PartitionLog(LogSync):
                 or now_ms > self._expire_at_ms
             ):
                 producers = self._catch_up(state, now_ms)
+            producers.now_ms = now_ms
             if header.attributes & CONTROL_MASK:
                 marker = self._check_marker(batch, end_offset)
             else:

@@ -6,6 +6,7 @@ a producer's last batch is kept, as in Kafka.
 Source: Kafka's ProducerSnapshot.json.
 """
 
+import os
 from struct import Struct
 from typing import Final
 
@@ -105,7 +106,11 @@ def load_newest_snapshot(directory: str, at_most: int) -> ProducerState | None:
         try:
             path = segment_file(directory, offset, SNAPSHOT_SUFFIX)
             with open(path, "rb") as file:
-                return decode_snapshot(file.read(), offset)
+                state = decode_snapshot(file.read(), offset)
+                written_ms = os.fstat(file.fileno()).st_mtime_ns // 1_000_000
+            for entry in state.entries.values():
+                entry.seen_ms = written_ms  # or earlier
+            return state
         except (FileNotFoundError, CorruptSnapshotError):
             continue
     return None

@@ -51,6 +51,7 @@ class ProducerEntry:
         "epoch",
         "last_timestamp",
         "producer_id",
+        "seen_ms",
         "txn_first_offset",
     )
 
@@ -67,6 +68,7 @@ class ProducerEntry:
         self.coordinator_epoch = coordinator_epoch
         self.last_timestamp = last_timestamp
         self.txn_first_offset = txn_first_offset  # -1: no transaction is open
+        self.seen_ms = 0  # when it wrote last, by our clock; not in snapshots
         self.batches: list[AppendedBatch] = []
 
 
@@ -80,12 +82,13 @@ def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:
 class ProducerState:
     """The producers of one partition, as of ``end_offset``."""
 
-    __slots__ = ("end_offset", "entries", "ongoing")
+    __slots__ = ("end_offset", "entries", "now_ms", "ongoing")
 
     def __init__(self, end_offset: int = 0) -> None:
         self.end_offset = end_offset
         self.entries: dict[int, ProducerEntry] = {}
         self.ongoing: dict[int, int] = {}  # first offset of a transaction: producer
+        self.now_ms = 0  # what is applied was written by then
 
     @property
     def first_unstable_offset(self) -> int:
@@ -192,6 +195,7 @@ class ProducerState:
         if len(batches) > BATCHES_KEPT:
             del batches[0]
         entry.last_timestamp = batch.timestamp
+        entry.seen_ms = self.now_ms
         if transactional and entry.txn_first_offset < 0:
             entry.txn_first_offset = batch.base_offset
             self.ongoing[batch.base_offset] = producer_id
@@ -230,14 +234,20 @@ class ProducerState:
             entry.txn_first_offset = -1
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.last_timestamp = marker.timestamp
+        entry.seen_ms = self.now_ms
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget producers that wrote nothing for so long and have nothing open."""
+        """Forget producers that wrote nothing for so long and have nothing open.
+
+        By our clock too: what a producer writes may be dated long ago, and forgetting
+        it would append again what it sends again. Kafka forgets it.
+        """
         oldest = now_ms - expiration_ms
         expired = [
             producer_id
             for producer_id, entry in self.entries.items()
-            if entry.last_timestamp <= oldest and entry.txn_first_offset < 0
+            if max(entry.last_timestamp, entry.seen_ms) <= oldest
+            and entry.txn_first_offset < 0
         ]
         for producer_id in expired:
             del self.entries[producer_id]

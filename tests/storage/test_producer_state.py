@@ -1,6 +1,7 @@
 """Idempotent producers: resent batches, gaps, epochs, and what survives a start."""
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,24 @@ def test_an_idle_producer_is_forgotten(open_log: OpenLog) -> None:
     log.append(batch(b"a", producer=(7, 0, 0), timestamp=1_000), now_ms=1_000)
     later = batch(b"b", producer=(7, 0, 9), timestamp=1_000_000)
     assert log.append(later, now_ms=1_000_000).base_offset == 1
+
+
+def test_a_producer_of_old_records_is_not_forgotten_while_it_writes(
+    open_log: OpenLog,
+) -> None:
+    now_ms = int(time.time() * 1000)
+    log = open_log()
+    other = open_log(row=log.row.index)
+    old = batch(b"dated 1970", producer=(7, 0, 0), timestamp=1)
+    assert log.append(old, now_ms=now_ms).base_offset == 0
+    for handle in (other, log):
+        again = handle.append(old, now_ms=now_ms + 700_000)
+        assert (again.base_offset, again.duplicate) == (0, True)
+    log.take_snapshot()
+    started = open_log()
+    assert started.append(old, now_ms=now_ms + 700_000).duplicate
+    day_later = now_ms + 86_400_000 + 1_000_000
+    assert not open_log().append(old, now_ms=day_later).duplicate
 
 
 def test_another_process_learns_of_producers_from_the_log(open_log: OpenLog) -> None:
