@@ -5,7 +5,7 @@ An answer comes by the outbox, at once or much later; so every API is "parked" h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ class CoordinatorApis:
     Args:
         client_host: says whose connection it is, as Kafka shows it: "/127.0.0.1".
         began: told of each call before it is handed on.
+        others: what serves the APIs that are not of groups.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class CoordinatorApis:
         client_host: Callable[[int], str],
         now_ms: Callable[[], int],
         began: Callable[[Call], None],
+        others: Mapping[ApiKey, Handle],
     ) -> None:
         self._client_host = client_host
         self._now_ms = now_ms
@@ -64,7 +66,7 @@ class CoordinatorApis:
         }
         self.apis = {
             int(key): Api(key, SERVED[key], self._api(key, handle))
-            for key, handle in handlers.items()
+            for key, handle in (*handlers.items(), *others.items())
         }
 
     def _api(self, api_key: ApiKey, handle: Handle) -> Callable[[Request], Deferred]:

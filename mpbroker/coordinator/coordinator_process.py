@@ -20,15 +20,24 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Final, cast
 
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.group_records import read_record
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
-from mpbroker.coordinator.outbox import Answer, Call, Outbox
+from mpbroker.coordinator.outbox import (
+    Answer,
+    Call,
+    Markers,
+    Outbox,
+    Step,
+    TopicPartition,
+    transaction_log,
+)
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transactions import Transactions
 from mpbroker.ipc.black_box import EventKind, own_box
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
@@ -73,6 +82,10 @@ _LOAD_PATIENCE_S: Final = 0.5
 _LOAD_TURN_S: Final = 0.02
 
 
+# By row: a log's name, the log, and the offset below which all must be on disk.
+Waiting = dict[int, tuple[Hashable, PartitionLog, int]]
+
+
 class Clock:
     """Wall-clock milliseconds that never go back: session timers must not either."""
 
@@ -102,6 +115,7 @@ class CoordinatorProcess:
         timers: Timers,
         clock: Clock,
         topic: OffsetsTopic,
+        transactions: Transactions,
         purgatory: Purgatory,
         group_commit: GroupCommit,
         disk: DiskSync,
@@ -121,6 +135,7 @@ class CoordinatorProcess:
         self._timers = timers
         self._clock = clock
         self._topic = topic
+        self._transactions = transactions
         self._purgatory = purgatory
         self._commit = group_commit
         self._disk = disk
@@ -128,7 +143,9 @@ class CoordinatorProcess:
         self._answer_error = answer_error
         self._sync = sync
         self._call: Call | None = None
-        apis = CoordinatorApis(coordinator, client_host, clock.now_ms, self._began)
+        apis = CoordinatorApis(
+            coordinator, client_host, clock.now_ms, self._began, transactions.handlers
+        )
         self._dispatcher = RequestDispatcher(
             apis.apis, {}, answer_error, connection_name
         )
@@ -154,6 +171,7 @@ class CoordinatorProcess:
         self._begin_loading()
         self._load(_LOAD_PATIENCE_S)
         self._coordinator.start_expiry(self._clock.now_ms())
+        self._transactions.coordinator.start_timers(self._clock.now_ms())
         while (
             self._words[HEADER + HEADER_PHASE] < Phase.STOPPED and not self.must_restart
         ):
@@ -187,6 +205,7 @@ class CoordinatorProcess:
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             # Nobody will come any more; and no timer may write behind the last flush.
             self._coordinator.refuse_waiting()
+            self._transactions.coordinator.refuse_waiting(self._clock.now_ms())
         else:
             self._timers.expire(self._clock.now_ms())
         self._flush()
@@ -194,6 +213,8 @@ class CoordinatorProcess:
         if self._purgatory.size:
             self._purgatory.process_notices()
             self._purgatory.expire(time.monotonic_ns())
+            if self._out:
+                self._flush()
             self._see_to_syncs()
         self._channel.flush()
 
@@ -245,7 +266,15 @@ class CoordinatorProcess:
     # -- records and answers -------------------------------------------------------
 
     def _flush(self) -> None:
-        """Append what is to be written; give or hold back what is to be answered."""
+        """Append what is to be written; give or hold back what is to be answered.
+
+        A step that need not wait may leave more of both.
+        """
+        while self._flush_once() and self._out:
+            pass
+
+    def _flush_once(self) -> bool:
+        """Say whether anything was done but to hold back."""
         out = self._out
         if self._holds_back():
             for answer in out.take_answers():
@@ -253,21 +282,52 @@ class CoordinatorProcess:
                     self._held.append(answer)
                 else:
                     self._send(answer)
-            return
+            return False
         appended: dict[int, tuple[PartitionLog, int]] = {}
         now_ms = self._clock.now_ms()
         for partition, records in out.take_records().items():
             try:
-                log, end = self._topic.append(partition, records, now_ms)
+                if partition < 0:
+                    log, end = self._transactions.topic.append(
+                        transaction_log(partition), records, now_ms
+                    )
+                else:
+                    log, end = self._topic.append(partition, records, now_ms)
             except ApiError as error:
-                _LOG.error("a group's records cannot be written: %s", error)
-                self._coordinator.failed(partition)
+                self._failed(partition, error)
                 continue
             appended[partition] = log, end
             self._purgatory.notify_waiters(log.row)
+        for partition, transactional in out.take_transactional().items():
+            try:
+                log, end = self._topic.append_transactional(
+                    partition, transactional, now_ms
+                )
+            except ApiError as error:
+                self._failed(partition, error)
+                appended.pop(partition, None)
+                continue
+            appended[partition] = log, end
+            self._purgatory.notify_waiters(log.row)
+        for markers in out.take_markers():
+            self._mark(markers, now_ms)
         held, self._held, self._held_since_ns = self._held, [], 0
         for answer in (*held, *out.take_answers()):
             self._give(answer, appended)
+        for step in out.take_steps():
+            self._go_on(step, appended)
+        return True
+
+    def _failed(self, log: int, error: ApiError) -> None:
+        """A log cannot be written."""
+        _LOG.error("the coordinator's records cannot be written: %s", error)
+        self._lose(log)
+
+    def _lose(self, log: int) -> None:
+        if log < 0:
+            self._transactions.coordinator.failed(transaction_log(log))
+        else:
+            self._coordinator.failed(log)
 
     def _holds_back(self) -> bool:
         """Whether what is to be written waits for the syncs under way.
@@ -275,7 +335,7 @@ class CoordinatorProcess:
         One batch and one sync for all that came meanwhile, instead of one each; a
         commit that comes alone meets no sync, and waits for none.
         """
-        if not self._out.records:
+        if not (self._out.records or self._out.transactional):
             return False
         if self._disk.is_idle or self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             return False
@@ -287,24 +347,66 @@ class CoordinatorProcess:
     def _give(
         self, answer: Answer, appended: dict[int, tuple[PartitionLog, int]]
     ) -> None:
-        waiting: dict[int, tuple[int, PartitionLog, int]] = {}
-        for partition in answer.after:
-            found = appended.get(partition)
-            if found is None:
-                self._give_error(answer.call)
-                return
-            log, end = found
-            if self._sync and log.row.durable_end_offset < end:
-                waiting[log.row.index] = partition, log, end
-        if not waiting:
-            self._send(answer)
+        waiting = self._waiting(answer.after, appended)
+        if waiting is None:
+            self._give_error(answer.call)
             return
-        self._purgatory.watch(DelayedAnswer(self, answer, waiting, time.monotonic_ns()))
-        for _, log, _ in waiting.values():
-            self._commit.want(log)
+        self._when_durable(
+            waiting, lambda failed: self._complete(answer, cast("list[int]", failed))
+        )
 
-    def want_sync(self, log: PartitionLog) -> None:
-        self._commit.want(log)
+    def _waiting(
+        self, after: tuple[int, ...], appended: dict[int, tuple[PartitionLog, int]]
+    ) -> Waiting | None:
+        """Which logs are still to be synced; None: one could not be written."""
+        waiting: Waiting = {}
+        for number in after:
+            found = appended.get(number)
+            if found is None:
+                return None
+            waiting[found[0].row.index] = number, *found
+        return waiting
+
+    def _go_on(self, step: Step, appended: dict[int, tuple[PartitionLog, int]]) -> None:
+        waiting = self._waiting(step.after, appended)
+        if waiting is None:
+            step.run(False)
+            return
+
+        def complete(failed: list[Hashable]) -> None:
+            for log in cast("list[int]", failed):
+                self._lose(log)
+            step.run(not failed)
+
+        self._when_durable(waiting, complete)
+
+    def _mark(self, markers: Markers, now_ms: int) -> None:
+        """Append markers, and say so when they are on disk."""
+        results, waiting = self._transactions.markers.append(markers, now_ms)
+
+        def complete(failed: list[Hashable]) -> None:
+            for partition in cast("list[TopicPartition]", failed):
+                results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            markers.done(results, self._clock.now_ms())
+
+        self._when_durable(dict(waiting), complete)
+
+    def _when_durable(
+        self, waiting: Waiting, complete: Callable[[list[Hashable]], None]
+    ) -> None:
+        """Go on when all logs are on disk as far as is wanted, perhaps at once."""
+        left = {
+            row: (name, log, end)
+            for row, (name, log, end) in waiting.items()
+            if self._sync and log.row.durable_end_offset < end
+        }
+        if not left:
+            complete([])
+            return
+        now_ns = time.monotonic_ns()
+        self._purgatory.watch(AwaitedSyncs(self._commit.want, left, complete, now_ns))
+        for _, log, _ in left.values():
+            self._commit.want(log)
 
     def _send(self, answer: Answer) -> None:
         request: Request = answer.call.request
@@ -325,26 +427,32 @@ class CoordinatorProcess:
         else:
             self._channel.send_bytes(request.slot, request.frame(body))
 
-    def complete(self, answer: Answer, failed: Iterable[int]) -> None:
-        """What an answer waited for is on disk, or (failed partitions) never will be.
+    def _complete(self, answer: Answer, lost: list[int]) -> None:
+        """What an answer waited for is on disk, or (lost logs) never will be.
 
         A partition that cannot be synced is off line for good.
         """
-        lost = list(failed)
         if not lost:
             self._send(answer)
             return
         self._give_error(answer.call)
-        for partition in lost:
-            self._coordinator.failed(partition)
+        for log in lost:
+            self._lose(log)
 
     # -- loading -------------------------------------------------------------------
 
     def _begin_loading(self) -> None:
         partitions = self._topic.partitions_to_load()
         self._coordinator.begin_loading(partitions)
+        transactions = self._transactions
         self._loads = [self._load_partition(partition) for partition in partitions]
+        self._loads.extend(
+            transactions.load_partition(partition, self._clock.now_ms)
+            for partition in transactions.begin_loading()
+        )
         self._loads.reverse()
+        if not self._loads:
+            transactions.all_loaded()
 
     def _load(self, patience_s: float) -> None:
         """Go on loading for so long at most; a little more, if that is the end."""
@@ -352,6 +460,8 @@ class CoordinatorProcess:
         while self._loads and time.monotonic() < until:
             if next(self._loads[-1], None) is None:
                 self._loads.pop()
+                if not self._loads:
+                    self._transactions.all_loaded()
 
     def _load_partition(self, partition: int) -> Iterator[int]:
         coordinator, clock = self._coordinator, self._clock
@@ -383,23 +493,26 @@ class CoordinatorProcess:
             self._coordinator.replay(*read, now_ms, record.producer_id)
 
 
-class DelayedAnswer:
-    """An answer whose records are on their way to the disk."""
+class AwaitedSyncs:
+    """What goes on when records that are on their way to the disk are there.
+
+    ``complete`` is told the names of logs that never will be.
+    """
 
     may_end_early = False
 
     def __init__(
         self,
-        process: CoordinatorProcess,
-        answer: Answer,
-        waiting: dict[int, tuple[int, PartitionLog, int]],
+        want_sync: Callable[[PartitionLog], None],
+        waiting: Waiting,
+        complete: Callable[[list[Hashable]], None],
         now_ns: int,
     ) -> None:
-        self._process = process
-        self._answer = answer
+        self._want_sync = want_sync
         self._waiting = waiting
-        self._failed: list[int] = []
-        self.request: Request = answer.call.request
+        self._complete = complete
+        self._failed: list[Hashable] = []
+        self.request: Any = None  # of nobody, or of one who is known to ``complete``
         self.deadline_ns = now_ns + _SYNC_DEADLINE_NS
         self.done = False
         self.keys: Iterable[int] = [sync_key(index) for index in waiting]
@@ -407,19 +520,19 @@ class DelayedAnswer:
     def try_complete(self, row: int) -> bool:
         wanted = self._waiting.get(row)
         if wanted is not None:
-            partition, log, offset = wanted
+            name, log, offset = wanted
             if log.row.durable_end_offset >= offset:
                 del self._waiting[row]
             elif log.row.status != RowStatus.ONLINE:
-                self._failed.append(partition)
+                self._failed.append(name)
                 del self._waiting[row]
             else:
-                self._process.want_sync(log)  # too late for the last one
+                self._want_sync(log)  # too late for the last one
         if self._waiting:
             return False
-        self._process.complete(self._answer, self._failed)
+        self._complete(self._failed)
         return True
 
     def expire(self) -> None:
-        self._failed.extend(partition for partition, _, _ in self._waiting.values())
-        self._process.complete(self._answer, self._failed)
+        self._failed.extend(name for name, _, _ in self._waiting.values())
+        self._complete(self._failed)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.coordinator.outbox import TransactionalRecord
 from mpbroker.protocol.batch_header import (
     iter_batches,
     parse_batch_header,
@@ -45,7 +46,7 @@ class LoadedRecord(NamedTuple):
 
 
 class OffsetsTopic:
-    """The coordinator's log.
+    """A log of the coordinator: __consumer_offsets, or __transaction_state.
 
     Args:
         log: finds a partition's log.
@@ -63,7 +64,9 @@ class OffsetsTopic:
         overrides: Mapping[str, str],
         codec: Codec,
         load_bytes: int,
+        name: str = OFFSETS_TOPIC,
     ) -> None:
+        self.name = name
         self._registry = registry
         self._log = log
         self._exists = exists
@@ -74,12 +77,12 @@ class OffsetsTopic:
 
     @property
     def num_partitions(self) -> int:
-        topic = self._registry.topic(OFFSETS_TOPIC)
+        topic = self._registry.topic(self.name)
         return self._configured if topic is None else len(topic.partitions)
 
     def partitions_to_load(self) -> list[int]:
         """Which partitions may hold something."""
-        topic = self._registry.topic(OFFSETS_TOPIC)
+        topic = self._registry.topic(self.name)
         if topic is None:
             return []
         return [
@@ -89,16 +92,16 @@ class OffsetsTopic:
         ]
 
     def _topic(self) -> Topic:
-        topic = self._registry.topic(OFFSETS_TOPIC)
+        topic = self._registry.topic(self.name)
         if topic is None:
             try:
                 topic = self._registry.create_topic(
-                    OFFSETS_TOPIC, self._configured, self._overrides
+                    self.name, self._configured, self._overrides
                 )
             except ApiError as error:
                 if error.error_code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
-                topic = self._registry.topic(OFFSETS_TOPIC)
+                topic = self._registry.topic(self.name)
                 assert topic is not None
         return topic
 
@@ -125,13 +128,34 @@ class OffsetsTopic:
             end = _append(log, builder, now_ms)
         return log, end
 
+    def append_transactional(
+        self, partition: int, records: Sequence[TransactionalRecord], now_ms: int
+    ) -> tuple[PartitionLog, int]:
+        """Append records of transactions, a batch each; as ``append``."""
+        log = self._log(self._topic(), partition)
+        by_producer: dict[tuple[int, int], list[TransactionalRecord]] = {}
+        for record in records:
+            by_producer.setdefault(record[:2], []).append(record)
+        end = 0
+        for (producer_id, epoch), batch in by_producer.items():
+            builder = RecordBatchBuilder(
+                self._codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                transactional=True,
+            )
+            for record in batch:
+                builder.append(now_ms, record.key, record.value)
+            end = _append(log, builder, now_ms)
+        return log, end
+
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
         """Read a partition from its start to its end, some at a time.
 
         Raises:
             ApiError: it cannot be read.
         """
-        topic = self._registry.topic(OFFSETS_TOPIC)
+        topic = self._registry.topic(self.name)
         assert topic is not None
         log = self._log(topic, partition)
         log.require_online()
@@ -149,7 +173,7 @@ class OffsetsTopic:
             if offset == before:
                 _LOG.error(
                     "%s-%d cannot be read on from offset %d; what is below is used",
-                    OFFSETS_TOPIC,
+                    self.name,
                     partition,
                     offset,
                 )

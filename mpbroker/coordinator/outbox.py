@@ -2,15 +2,27 @@
 
 The state machines write here and do nothing else; the process around them appends
 the records, and holds back an answer until the records it rests on are on disk.
+
+A log is named by a number: a partition of __consumer_offsets by its own, a partition
+of __transaction_state by ``transaction_log`` of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
 
 NOW: Final = ()
+
+TopicPartition = tuple[str, int]
+
+
+def transaction_log(partition: int) -> int:
+    """The number that a partition of __transaction_state goes by; its own inverse."""
+    return ~partition
 
 
 class Call:
@@ -33,7 +45,37 @@ class Answer(NamedTuple):
 
     call: Call
     response: Message
-    after: tuple[int, ...]  # partitions of __consumer_offsets
+    after: tuple[int, ...]  # logs
+
+
+class Step(NamedTuple):
+    """What is to be done once something is durable; told whether it is."""
+
+    run: Callable[[bool], None]
+    after: tuple[int, ...]  # logs
+
+
+class TransactionalRecord(NamedTuple):
+    """A record of __consumer_offsets that counts if a transaction commits."""
+
+    producer_id: int
+    producer_epoch: int
+    key: bytes
+    value: bytes
+
+
+class Markers(NamedTuple):
+    """The end of a transaction, to be appended to partitions.
+
+    ``done`` is told how each went, and the time, once all that went well are durable.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int
+    partitions: Sequence[TopicPartition]
+    done: Callable[[Mapping[TopicPartition, ErrorCode], int], None]
 
 
 class Outbox:
@@ -41,28 +83,64 @@ class Outbox:
 
     def __init__(self) -> None:
         self.records: dict[int, list[tuple[bytes, bytes | None]]] = {}
+        self.transactional: dict[int, list[TransactionalRecord]] = {}
+        self.markers: list[Markers] = []
         self.answers: list[Answer] = []
+        self.steps: list[Step] = []
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.records
+            or self.answers
+            or self.steps
+            or self.markers
+            or self.transactional
+        )
 
     def write(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Append a record to a partition; no value deletes what the key names."""
+        """Append a record to a log; no value deletes what the key names."""
         records = self.records.get(partition)
         if records is None:
             records = self.records[partition] = []
         records.append((key, value))
 
+    def write_transactional(self, partition: int, record: TransactionalRecord) -> None:
+        """Append a record to a log as part of a producer's transaction."""
+        self.transactional.setdefault(partition, []).append(record)
+
+    def write_markers(self, markers: Markers) -> None:
+        """End a transaction, behind all that is written so far."""
+        self.markers.append(markers)
+
     def answer(
         self, call: Call, response: Message, after: tuple[int, ...] = NOW
     ) -> None:
-        """Answer a call; once all that was written to these partitions is on disk."""
+        """Answer a call; once all that was written to these logs is on disk."""
         if call.answered:
             return  # it met a bug half-way, and was told so
         call.answered = True
         self.answers.append(Answer(call, response, after))
 
+    def then(self, after: tuple[int, ...], run: Callable[[bool], None]) -> None:
+        """Go on once all that was written to these logs is on disk, or cannot be."""
+        self.steps.append(Step(run, after))
+
     def take_records(self) -> dict[int, list[tuple[bytes, bytes | None]]]:
         records, self.records = self.records, {}
         return records
 
+    def take_transactional(self) -> dict[int, list[TransactionalRecord]]:
+        records, self.transactional = self.transactional, {}
+        return records
+
+    def take_markers(self) -> list[Markers]:
+        markers, self.markers = self.markers, []
+        return markers
+
     def take_answers(self) -> list[Answer]:
         answers, self.answers = self.answers, []
         return answers
+
+    def take_steps(self) -> list[Step]:
+        steps, self.steps = self.steps, []
+        return steps

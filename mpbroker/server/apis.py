@@ -60,6 +60,7 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: (0, 0),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
+    ApiKey.DESCRIBE_PRODUCERS: (0, 0),
     # The coordinator's; handlers forward them.
     ApiKey.OFFSET_COMMIT: (2, 10),
     ApiKey.OFFSET_FETCH: (1, 10),
@@ -73,6 +74,13 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.OFFSET_DELETE: (0, 0),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: (0, 1),
     ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 1),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 5),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (0, 5),
+    ApiKey.WRITE_TXN_MARKERS: (1, 2),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
+    ApiKey.DESCRIBE_TRANSACTIONS: (0, 0),
+    ApiKey.LIST_TRANSACTIONS: (0, 2),
 }
 
 COORDINATOR_APIS: Final = (
@@ -88,6 +96,13 @@ COORDINATOR_APIS: Final = (
     ApiKey.OFFSET_DELETE,
     ApiKey.CONSUMER_GROUP_HEARTBEAT,
     ApiKey.CONSUMER_GROUP_DESCRIBE,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.END_TXN,
+    ApiKey.WRITE_TXN_MARKERS,
+    ApiKey.TXN_OFFSET_COMMIT,
+    ApiKey.DESCRIBE_TRANSACTIONS,
+    ApiKey.LIST_TRANSACTIONS,
 )
 
 
@@ -162,6 +177,7 @@ class ApiTable:
             ApiKey.CREATE_TOPICS: self._create_topics,
             ApiKey.DELETE_TOPICS: self._delete_topics,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.DESCRIBE_PRODUCERS: self._describe_producers,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
         }
         handlers |= AdminApis(
@@ -242,13 +258,28 @@ class ApiTable:
             message, request.api_version, self._registry, self._logs.log
         ).encode(request.api_version)
 
-    def _init_producer_id(self, request: Request) -> bytes:
+    def _init_producer_id(self, request: Request) -> bytes | Deferred:
         from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
         from mpbroker.server.handlers.init_producer_id import handle_init_producer_id
 
         message = InitProducerIdRequest.decode(request.api_version, request.body)
+        if message.transactional_id is not None:
+            return self._forward(request)
         return handle_init_producer_id(
             message, self._registry.allocate_producer_id
+        ).encode(request.api_version)
+
+    def _describe_producers(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.describe_producers import (
+            DescribeProducersRequest,
+        )
+        from mpbroker.server.handlers.describe_producers import (
+            handle_describe_producers,
+        )
+
+        message = DescribeProducersRequest.decode(request.api_version, request.body)
+        return handle_describe_producers(
+            message, self._registry, self._logs.log
         ).encode(request.api_version)
 
     def _offset_for_leader_epoch(self, request: Request) -> bytes:

@@ -14,6 +14,7 @@ from mpbroker.protocol.headers import parse_request_header, response_header_vers
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.handlers.produce import (
+    IsOpen,
     ProduceHandler,
     ProduceOutcome,
     SingleOutcome,
@@ -64,7 +65,17 @@ class ProduceService:
         *,
         sync_acks_all: bool,
         plain: PlainRequests | None = None,
+        is_open: IsOpen | None = None,
+        verify: bool = True,
+        forward: Callable[[int], None] | None = None,
     ) -> None:
+        """Args:
+        is_open: says whether a producer has a transaction open in a partition; None:
+            nobody asks, and nobody adds partitions.
+        verify: transaction.partition.verification.enable.
+        forward: hands a request's slot to the coordinator.
+        """
+        self._forward = forward
         self._channel = channel
         self._purgatory = purgatory
         self._group_commit = group_commit
@@ -76,6 +87,8 @@ class ProduceService:
             log,
             lambda log: purgatory.notify_waiters(log.row),
             None if plain is None else plain.learn,
+            is_open,
+            verify=verify,
         )
 
     def handle(self, request: Request) -> bytes | Deferred:
@@ -91,6 +104,13 @@ class ProduceService:
                 return NO_RESPONSE
         if outcome is None:
             message = ProduceRequest.decode(version, request.body)
+            if (
+                message.transactional_id is not None
+                and self._forward is not None
+                and self._handler.begins_elsewhere(message, version)
+            ):
+                self._forward(request.slot)
+                return PARKED
             outcome = self._handler.handle(message, version, progress, now_ms)
             if message.acks == 0:
                 # Nobody reads an answer: a closed connection is how it is noticed.

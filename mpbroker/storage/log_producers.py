@@ -1,10 +1,12 @@
 """What a partition's log knows of its producers, and how it keeps up with the log."""
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import LogState, PartitionRow
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.batch_scan import CONTROL_MASK, TRANSACTIONAL_MASK
@@ -55,6 +57,8 @@ class LogProducers(LogLookup):
         # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
         self._producers_position = -1
         self._expire_at_ms = 0  # when to look for producers that are to be forgotten
+        # Says of (producer id, epoch, row) whether a transaction is open; None: it is.
+        self.is_open: Callable[[int, int, int], bool] | None = None
         # What the compiled core appends by, once it has been asked for.
         self._plan: AppendPlan | None = None
 
@@ -70,6 +74,29 @@ class LogProducers(LogLookup):
             header.producer_id, header.producer_epoch, marker.coordinator_epoch
         )
         return marker._replace(offset=offset)
+
+    def _require_transaction(self, header: "BatchHeader") -> None:
+        """Let a batch begin a transaction here only if its coordinator knows of it.
+
+        A batch that was on its way for longer than its transaction lasted would begin
+        one that nobody ever ends (KIP-890). Under the row's lock, as the marker that
+        ends it: so it comes before the marker, or not at all.
+
+        Raises:
+            ApiError: INVALID_TXN_STATE.
+        """
+        if self.is_open is None:
+            return
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        assert self.producers is not None
+        entry = self.producers.entries.get(producer_id)
+        if entry is not None and entry.txn_first_offset >= 0 and entry.epoch == epoch:
+            return
+        if not self.is_open(producer_id, epoch, self.row.index):
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {producer_id} has no transaction here at epoch {epoch}",
+            )
 
     def _unstable_after(
         self,

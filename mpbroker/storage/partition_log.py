@@ -169,6 +169,10 @@ class PartitionLog(LogSync):
             producers.now_ms = now_ms
             if header.attributes & CONTROL_MASK:
                 marker = self._check_marker(batch, end_offset)
+                if marker and producers.has_ended(producer_id, header.producer_epoch):
+                    # Its coordinator died after this marker and before it knew.
+                    start = words[self._start_word]
+                    return AppendResult(end_offset - 1, -1, start, True, end_offset - 1)
             else:
                 sequence = header.base_sequence
                 if sequence >= 0:  # a coordinator's own records have none
@@ -182,6 +186,8 @@ class PartitionLog(LogSync):
                     if known is not None:
                         start = words[self._start_word]
                         return AppendResult(known[2], known[4], start, True, known[3])
+                    if header.attributes & TRANSACTIONAL_MASK:
+                        self._require_transaction(header)
         if self.config is not self._limits_of:
             self._take_limits()
         data = batch.data

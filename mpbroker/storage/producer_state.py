@@ -176,6 +176,11 @@ class ProducerState:
                 f" {entry.coordinator_epoch}",
             )
 
+    def has_ended(self, producer_id: int, epoch: int) -> bool:
+        """Say whether a marker of this epoch would end nothing that is not ended."""
+        entry = self.entries.get(producer_id)
+        return entry is not None and entry.epoch == epoch and entry.txn_first_offset < 0
+
     def apply(
         self,
         producer_id: int,

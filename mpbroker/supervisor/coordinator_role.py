@@ -13,7 +13,10 @@ from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
 from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions import TRANSACTION_TOPIC, Transactions
 from mpbroker.ipc.layout import COORDINATOR
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.connection_rows import connection_name, peer_address
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.compression import Codec
@@ -81,6 +84,16 @@ def group_config(config: BrokerConfig) -> GroupConfig:
     )
 
 
+def transaction_config(config: BrokerConfig) -> TransactionConfig:
+    """The transaction coordinator's part of them."""
+    return TransactionConfig(
+        config.transaction_max_timeout_ms,
+        config.transactional_id_expiration_ms,
+        config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
+        config.transaction_remove_expired_transaction_cleanup_interval_ms,
+    )
+
+
 class CoordinatorRole:
     """One coordinator process's objects.
 
@@ -104,7 +117,7 @@ class CoordinatorRole:
         logs.forget(topic)
         if self._process is None or self._coordinator is None:
             return
-        if topic.name == OFFSETS_TOPIC:
+        if topic.name in (OFFSETS_TOPIC, TRANSACTION_TOPIC):
             self._process.must_restart = True
         else:
             self._coordinator.topic_deleted(topic.name)
@@ -136,24 +149,55 @@ class CoordinatorRole:
         )
         purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
         disk = DiskSync()
+        channel = HandlerEnd(
+            COORDINATOR,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.responses,
+        )
+        transactions = Transactions(
+            transaction_config(config),
+            OffsetsTopic(
+                registry,
+                logs.log,
+                self._exists,
+                num_partitions=config.transaction_state_log_num_partitions,
+                overrides={
+                    "cleanup.policy": "compact",
+                    "compression.type": "uncompressed",
+                    "unclean.leader.election.enable": "false",
+                    "min.insync.replicas": str(config.transaction_state_log_min_isr),
+                    "segment.bytes": str(config.transaction_state_log_segment_bytes),
+                },
+                codec=Codec.NONE,
+                load_bytes=config.transaction_state_log_load_buffer_size,
+                name=TRANSACTION_TOPIC,
+            ),
+            coordinator,
+            outbox,
+            timers,
+            RegistryTopics(registry),
+            registry,
+            logs.log,
+            TransactionTable(memory.transactions),
+            lambda call: channel.put_back([call.request.slot]),
+            lambda log: purgatory.notify_waiters(log.row),
+            config.offset_metadata_max_bytes,
+        )
         words = memory.control.words
         self._process = CoordinatorProcess(
             memory.control,
             memory.lane,
-            HandlerEnd(
-                COORDINATOR,
-                memory.control,
-                memory.arena,
-                memory.arena_layout,
-                memory.ring,
-                memory.responses,
-            ),
+            channel,
             memory.handler_bells[COORDINATOR],
             coordinator,
             outbox,
             timers,
             clock,
             topic,
+            transactions,
             purgatory,
             GroupCommit(COORDINATOR, disk, purgatory.notify),
             disk,

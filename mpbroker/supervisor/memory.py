@@ -29,6 +29,7 @@ from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
@@ -69,6 +70,9 @@ class BrokerMemory:
             self.arena,
         )
         self.sessions = parts.segment("sessions", FetchSessions.create_segment)
+        self.transactions = parts.segment(
+            "transactions", TransactionTable.create_segment
+        )
         self.boxes = parts.segment("boxes", create_boxes)
         self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
         self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)

@@ -21,6 +21,7 @@ from mpbroker.ipc.layout import (
     MAX_PARTITIONS,
     Phase,
 )
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
@@ -177,6 +178,9 @@ class Roles:
             commit,
             sync_acks_all=True,
             plain=plain,
+            is_open=TransactionTable(memory.transactions).contains,
+            verify=config.transaction_partition_verification_enable,
+            forward=memory.lane.forward,
         )
         fetch = FetchService(
             channel,

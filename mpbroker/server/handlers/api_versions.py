@@ -14,10 +14,16 @@ from mpbroker.protocol.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_SINCE: Final = 3
+# KIP-890: with 2, a producer adds partitions by writing to them, and gets a new epoch
+# with the end of each transaction.
+_TRANSACTION_VERSION: Final = "transaction.version"
+_EPOCH_BUMPS: Final = 2
 
 
 def handle_api_versions(
@@ -27,7 +33,23 @@ def handle_api_versions(
     if not names_its_software(request, version):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(
-        error_code=ErrorCode.NONE, api_keys=_keys(versions), finalized_features_epoch=0
+        error_code=ErrorCode.NONE,
+        api_keys=_keys(versions),
+        supported_features=[
+            SupportedFeatureKey(
+                name=_TRANSACTION_VERSION,
+                min_version=0,
+                max_version=_EPOCH_BUMPS,
+            )
+        ],
+        finalized_features_epoch=0,
+        finalized_features=[
+            FinalizedFeatureKey(
+                name=_TRANSACTION_VERSION,
+                max_version_level=_EPOCH_BUMPS,
+                min_version_level=_EPOCH_BUMPS,
+            )
+        ],
     )
 
 

@@ -1,7 +1,6 @@
 """FindCoordinator: who coordinates a group or a transactional id.
 
-Groups are coordinated here. Of transactions nobody is the coordinator yet: clients are
-told to ask again, which they do until one is there, or until they give up.
+Both are coordinated here: there is one broker.
 
 Source: Kafka protocol guide, "FindCoordinator"; KIP-699 for several keys at once.
 """
@@ -26,16 +25,13 @@ _NO_NODE: Final = -1
 def handle_find_coordinator(
     request: FindCoordinatorRequest, version: int, node_id: int, host: str, port: int
 ) -> FindCoordinatorResponse:
-    """Answer every key with this broker, where it is the coordinator of such keys.
+    """Answer every key with this broker, if it is of a known type.
 
     Args:
         node_id: this broker's; ``host`` and ``port`` are where the client finds it.
     """
     code, message = ErrorCode.NONE, None
-    if request.key_type == TRANSACTION:
-        code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        message = "The coordinator is not available."
-    elif request.key_type != GROUP:
+    if request.key_type not in (GROUP, TRANSACTION):
         code = ErrorCode.INVALID_REQUEST
         message = f"Unknown coordinator type {request.key_type}"
     if code:

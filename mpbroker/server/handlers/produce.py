@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from mpbroker.protocol.batch_header import RecordBatchError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import SingleProduce, encode_single_answer
@@ -28,6 +29,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from mpbroker.protocol.transactional_produce import producer_of
 
 if TYPE_CHECKING:
     from mpbroker.storage.log_config import LogConfig
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _ACKS_ALL: Final = -1
 _VALID_ACKS: Final = (-1, 0, 1)
 _ZSTD_SINCE: Final = 7
+_IMPLICIT_ADD_SINCE: Final = 12
 _TOPIC_IDS_SINCE: Final = 13
 
 
@@ -69,6 +72,12 @@ class Learn(Protocol):
     def __call__(
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
     ) -> None: ...
+
+
+class IsOpen(Protocol):
+    """See ipc.transaction_table."""
+
+    def __call__(self, producer_id: int, epoch: int, row: int, /) -> bool: ...
 
 
 class ProduceOutcome:
@@ -141,6 +150,8 @@ class ProduceHandler:
         log: finds a partition's log.
         appended: told of every log that has grown, to wake waiting fetches.
         learn: told of what a plain produce was judged by and appended to.
+        is_open: says whether a producer has a transaction open in a partition.
+        verify: whether records must belong to an open transaction.
     """
 
     def __init__(
@@ -149,8 +160,13 @@ class ProduceHandler:
         log: Callable[[Topic, int], PartitionLog],
         appended: Callable[[PartitionLog], None],
         learn: Learn | None = None,
+        is_open: IsOpen | None = None,
+        *,
+        verify: bool = True,
     ) -> None:
         self._topics = topics
+        self._is_open = is_open
+        self._verify = verify
         self._log = log
         self._appended = appended
         self._learn = learn
@@ -228,6 +244,35 @@ class ProduceHandler:
             )
         return outcome
 
+    def begins_elsewhere(self, request: ProduceRequest, version: int) -> bool:
+        """Whether the coordinator has to be asked before this can be appended.
+
+        It has if a producer's transaction is not open in a partition: it adds that, or
+        knows better.
+        """
+        if self._is_open is None:
+            return False
+        if not self._verify and version < _IMPLICIT_ADD_SINCE:
+            return False  # and if nobody has added them, nobody ends what is written
+        for data in request.topic_data:
+            topic = (
+                self._topics.topic_by_id(data.topic_id)
+                if version >= _TOPIC_IDS_SINCE
+                else self._topics.topic(data.name)
+            )
+            for partition in data.partition_data:
+                if topic is None or not 0 <= partition.index < len(topic.partitions):
+                    continue
+                try:
+                    producer = producer_of(partition.records)
+                except RecordBatchError:
+                    continue  # said when it is to be appended
+                if producer is not None and not self._is_open(
+                    *producer, topic.partitions[partition.index]
+                ):
+                    return True
+        return False
+
     def handle_single(
         self, request: SingleProduce, version: int, progress: Progress, now_ms: int
     ) -> SingleOutcome | None:
@@ -278,6 +323,13 @@ class ProduceHandler:
         batch = validate_produce(
             memoryview(records), self._policy(topic, version), now_ms
         )
+        if batch.header.is_transactional:
+            if request.transactional_id is None:
+                raise ApiError(
+                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                    "transactional records in a request without a transactional id",
+                )
+            log.is_open = self._is_open if self._verify else None
         result = log.append(batch, slot=progress.slot, ordinal=ordinal, now_ms=now_ms)
         if result.duplicate:
             progress.note(ordinal, result.base_offset)

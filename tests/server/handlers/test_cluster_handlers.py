@@ -343,7 +343,7 @@ def test_a_directory_that_cannot_be_asked_says_so(registry):
     ("version", "key_type"),
     [(0, 0), *((version, kind) for version in range(1, 7) for kind in range(3))],
 )
-def test_a_group_is_coordinated_here_and_a_transaction_not_yet(version, key_type):
+def test_groups_and_transactions_are_coordinated_here(version, key_type):
     keys = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
     request = coordinator.FindCoordinatorRequest(key_type=key_type, **keys)
     response = handle_find_coordinator(request, version, 7, "here", 9092)
@@ -353,7 +353,7 @@ def test_a_group_is_coordinated_here_and_a_transaction_not_yet(version, key_type
     answers = decoded.coordinators if version >= 4 else [decoded]
     expected = {
         0: (ErrorCode.NONE, 7, "here", 9092),
-        1: (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, "", -1),
+        1: (ErrorCode.NONE, 7, "here", 9092),
         2: (ErrorCode.INVALID_REQUEST, -1, "", -1),
     }[key_type]
     assert [
@@ -361,4 +361,3 @@ def test_a_group_is_coordinated_here_and_a_transaction_not_yet(version, key_type
     ] == [expected] * len(answers)
     if version >= 4:
         assert [each.key for each in answers] == ["g", "h"]
-    assert ErrorCode.COORDINATOR_NOT_AVAILABLE.retriable

@@ -1,0 +1,57 @@
+"""The transaction coordinator's settings, and small rules that stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from mpbroker.coordinator.transaction_metadata import (
+    TopicPartition,
+    TransactionState,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+S = TransactionState
+
+
+class TransactionConfig(NamedTuple):
+    """The coordinator's settings; names as Kafka's, dots as underscores."""
+
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+
+
+class OpenTransactions(Protocol):
+    """Where appenders look whether a producer's transaction is open."""
+
+    def open(
+        self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
+    ) -> bool:
+        """Let a producer write to partitions; False: no room now."""
+
+    def close(self, producer_id: int) -> None:
+        """Let a producer write to no partition."""
+
+
+def require_same_end(state: TransactionState, *, commit: bool) -> None:
+    """Raise unless a transaction that has been decided on ended as it should."""
+    same = (
+        (S.PREPARE_COMMIT, S.COMPLETE_COMMIT)
+        if commit
+        else (
+            S.PREPARE_ABORT,
+            S.COMPLETE_ABORT,
+        )
+    )
+    if state not in same:
+        raise ApiError(ErrorCode.INVALID_TXN_STATE)
+
+
+def fenced_as_of(code: ErrorCode, version: int, since: int) -> ErrorCode:
+    """Say INVALID_PRODUCER_EPOCH to clients that do not know PRODUCER_FENCED."""
+    if code is ErrorCode.PRODUCER_FENCED and version < since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code

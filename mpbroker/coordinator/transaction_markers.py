@@ -1,0 +1,230 @@
+"""The ends of transactions in the partitions: control batches, each written once.
+
+    killed before a marker's append     the successor appends it
+    killed after it                     the successor finds the transaction ended there,
+                                        under the partition's lock, and appends nothing
+
+Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkersRequest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
+from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
+from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.protocol.batch_header import parse_batch_header
+from mpbroker.protocol.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.log_validator import ValidatedBatch
+from mpbroker.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.topics import Topic, TopicRegistry
+
+_LOG = logging.getLogger(__name__)
+
+# Which markers wait, and for what: by row, the partition and the offset to be durable.
+Waiting = dict[int, tuple[TopicPartition, PartitionLog, int]]
+
+
+class FindLog(Protocol):
+    """Finds a partition's log."""
+
+    def __call__(self, topic: Topic, partition: int) -> PartitionLog: ...
+
+
+class MarkerWriter:
+    """Appends markers to partitions.
+
+    Args:
+        appended: told of every log that has grown, to wake waiting fetches.
+    """
+
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        log: FindLog,
+        groups: GroupCoordinator,
+        appended: Callable[[PartitionLog], None],
+    ) -> None:
+        self._registry = registry
+        self._log = log
+        self._groups = groups
+        self._appended = appended
+
+    def append(
+        self, markers: Markers, now_ms: int
+    ) -> tuple[dict[TopicPartition, ErrorCode], Waiting]:
+        """Append markers; say how each went, and what is to be synced."""
+        data = build_end_transaction_marker(
+            markers.producer_id,
+            markers.producer_epoch,
+            EndTransactionMarker(markers.commit, markers.coordinator_epoch),
+            now_ms,
+        )
+        results: dict[TopicPartition, ErrorCode] = {}
+        waiting: Waiting = {}
+        for topic_partition in markers.partitions:
+            name, partition = topic_partition
+            try:
+                topic = self._registry.topic(name)
+                if topic is None or not 0 <= partition < len(topic.partitions):
+                    raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                log = self._log(topic, partition)
+                end = self._append(log, bytearray(data), now_ms)
+            except ApiError as error:
+                results[topic_partition] = error.error_code
+                _LOG.warning("no marker for %s-%d: %s", name, partition, error)
+                continue
+            results[topic_partition] = ErrorCode.NONE
+            waiting[log.row.index] = topic_partition, log, end
+            if name == OFFSETS_TOPIC:
+                self._groups.replay_end_of_transaction(
+                    partition, markers.producer_id, commit=markers.commit
+                )
+        return results, waiting
+
+    def _append(self, log: PartitionLog, data: bytearray, now_ms: int) -> int:
+        header = parse_batch_header(data)
+        batch = ValidatedBatch(
+            header,
+            header.last_offset_delta,
+            header.max_timestamp,
+            header.record_count,
+            header.last_offset_delta,
+            memoryview(data),
+            -1,
+        )
+        result = log.append(batch, now_ms=now_ms)
+        if not result.duplicate:
+            self._appended(log)
+        return result.last_offset + 1
+
+
+class SharedOpenTransactions:
+    """The table of open transactions, by the names of partitions."""
+
+    def __init__(self, table: TransactionTable, registry: TopicRegistry) -> None:
+        self._table = table
+        self._registry = registry
+        self._rows: dict[int, set[int]] = {}  # of a producer
+
+    def _row(self, topic_partition: TopicPartition) -> int | None:
+        name, partition = topic_partition
+        topic = self._registry.topic(name)
+        # The offsets' topic is written by ourselves alone.
+        if name == OFFSETS_TOPIC or topic is None:
+            return None
+        if not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
+    def open(
+        self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
+    ) -> bool:
+        rows = self._rows.setdefault(producer_id, set())
+        for topic_partition in partitions:
+            row = self._row(topic_partition)
+            if row is None:
+                continue
+            if not self._table.open(producer_id, epoch, row):
+                return False
+            rows.add(row)
+        return True
+
+    def close(self, producer_id: int) -> None:
+        for row in self._rows.pop(producer_id, ()):
+            self._table.close(producer_id, row)
+
+    def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
+        """After loading: what a dead coordinator left, as the log has it."""
+        kept = []
+        for producer_id, epoch, topic_partition in entries:
+            row = self._row(topic_partition)
+            if row is not None:
+                kept.append((producer_id, epoch, row))
+                self._rows.setdefault(producer_id, set()).add(row)
+        self._table.keep_only(kept)
+
+
+class MarkerRequests:
+    """WriteTxnMarkers: what an administrator ends by hand."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._out = outbox
+
+    def write_txn_markers(
+        self, call: Call, request: WriteTxnMarkersRequest, now_ms: int
+    ) -> None:
+        results: dict[int, Mapping[TopicPartition, ErrorCode]] = {}
+
+        def answer_if_all_done() -> None:
+            if len(results) == len(request.markers):
+                rows = [
+                    _result(marker, results[index])
+                    for index, marker in enumerate(request.markers)
+                ]
+                self._out.answer(call, WriteTxnMarkersResponse(markers=rows))
+
+        def done(
+            index: int,
+        ) -> Callable[[Mapping[TopicPartition, ErrorCode], int], None]:
+            def note(codes: Mapping[TopicPartition, ErrorCode], now_ms: int) -> None:
+                results[index] = codes
+                answer_if_all_done()
+
+            return note
+
+        for index, marker in enumerate(request.markers):
+            partitions = [
+                (topic.name, partition)
+                for topic in marker.topics
+                for partition in topic.partition_indexes
+            ]
+            self._out.write_markers(
+                Markers(
+                    marker.producer_id,
+                    marker.producer_epoch,
+                    marker.transaction_result,
+                    marker.coordinator_epoch,
+                    partitions,
+                    done(index),
+                )
+            )
+        answer_if_all_done()
+
+
+def _result(
+    marker: WritableTxnMarker, codes: Mapping[TopicPartition, ErrorCode]
+) -> WritableTxnMarkerResult:
+    return WritableTxnMarkerResult(
+        producer_id=marker.producer_id,
+        topics=[
+            WritableTxnMarkerTopicResult(
+                name=topic.name,
+                partitions=[
+                    WritableTxnMarkerPartitionResult(
+                        partition_index=partition,
+                        error_code=codes[topic.name, partition],
+                    )
+                    for partition in topic.partition_indexes
+                ],
+            )
+            for topic in marker.topics
+        ],
+    )

@@ -1,0 +1,129 @@
+"""Everything of transactions, put together: what the coordinator's process drives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.offset_metadata_manager import Topics
+from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
+from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transaction_config import TransactionConfig
+from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
+from mpbroker.coordinator.transaction_listing import TransactionListing
+from mpbroker.coordinator.transaction_markers import (
+    FindLog,
+    MarkerRequests,
+    MarkerWriter,
+    SharedOpenTransactions,
+)
+from mpbroker.coordinator.transaction_offsets import TransactionOffsets
+from mpbroker.coordinator.transaction_partitions import TransactionPartitions
+from mpbroker.coordinator.transaction_records import read_transaction
+from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.topics import TopicRegistry
+
+_LOG = logging.getLogger(__name__)
+
+TRANSACTION_TOPIC: Final = "__transaction_state"
+
+Handle = Callable[[Call, Any, int], None]
+
+
+class Transactions:
+    """The transaction coordinator, its log and its APIs.
+
+    Args:
+        topic: __transaction_state.
+        put_back: gives a Produce back to the handlers.
+        appended: told of every log that has grown by a marker.
+    """
+
+    def __init__(
+        self,
+        config: TransactionConfig,
+        topic: OffsetsTopic,
+        groups: GroupCoordinator,
+        outbox: Outbox,
+        timers: Timers,
+        topics: Topics,
+        registry: TopicRegistry,
+        log: FindLog,
+        table: TransactionTable,
+        put_back: Callable[[Call], None],
+        appended: Callable[[PartitionLog], None],
+        offset_metadata_max_bytes: int,
+    ) -> None:
+        self.topic = topic
+        self._shared = SharedOpenTransactions(table, registry)
+        self.coordinator = TransactionCoordinator(
+            config,
+            outbox,
+            timers,
+            self._shared,
+            topic.num_partitions,
+            registry.allocate_producer_id,
+        )
+        self.markers = MarkerWriter(registry, log, groups, appended)
+        partitions = TransactionPartitions(
+            self.coordinator, outbox, topics, groups.partition_for, put_back
+        )
+        offsets = TransactionOffsets(
+            groups, self.coordinator, outbox, topics, offset_metadata_max_bytes
+        )
+        listing = TransactionListing(self.coordinator, outbox)
+        self.handlers: Final[dict[ApiKey, Handle]] = {
+            ApiKey.PRODUCE: partitions.produce,
+            ApiKey.INIT_PRODUCER_ID: self.coordinator.init_producer_id,
+            ApiKey.ADD_PARTITIONS_TO_TXN: partitions.add_partitions_to_txn,
+            ApiKey.ADD_OFFSETS_TO_TXN: partitions.add_offsets_to_txn,
+            ApiKey.END_TXN: self.coordinator.end_txn,
+            ApiKey.TXN_OFFSET_COMMIT: offsets.txn_offset_commit,
+            ApiKey.WRITE_TXN_MARKERS: MarkerRequests(outbox).write_txn_markers,
+            ApiKey.DESCRIBE_TRANSACTIONS: listing.describe_transactions,
+            ApiKey.LIST_TRANSACTIONS: listing.list_transactions,
+        }
+
+    def begin_loading(self) -> list[int]:
+        """Return the partitions of the log that are to be loaded."""
+        partitions = self.topic.partitions_to_load()
+        self.coordinator.begin_loading(partitions)
+        return partitions
+
+    def load_partition(
+        self, partition: int, now_ms: Callable[[], int]
+    ) -> Iterator[int]:
+        """Replay a partition of the log, some records at a time."""
+        replayed = 0
+        try:
+            for records in self.topic.load(partition):
+                for record in records:
+                    self._replay(partition, record)
+                replayed += len(records)
+                yield replayed
+        except (ApiError, OSError) as error:
+            _LOG.error(
+                "partition %d of transactions cannot be loaded: %s", partition, error
+            )
+            self.coordinator.failed(partition)
+        self.coordinator.loaded(partition, now_ms())
+
+    def _replay(self, partition: int, record: LoadedRecord) -> None:
+        if record.commit is not None:
+            return  # a marker, which nobody writes here
+        try:
+            read = read_transaction(record.key, record.value)
+            if read is not None:
+                self.coordinator.replay(*read)
+        except (ProtocolError, ValueError) as error:
+            _LOG.error("an unreadable record of partition %d: %s", partition, error)
+
+    def all_loaded(self) -> None:
+        """Let producers write to what the log says is open, and nothing else."""
+        self._shared.keep_only(self.coordinator.open_partitions())

@@ -1,0 +1,138 @@
+"""Which producer may write to which partition now: the open transactions, shared.
+
+The coordinator opens and closes; whoever appends a transactional batch looks, under
+the partition row's lock. The coordinator closes before it takes the same lock for the
+marker that ends the transaction; so nothing of a transaction comes behind its marker.
+
+    word  field     written by       notes
+    0     count     the coordinator  entries in use; a bound, not a promise
+    16..  entries   the coordinator  key, value: a table with open addressing
+          key                        producer id + 1; 0 never used, -1 given back
+          value                      partition row << 16 | producer epoch
+
+An entry is put by its key and taken back by its key, each one aligned store, the value
+before it. It outlives the coordinator: its successor reads the log and then makes the
+table what the log says (``keep_only``), and meanwhile producers write on.
+
+Source: KIP-890, whose verification guard this stands for.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from mpbroker.ipc.segment import Segment
+
+CAPACITY: Final = 1 << 17
+# Beyond this, probing gets long; a transaction that wants more is told to wait.
+MAX_ENTRIES: Final = CAPACITY * 3 // 4
+_ENTRIES: Final = 16
+_MASK: Final = CAPACITY - 1
+_NEVER_USED: Final = 0
+_GIVEN_BACK: Final = -1
+_EPOCH_BITS: Final = 16
+_EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
+
+
+def _start(producer_id: int, row: int) -> int:
+    return ((producer_id * 0x9E3779B1) ^ (row * 0x85EBCA6B)) >> 7 & _MASK
+
+
+class TransactionTable:
+    """The open transactions, as any process sees them."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+
+    @staticmethod
+    def create_segment() -> Segment:
+        size = (_ENTRIES + 2 * CAPACITY) * 8
+        return Segment.create("mpbroker-transactions", size)
+
+    def __len__(self) -> int:
+        return self._words[0]
+
+    def contains(self, producer_id: int, epoch: int, row: int) -> bool:
+        """Say whether a producer's transaction is open in a partition, at an epoch."""
+        words, key = self._words, producer_id + 1
+        value = row << _EPOCH_BITS | epoch
+        at = _start(producer_id, row)
+        for _ in range(CAPACITY):
+            word = _ENTRIES + 2 * at
+            found = words[word]
+            if found == _NEVER_USED:
+                return False
+            # Twice the key: in between the entry may have become another one.
+            if found == key and words[word + 1] == value and words[word] == key:
+                return True
+            at = (at + 1) & _MASK
+        return False
+
+    def open(self, producer_id: int, epoch: int, row: int) -> bool:
+        """Let a producer write to a partition; False: the table is full. By the owner.
+
+        An entry at another epoch is replaced.
+        """
+        words, key = self._words, producer_id + 1
+        value = row << _EPOCH_BITS | epoch
+        at, free = _start(producer_id, row), -1
+        for _ in range(CAPACITY):
+            word = _ENTRIES + 2 * at
+            found = words[word]
+            if found == key and words[word + 1] >> _EPOCH_BITS == row:
+                words[word + 1] = value
+                return True
+            if found in (_GIVEN_BACK, _NEVER_USED) and free < 0:
+                free = word
+            if found == _NEVER_USED:
+                break
+            at = (at + 1) & _MASK
+        if free < 0 or words[0] >= MAX_ENTRIES:
+            return False
+        words[0] += 1  # first: a death in between makes the count too large, not small
+        words[free + 1] = value
+        words[free] = key
+        return True
+
+    def close(self, producer_id: int, row: int) -> None:
+        """A producer may write to a partition no more. By the owner."""
+        words, key = self._words, producer_id + 1
+        at = _start(producer_id, row)
+        for _ in range(CAPACITY):
+            word = _ENTRIES + 2 * at
+            found = words[word]
+            if found == _NEVER_USED:
+                return
+            if found == key and words[word + 1] >> _EPOCH_BITS == row:
+                self._give_back(at)
+                return
+            at = (at + 1) & _MASK
+
+    def _give_back(self, at: int) -> None:
+        words = self._words
+        words[_ENTRIES + 2 * at] = _GIVEN_BACK
+        words[0] -= 1
+        # What nobody has to pass by any more is as if it had never been used.
+        if words[_ENTRIES + 2 * ((at + 1) & _MASK)] != _NEVER_USED:
+            return
+        while words[_ENTRIES + 2 * at] == _GIVEN_BACK:
+            words[_ENTRIES + 2 * at] = _NEVER_USED
+            at = (at - 1) & _MASK
+
+    def keep_only(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Make the table these: (producer id, epoch, row). By a new owner."""
+        words = self._words
+        wanted = {(producer, row): epoch for producer, epoch, row in entries}
+        used = 0
+        for at in range(CAPACITY):
+            word = _ENTRIES + 2 * at
+            key = words[word]
+            if key > 0:
+                row = words[word + 1] >> _EPOCH_BITS
+                epoch = words[word + 1] & _EPOCH_MASK
+                if wanted.get((key - 1, row)) == epoch:
+                    used += 1
+                else:
+                    words[word] = _GIVEN_BACK
+        words[0] = used
+        for (producer, row), epoch in wanted.items():
+            self.open(producer, epoch, row)

@@ -1,0 +1,79 @@
+"""DescribeProducers: who writes to a partition, and since when a transaction is open.
+
+Source: Kafka protocol guide, "DescribeProducers"; KIP-664.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.storage.partition_log import PartitionLog
+    from mpbroker.storage.topics import Topic
+
+
+class Topics(Protocol):
+    """Where topics are found."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+
+def handle_describe_producers(
+    request: DescribeProducersRequest,
+    topics: Topics,
+    log: Callable[[Topic, int], PartitionLog],
+) -> DescribeProducersResponse:
+    """Describe the producers that partitions remember."""
+    answers = []
+    for wanted in request.topics:
+        topic = topics.topic(wanted.name)
+        partitions = []
+        for index in wanted.partition_indexes:
+            try:
+                if topic is None or not 0 <= index < len(topic.partitions):
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"there is no partition {index} of topic {wanted.name}",
+                    )
+                partitions.append(
+                    PartitionResponse(
+                        partition_index=index,
+                        active_producers=_producers(log(topic, index)),
+                    )
+                )
+            except ApiError as error:
+                partitions.append(
+                    PartitionResponse(
+                        partition_index=index,
+                        error_code=error.error_code,
+                        error_message=str(error),
+                    )
+                )
+        answers.append(TopicResponse(name=wanted.name, partitions=partitions))
+    return DescribeProducersResponse(topics=answers)
+
+
+def _producers(log: PartitionLog) -> list[ProducerState]:
+    known = log.producers_at(log.state())
+    return [
+        ProducerState(
+            producer_id=entry.producer_id,
+            producer_epoch=entry.epoch,
+            last_sequence=entry.batches[-1].last_sequence if entry.batches else -1,
+            last_timestamp=entry.last_timestamp,
+            coordinator_epoch=entry.coordinator_epoch,
+            current_txn_start_offset=entry.txn_first_offset,
+        )
+        for entry in known.entries.values()
+    ]
