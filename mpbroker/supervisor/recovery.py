@@ -7,7 +7,9 @@ never written look committed. After every repair everybody is woken.
 """
 
 import logging
+import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 from mpbroker.ipc.layout import (
@@ -17,6 +19,7 @@ from mpbroker.ipc.layout import (
     HANDLER_BUSY_SLOT,
     HEADER,
     HEADER_DEATH_EPOCH,
+    HEADER_PHASE,
     MAX_PROCESSORS,
     ROW_SYNC_OWNER,
     SLOT_CONNECTION,
@@ -31,6 +34,7 @@ from mpbroker.ipc.layout import (
     STATE_HANDLER_SHIFT,
     STATE_MASK,
     ConnectionState,
+    Phase,
     ResponseKind,
     SlotState,
     connection_row,
@@ -38,6 +42,7 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.supervisor.last_tries import LastTries
 from mpbroker.supervisor.memory import BrokerMemory
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +51,14 @@ _LOG = logging.getLogger(__name__)
 MAX_RETRIES: Final = 2
 _INTENT_ROW_MASK: Final = 0xFFFF_FFFF
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+
+
+class _Fate(Enum):
+    """What becomes of a request whose handler is dead."""
+
+    AGAIN = auto()  # another handler executes it
+    HELD = auto()  # the same, but later
+    GUILTY = auto()  # it is what ended the handler
 
 
 class Repair:
@@ -58,55 +71,100 @@ class Repair:
         self.quarantined = 0
         # Slots that are with neither handlers nor processors: they are being answered.
         self._condemned: set[int] = set()
+        self._last_tries = LastTries()
         self.on_quarantine: Callable[[int], None] = self.close_condemned
 
     def after_handler(
-        self, handler: int, partition_rows: int, *, blame_waiting: bool = True
+        self, handler: int, partition_rows: int, *, was_killed: bool = False
     ) -> None:
         """Put a dead handler's requests back, each to be executed exactly once.
 
         Args:
             handler: its id.
             partition_rows: how many rows of the partition table are in use.
-            blame_waiting: if it was at no request, any that it had parked or taken may
-                be what ended it; else its death came from outside.
+            was_killed: by SIGKILL, perhaps from outside; else it ended from within,
+                and if it was at no request, any that it had parked or taken may be
+                what ended it.
         """
         self._memory.ring.reclaim(handler)
         orphans = self._orphans_of(handler)
-        suspects = self._suspects(handler, orphans if blame_waiting else [], orphans)
+        suspects = self._suspects(handler, [] if was_killed else orphans, orphans)
         table = self._memory.table
         for slot in orphans:
             intent = self._words[slot_row(slot) + SLOT_INTENT]
             if intent:
                 table.row((intent & _INTENT_ROW_MASK) - 1).settle()
         self._release_syncs(handler, partition_rows)
-        again = []
-        for slot in orphans:
-            row = slot_row(slot)
-            if slot in suspects:
-                self._words[row + SLOT_RETRIES] += 1
-            if self._words[row + SLOT_RETRIES] <= MAX_RETRIES:
-                again.append(slot)
-            else:
-                self._quarantine(slot)
-        if again:
-            self.redelivered += len(again)
-            self._memory.ring.put_back(again)
+        fates = {slot: self._fate(slot, suspects, was_killed) for slot in orphans}
+        if was_killed and _Fate.GUILTY not in fates.values():
+            self._last_tries.note_kill(time.monotonic())
+        self._redeliver([slot for slot, fate in fates.items() if fate is _Fate.AGAIN])
         self._finish()
 
-    def after_coordinator(self, partition_rows: int) -> None:
+    def _redeliver(self, slots: list[int]) -> None:
+        if slots:
+            self.redelivered += len(slots)
+            self._memory.ring.put_back(slots)
+
+    def _fate(self, slot: int, suspects: set[int], was_killed: bool) -> _Fate:
+        """What becomes of an orphan; see last_tries.py."""
+        if slot not in suspects:
+            return _Fate.AGAIN
+        retries = slot_row(slot) + SLOT_RETRIES
+        tries, now = self._last_tries, time.monotonic()
+        may_hold = was_killed and self._words[HEADER + HEADER_PHASE] < Phase.DRAINING
+        was_last = self._words[retries] == MAX_RETRIES
+        if was_last and may_hold and tries.is_begun(slot):
+            tries.hold(slot, now)
+            return _Fate.GUILTY  # unless others turn out to die as well
+        tries.forget(slot)
+        self._words[retries] += 1
+        if self._words[retries] > MAX_RETRIES:
+            self._quarantine(slot)
+            return _Fate.GUILTY
+        if self._words[retries] == MAX_RETRIES and may_hold:
+            tries.hold(slot, now)
+            return _Fate.HELD
+        return _Fate.AGAIN
+
+    def look_at_held(self) -> float | None:
+        """Try requests for the last time, or give them up; return when to look again.
+
+        In seconds; None: there is no such request.
+        """
+        now = time.monotonic()
+        tried, given_up = self._last_tries.due(now)
+        self._redeliver(tried)
+        for slot in given_up:
+            self._words[slot_row(slot) + SLOT_RETRIES] += 1
+            self._quarantine(slot)
+        return self._last_tries.due_in(now)
+
+    def hold_no_more(self) -> None:
+        """Put all requests back that are held; the broker stops."""
+        self._redeliver(self._last_tries.take_all())
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Every request is with a processor or a handler."""
+        return not self._condemned and not self._last_tries.held
+
+    def after_coordinator(
+        self, partition_rows: int, *, was_killed: bool = False
+    ) -> None:
         """Put the dead coordinator's requests back: handlers forward them again.
 
         Every one may be executed twice. What it wrote to its log is found there by its
         successor, and what it did not write has not happened; a commit is the same
         commit again, and a member whose generation is gone is told to rejoin.
         """
-        self.after_handler(COORDINATOR, partition_rows)
+        self.after_handler(COORDINATOR, partition_rows, was_killed=was_killed)
 
     def _orphans_of(self, handler: int) -> list[int]:
         """Slots that the dead handler had claimed or parked and not answered."""
         # On the coordinator's lane they are the coordinator's, or are still to be.
         answered = self._condemned | set(self._memory.lane.waiting())
+        answered |= self._last_tries.held
         for ring in self._memory.responses:
             answered.update(ring.waiting())
         words = self._words
@@ -184,6 +242,7 @@ class Repair:
         sockets. Answers stay on the response ring. What handlers work on for
         connections that are gone stays reserved until they answer.
         """
+        self._last_tries.note_kill(time.monotonic())
         slots = slots_in_use(self._words, processor)
         self._memory.ring.retract(slots)
         # What is pushed from here on stays on the ring, for the successor.

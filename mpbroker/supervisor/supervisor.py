@@ -104,6 +104,7 @@ class Supervisor(Loop):
         self._add(Role.KEEPER, 0, roles.run_keeper)
         self._adopt(adopted)
         self.every(TICK_S, self._pools.tidy)
+        self.each_turn(self.repair.look_at_held)
 
     def _add(self, role: Role, number: int, run: Callable[[], None]) -> None:
         self.children.append(Child(role, number, run))
@@ -248,16 +249,12 @@ class Supervisor(Loop):
                 child.last_exit,
             )
             self.on_death(child)
+        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        rows = self._partition_rows()
         if child.role is Role.HANDLER:
-            # Whoever was killed from outside was not ended by what waited with it.
-            self.repair.after_handler(
-                child.number,
-                self._partition_rows(),
-                blame_waiting=not os.WIFSIGNALED(status)
-                or os.WTERMSIG(status) != signal.SIGKILL,
-            )
+            self.repair.after_handler(child.number, rows, was_killed=was_killed)
         elif child.role is Role.COORDINATOR:
-            self.repair.after_coordinator(self._partition_rows())
+            self.repair.after_coordinator(rows, was_killed=was_killed)
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
         if child.state is ChildState.ENDED:
@@ -339,6 +336,7 @@ class Supervisor(Loop):
         return (
             self._pools.settled
             and not self.asides
+            and self.repair.is_at_rest
             and all(child.state is ChildState.READY for child in self.children)
         )
 
@@ -397,6 +395,7 @@ class Supervisor(Loop):
     def stop(self) -> None:
         """Drain and stop in order; leave nothing behind."""
         self._ending = True
+        self.repair.hold_no_more()
         for listener in self._listeners:
             listener.sock.close()
         self._end(Phase.DRAINING, (Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)

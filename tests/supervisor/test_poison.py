@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -112,6 +115,45 @@ def test_two_such_requests_do_not_end_the_broker(poisoned):
         sock.close()
     with dial(poisoned) as sock:
         assert api_versions(sock)
+
+
+def kill_whoever_executes(broker):
+    """Kill the handlers one after the other, until each has a successor."""
+    pids = children(broker, "handler")
+    for pid in pids.values():
+        with suppress(ProcessLookupError):  # the poison was faster
+            os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: not set(pids.values()) & set(children(broker, "handler").values())
+    )
+
+
+def test_one_that_only_was_there_when_all_handlers_were_killed_is_answered(poisoned):
+    """Again and again; each time another handler has just begun to execute it."""
+    with dial(poisoned) as sock:
+        expected = api_versions(sock)
+        sock.sendall(request("slow"))
+        for _ in range(4):
+            kill_whoever_executes(poisoned)
+        assert receive_frame(sock)[4:] == expected
+    assert "is not tried again" not in poisoned.log_tail()
+
+
+def test_one_that_kills_is_found_while_others_kill_as_well(poisoned):
+    innocents = [dial(poisoned) for _ in range(6)]
+    with dial(poisoned) as bad:
+        bad.sendall(request("poison"))
+        bad.setblocking(False)
+        answer = None
+        while answer is None:
+            kill_whoever_executes(poisoned)
+            for sock in innocents:
+                assert int.from_bytes(api_versions(sock)[:2], "big") == ErrorCode.NONE
+            with suppress(BlockingIOError):
+                answer = bad.recv(100)
+        assert answer[8:10] == b"\xff\xff"
+    for sock in innocents:
+        sock.close()
 
 
 def test_a_quarantine_holds_the_latest_few_and_no_more_of_each_than_a_mebibyte(

@@ -23,6 +23,7 @@ from mpbroker.ipc.layout import (
     SLOT_RETRIES,
     SLOT_STATE,
     ConnectionState,
+    Phase,
     ResponseKind,
     SlotState,
     connection_row,
@@ -32,9 +33,17 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
+from mpbroker.supervisor.last_tries import MAX_EXCUSED
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import MAX_RETRIES, Repair
-from tests.support.children import deaths, die, fork, kill_at_line, lines_of
+from tests.support.children import (
+    deaths,
+    die,
+    fork,
+    kill_at_line,
+    lines_of,
+    wait_until,
+)
 from tests.support.memory import broker_memory, slots_of, state_of
 
 # How many deaths a line-kill test dies; more with MPBROKER_TEST_DEATHS=5000.
@@ -187,8 +196,110 @@ def test_a_request_that_waited_is_not_to_blame_for_kills_from_outside(memory):
         dead = handler_end(memory, 0)
         assert dead.receive_requests(16, 1, arm=False) == [1]
         dead.park(1, 1)
-        repair.after_handler(0, 0, blame_waiting=False)
+        repair.after_handler(0, 0, was_killed=True)
     assert repair.quarantined == 0
+    assert memory.ring.waiting() == [1]
+
+
+def execute_and_die(memory: BrokerMemory, repair: Repair, handler: int = 0) -> None:
+    """Let a handler be killed over request 1."""
+    assert handler_end(memory, handler).receive_requests(16, 1, arm=False) == [1]
+    memory.control.words[handler_row(handler) + HANDLER_BUSY_SLOT] = 1 + 1
+    repair.after_handler(handler, 0, was_killed=True)
+
+
+def wait_for_its_last_try(memory: BrokerMemory, repair: Repair) -> None:
+    assert not memory.ring.waiting()
+    wait_until(lambda: repair.look_at_held() is None)
+    assert memory.ring.waiting() == [1]
+    assert repair.is_at_rest
+
+
+def wait_for_the_verdict(memory: BrokerMemory, repair: Repair) -> None:
+    wait_until(lambda: repair.look_at_held() is None)
+    assert not memory.ring.waiting()
+
+
+def test_a_request_that_three_killed_handlers_executed_is_given_up(memory):
+    send(memory, [1])
+    repair = Repair(memory)
+    execute_and_die(memory, repair)
+    execute_and_die(memory, repair)
+    wait_for_its_last_try(memory, repair)
+    execute_and_die(memory, repair)
+    wait_for_the_verdict(memory, repair)
+    assert repair.quarantined == 1
+
+
+def test_a_request_has_its_last_try_when_nobody_is_killed(memory):
+    """Whoever kills all handlers, one by one, has then done it."""
+    send(memory, [1])
+    repair = Repair(memory)
+    execute_and_die(memory, repair, 0)
+    execute_and_die(memory, repair, 1)
+    for handler in (2, 0, 1):  # its successors too; none of them executes anything
+        repair.after_handler(handler, 0, was_killed=True)
+        assert not repair.is_at_rest
+        assert not memory.ring.waiting()
+    wait_for_its_last_try(memory, repair)
+    assert handler_end(memory, 1).receive_requests(16, 1, arm=False) == [1]
+    assert repair.quarantined == 0
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("role", ["handler", "processor"])
+def test_a_last_try_is_made_again_if_others_are_killed_too(memory, role, order):
+    """And not for ever: a client waits for it."""
+
+    def kill_another():
+        if role == "handler":
+            repair.after_handler(3, 0, was_killed=True)
+        else:
+            repair.after_processor(1)
+
+    send(memory, [1])
+    repair = Repair(memory)
+    execute_and_die(memory, repair)
+    execute_and_die(memory, repair)
+    for _ in range(MAX_EXCUSED):
+        wait_for_its_last_try(memory, repair)
+        if order == "before":
+            kill_another()
+        execute_and_die(memory, repair)
+        if order == "after":
+            kill_another()
+    wait_for_its_last_try(memory, repair)
+    execute_and_die(memory, repair)
+    kill_another()
+    wait_for_the_verdict(memory, repair)
+    assert repair.quarantined == 1
+
+
+def test_a_slot_does_not_inherit_the_last_try_of_an_earlier_request(memory):
+    repair, words = Repair(memory), memory.control.words
+    for _ in range(3):
+        send(memory, [1])
+        execute_and_die(memory, repair)
+        execute_and_die(memory, repair)
+        wait_for_its_last_try(memory, repair)
+        end = handler_end(memory)
+        end.receive_requests(16, 1, arm=False)
+        end.send_bytes(1, b"answer")
+        end.flush()
+        assert memory.responses[0].pop() == [1]
+        words[slot_row(1) + SLOT_STATE] = SlotState.HELD
+    assert repair.quarantined == 0
+
+
+def test_no_request_is_held_when_the_broker_stops(memory):
+    send(memory, [1])
+    repair = Repair(memory)
+    execute_and_die(memory, repair)
+    execute_and_die(memory, repair)
+    repair.hold_no_more()
+    assert memory.ring.waiting() == [1]
+    memory.phase = Phase.DRAINING
+    repair.after_handler(0, 0, was_killed=True)
     assert memory.ring.waiting() == [1]
 
 
