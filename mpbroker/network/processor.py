@@ -11,7 +11,6 @@ carries their connections on, before it does anything else (see succession.py).
 Source: Kafka SocketServer.Processor.run.
 """
 
-import contextlib
 import logging
 import socket
 import time
@@ -25,7 +24,6 @@ from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     HEADER,
-    HEADER_COUNTERS,
     HEADER_PHASE,
     PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
@@ -50,9 +48,9 @@ from mpbroker.network.channel_selector import (
     READABLE,
     WRITABLE,
     ChannelSelector,
-    end_connection,
 )
-from mpbroker.network.connection_rows import ConnectionRows, progress
+from mpbroker.network.connection_rows import ConnectionRows
+from mpbroker.network.connections import Connections
 from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
 from mpbroker.network.hand_over import (
@@ -68,8 +66,7 @@ from mpbroker.network.request_reader import (
     stalled_longest,
 )
 from mpbroker.network.response_sender import ResponseSender, SendResult
-from mpbroker.network.succession import Resumption, restore
-from mpbroker.network.tcp_counters import StreamCounts, socket_cookie, stream_counts
+from mpbroker.network.succession import Resumption
 
 _LOG = logging.getLogger(__name__)
 
@@ -123,7 +120,6 @@ class Processor:
     ) -> None:
         self._words = control.words
         self._row = processor_row(processor)
-        self._words[self._row + PROCESSOR_COUNTERS] = 0  # a predecessor's connections
         self._arena = arena
         self._selector = ChannelSelector()
         self._requests = ProcessorEnd(
@@ -152,11 +148,12 @@ class Processor:
             self._selector,
         )
         self._max_idle_ns = max_idle_ns
-        self._channels: dict[int, Channel] = {}
-        self._cookies: set[int] = set()  # of the channels' sockets
+        self._connections = Connections(
+            processor, control, self._selector, self._rows, self._reader, self._requests
+        )
+        self._channels = self._connections.by_fd
         self._first_slot = processor * SLOTS_PER_PROCESSOR
-        # The connection of each request in flight, by slot within the processor.
-        self._in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
+        self._in_flight = self._connections.in_flight
         self._waiting: deque[Channel] = deque()  # for a slot or an extent
         self._homeless: deque[Channel] = deque()  # the same, to move their bytes there
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
@@ -260,7 +257,7 @@ class Processor:
             return self._selector.poll(0)
         started = time.monotonic_ns()
         events = self._selector.poll(_IDLE_POLL_S)
-        self._count(ProcessorCounter.IDLE_NS, time.monotonic_ns() - started)
+        self._connections.count(ProcessorCounter.IDLE_NS, time.monotonic_ns() - started)
         self._busy = bool(events)
         return events
 
@@ -290,7 +287,7 @@ class Processor:
         for connection in rows:
             sock = socks.pop(connection, None)
             if sock is None:
-                self._abandon(connection, answered)
+                self._connections.abandon(connection, answered)
             else:
                 self._adopt(connection, sock, answered, ProcessorCounter.RESUMED)
         self._requests.flush()
@@ -302,49 +299,19 @@ class Processor:
         answered: frozenset[int],
         reason: ProcessorCounter,
     ) -> None:
-        """Carry a connection on from its row and the kernel's counters."""
-        sock.setblocking(False)
-        counts = None
-        if sock.family != socket.AF_UNIX and self._words[HEADER + HEADER_COUNTERS] == 1:
-            counts = stream_counts(sock)
-        if counts is None:
-            end_connection(sock)
-            self._abandon(connection, answered)
+        adopted = self._connections.adopt(connection, sock, answered, self._now)
+        if adopted is None:
             return
-        channel = Channel(sock, connection, self._rows.word(connection))
-        channel.cookie = socket_cookie(sock)
-        resumption, already = restore(channel, self._words, counts, answered)
-        self._add(channel)
-        self._rows.hold(connection, channel.fd)
-        if resumption == Resumption.IMPOSSIBLE:
-            _LOG.warning(
-                "%s: closed: its row and the kernel do not agree on what was received"
-                " and sent",
-                self._rows.name(connection),
-            )
-            self._close(channel, ProcessorCounter.LOST)
-            return
-        self._count(reason, 1)
+        channel, resumption, already = adopted
+        self._connections.count(reason, 1)
         if resumption == Resumption.READ:
             self._rows.set_state(channel.row, _READING, self._now)
             if self._reader.house(channel):
                 self._receive(channel)
             else:
                 self._wait(channel, self._homeless)
-            return
-        self._in_flight[channel.slot - self._first_slot] = channel
-        if resumption == Resumption.SEND:
+        elif resumption == Resumption.SEND:
             self._send(channel, already)
-
-    def _abandon(self, connection: int, answered: frozenset[int]) -> None:
-        """Free what a connection has that nobody can carry on."""
-        self._count(ProcessorCounter.LOST, 1)
-        with socket.socket() as nothing:
-            channel = Channel(nothing, connection, self._rows.word(connection))
-        base, start, sent = progress(self._words, connection)
-        counts = StreamCounts(base + start, sent, True)
-        restore(channel, self._words, counts, answered)
-        self._release(channel)
 
     # -- new connections ---------------------------------------------------------
 
@@ -353,49 +320,26 @@ class Processor:
         arrived, more = self._arrivals.receive(NEW_CONNECTIONS)
         self._new_connections = more  # maybe; but those we have come first
         for each in arrived:
-            if isinstance(each, NewConnection):
-                self._register(*each)
-            elif socket_cookie(each.sock) in self._cookies or not (
-                self._arrivals.is_ours(each)
-            ):
+            if self._connections.has(each.sock):
+                each.sock.close()  # the keeper was impatient
+            elif isinstance(each, NewConnection):
+                self._register(each)
+            elif not self._arrivals.is_ours(each):
                 each.sock.close()
             else:
                 self._adopt(
                     each.connection, each.sock, frozenset(), ProcessorCounter.MOVED_IN
                 )
 
-    def _register(self, sock: socket.socket, listener: int, sequence: int) -> None:
-        cookie = socket_cookie(sock)
-        if cookie in self._cookies:
-            sock.close()  # the keeper was impatient
-            return
+    def _register(self, new: NewConnection) -> None:
         if self._departures.left == ALL:
-            message = HAND_OVER.pack(HandOver.AGAIN, listener, sequence, 0)
-            if self._departures.forward(message, sock, listener):
+            message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
+            if self._departures.forward(message, new.sock, new.listener):
                 return
-        sock.setblocking(False)
-        connection = None if self._draining else self._rows.take()
-        if connection is None:
-            _LOG.warning("no room for another connection: closed")
-            end_connection(sock)
-            return
-        channel = Channel(sock, connection, self._rows.word(connection))
-        channel.cookie = cookie
-        try:
-            self._rows.describe(connection, sock, cookie, listener, sequence, self._now)
-        except OSError:  # it has gone already
-            end_connection(sock)
-            self._rows.release(connection)
-            return
-        self._add(channel)
-        # No read here: registration makes epoll report a socket that has bytes.
-
-    def _add(self, channel: Channel) -> None:
-        self._selector.register(channel)
-        channel.active_ns = self._now
-        self._channels[channel.fd] = channel
-        self._cookies.add(channel.cookie)
-        self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
+        if self._draining:
+            self._connections.refuse(new.sock)
+        else:
+            self._connections.open(new, self._now)
 
     # -- requests ----------------------------------------------------------------
 
@@ -408,14 +352,14 @@ class Processor:
             result = self._reader.read(channel)
         except FrameLengthError as error:
             _LOG.info("%s: closed: %s", self._rows.name(channel.connection), error)
-            self._close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
+            self._connections.close(channel, ProcessorCounter.CLOSED_BAD_FRAME)
             return
         if result == ReadResult.WHOLE:
             self._publish(channel)
         elif result == ReadResult.DRAINED:
             self._reader.rest(channel)
         elif result == ReadResult.CLOSED:
-            self._close(channel, ProcessorCounter.CLOSED_BY_PEER)
+            self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
         else:
             self._starve(channel)
 
@@ -441,10 +385,10 @@ class Processor:
     def _starve(self, channel: Channel) -> None:
         """No slot or extent is free: wait for one, and see that one gets free."""
         if channel.slot < 0:
-            self._count(ProcessorCounter.WAITS_FOR_SLOT, 1)
+            self._connections.count(ProcessorCounter.WAITS_FOR_SLOT, 1)
             self._reader.spill(self._channels.values())
         else:
-            self._count(ProcessorCounter.WAITS_FOR_EXTENT, 1)
+            self._connections.count(ProcessorCounter.WAITS_FOR_EXTENT, 1)
             stalled = stalled_longest(self._channels.values(), _STALLED_NS)
             if stalled is not None:
                 _LOG.info(
@@ -454,7 +398,7 @@ class Processor:
                     stalled.extent_have,
                     stalled.extent_length,
                 )
-                self._close(stalled, ProcessorCounter.CLOSED_IDLE)
+                self._connections.close(stalled, ProcessorCounter.CLOSED_IDLE)
         self._wait(channel, self._waiting)
 
     def _wait(self, channel: Channel, queue: deque[Channel]) -> None:
@@ -466,7 +410,7 @@ class Processor:
         """Give those that waited their turn, in order."""
         for _ in range(len(self._homeless)):
             channel = self._homeless.popleft()
-            if not self._is_here(channel):
+            if not self._connections.is_here(channel):
                 continue
             if not self._reader.house(channel):
                 self._homeless.appendleft(channel)
@@ -479,7 +423,7 @@ class Processor:
                     return
                 channel = queue.popleft()
                 channel.waiting = False
-                if self._is_here(channel) and channel.state == _READING:
+                if self._connections.is_here(channel) and channel.state == _READING:
                     self._receive(channel)
                     if channel.waiting:
                         break  # still no room for the first of the queue
@@ -487,6 +431,7 @@ class Processor:
     # -- responses ---------------------------------------------------------------
 
     def _process_responses(self, slots: list[int]) -> None:
+        self._now = time.monotonic_ns()
         if self._compiled is None or not self._reader.has_plenty:
             for slot in slots:
                 self._process_response(slot, 0)
@@ -520,7 +465,7 @@ class Processor:
         elif kind == _NONE:
             result = SendResult.SENT
         else:
-            self._close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+            self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
             return
         words, row = self._words, self._row + PROCESSOR_COUNTERS
         words[row + ProcessorCounter.BYTES_OUT] += length
@@ -557,7 +502,7 @@ class Processor:
             self._unfinished.append(channel)
             return
         if result == SendResult.CLOSED:
-            self._close(channel, ProcessorCounter.CLOSED_BY_PEER)
+            self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
             return
         slot = channel.slot
         self._in_flight[slot - self._first_slot] = None
@@ -583,23 +528,17 @@ class Processor:
         gone = departures.give(ready)
         for channel in gone:
             self._reader.lend(channel)
-            del self._channels[channel.fd]
-            self._cookies.discard(channel.cookie)
-        self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
-        self._count(ProcessorCounter.MOVED_OUT, len(gone))
+            self._connections.forget(channel)
+        self._connections.count(ProcessorCounter.MOVED_OUT, len(gone))
         departures.send()
         for channel in reading:  # those that stay, for now or for good
             if (
-                self._is_here(channel)
+                self._connections.is_here(channel)
                 and not channel.waiting
                 and (channel.readable or channel.start < channel.end)
             ):
                 self._receive(channel)
         departures.note_progress(len(self._channels))
-
-    def _is_here(self, channel: Channel) -> bool:
-        """Whether a connection is neither closed nor given away."""
-        return self._channels.get(channel.fd) is channel
 
     def _has_retired(self) -> bool:
         """Whether all was to be given away, and nothing is left to be done here."""
@@ -609,29 +548,6 @@ class Processor:
         return self._reader.is_unused
 
     # -- the end of connections --------------------------------------------------
-
-    def _close(self, channel: Channel, reason: ProcessorCounter) -> None:
-        self._count(reason, 1)
-        # First: a row may only come free when its socket cannot be used any more, or
-        # the keeper would take the socket for a connection that never had a row.
-        with contextlib.suppress(OSError):
-            self._selector.close(channel)
-        del self._channels[channel.fd]
-        self._cookies.discard(channel.cookie)
-        self._words[self._row + PROCESSOR_COUNTERS] = len(self._channels)
-        self._release(channel)
-
-    def _release(self, channel: Channel) -> None:
-        """Give back what a connection holds, and its row."""
-        slot = channel.slot
-        if slot >= 0 and channel.state != _READING:
-            self._in_flight[slot - self._first_slot] = None
-            if channel.state == _SENDING or self._requests.forget(slot):
-                self._reader.release_request(slot)
-                self._reader.release_slot(slot)
-        self._reader.detach(channel)
-        channel.outgoing = []
-        self._rows.release(channel.connection)
 
     def _housekeep(self) -> None:
         """Once a second: idle connections, memory, draining."""
@@ -644,7 +560,7 @@ class Processor:
             if channel.active_ns < quiet and channel.state == _READING:
                 self._reader.leave_if_empty(channel)
                 if channel.active_ns < expired:
-                    self._close(channel, ProcessorCounter.CLOSED_IDLE)
+                    self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
         self._reader.take_back_lent()
         if not self._busy:
             self._reader.give_back_memory()
@@ -655,7 +571,4 @@ class Processor:
         self._draining = True
         for channel in list(self._channels.values()):
             if channel.state == _READING:
-                self._close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
-
-    def _count(self, counter: ProcessorCounter, amount: int) -> None:
-        self._words[self._row + PROCESSOR_COUNTERS + counter] += amount
+                self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)

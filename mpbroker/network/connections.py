@@ -1,0 +1,191 @@
+"""The connections of one processor: how each begins here, and how it ends.
+
+One begins as a new one, or is carried on for another processor; it ends when either
+side has had enough, when it is given away, or when nobody can carry it on. What happens
+in between is the Processor's.
+"""
+
+import contextlib
+import logging
+import socket
+from typing import Final
+
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_COUNTERS,
+    PROCESSOR_COUNTERS,
+    SLOTS_PER_PROCESSOR,
+    ConnectionState,
+    ProcessorCounter,
+    processor_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.arrivals import NewConnection
+from mpbroker.network.channel import Channel
+from mpbroker.network.channel_selector import ChannelSelector, end_connection
+from mpbroker.network.connection_rows import ConnectionRows, progress
+from mpbroker.network.request_channel import ProcessorEnd
+from mpbroker.network.request_reader import RequestReader
+from mpbroker.network.succession import Resumption, restore
+from mpbroker.network.tcp_counters import StreamCounts, socket_cookie, stream_counts
+
+_LOG = logging.getLogger(__name__)
+
+_READING: Final = ConnectionState.READING
+_SENDING: Final = ConnectionState.SENDING
+
+
+class Connections:
+    """Those that one processor carries.
+
+    Attributes:
+        by_fd: all of them.
+        in_flight: of each request in flight the connection, by slot in the processor.
+    """
+
+    def __init__(
+        self,
+        processor: int,
+        control: Segment,
+        selector: ChannelSelector,
+        rows: ConnectionRows,
+        reader: RequestReader,
+        requests: ProcessorEnd,
+    ) -> None:
+        self._words = control.words
+        self._counters = processor_row(processor) + PROCESSOR_COUNTERS
+        self._selector = selector
+        self._rows = rows
+        self._reader = reader
+        self._requests = requests
+        self._first_slot = processor * SLOTS_PER_PROCESSOR
+        self._cookies: set[int] = set()  # of their sockets
+        self.by_fd: dict[int, Channel] = {}
+        self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
+        self._words[self._counters] = 0  # a predecessor's
+
+    def is_here(self, channel: Channel) -> bool:
+        """Whether a connection is neither closed nor given away."""
+        return self.by_fd.get(channel.fd) is channel
+
+    def has(self, sock: socket.socket) -> bool:
+        """Whether a socket is the duplicate of one of theirs."""
+        return socket_cookie(sock) in self._cookies
+
+    def count(self, counter: ProcessorCounter, amount: int) -> None:
+        self._words[self._counters + counter] += amount
+
+    # -- how they begin ------------------------------------------------------------
+
+    def open(self, new: NewConnection, now_ns: int) -> None:
+        """Give a new connection a row; close it if there is none for it."""
+        sock = new.sock
+        sock.setblocking(False)
+        connection = self._rows.take()
+        if connection is None:
+            self.refuse(sock)
+            return
+        channel = Channel(sock, connection, self._rows.word(connection))
+        channel.cookie = socket_cookie(sock)
+        try:
+            self._rows.describe(
+                connection, sock, channel.cookie, new.listener, new.sequence, now_ns
+            )
+        except OSError:  # it has gone already
+            end_connection(sock)
+            self._rows.release(connection)
+            return
+        self._add(channel, now_ns)
+        # No read here: registration makes epoll report a socket that has bytes.
+
+    def refuse(self, sock: socket.socket) -> None:
+        """Close a new connection."""
+        _LOG.warning("no room for another connection: closed")
+        end_connection(sock)
+
+    def adopt(
+        self, connection: int, sock: socket.socket, answered: frozenset[int], now: int
+    ) -> tuple[Channel, Resumption, int] | None:
+        """Carry a connection on from its row and the kernel's counters.
+
+        Args:
+            connection: its row.
+            sock: its socket.
+            answered: slots whose answers nobody has taken from the response ring.
+            now: ns, monotonic.
+
+        Returns:
+            It, what to do for it, and how many bytes of its answer are out; None: it
+            had to be closed.
+        """
+        sock.setblocking(False)
+        counts = None
+        if sock.family != socket.AF_UNIX and self._words[HEADER + HEADER_COUNTERS] == 1:
+            counts = stream_counts(sock)
+        if counts is None:
+            end_connection(sock)
+            self.abandon(connection, answered)
+            return None
+        channel = Channel(sock, connection, self._rows.word(connection))
+        channel.cookie = socket_cookie(sock)
+        resumption, already = restore(channel, self._words, counts, answered)
+        self._add(channel, now)
+        self._rows.hold(connection, channel.fd)
+        if resumption == Resumption.IMPOSSIBLE:
+            _LOG.warning(
+                "%s: closed: its row and the kernel do not agree on what was received"
+                " and sent",
+                self._rows.name(connection),
+            )
+            self.close(channel, ProcessorCounter.LOST)
+            return None
+        if resumption != Resumption.READ:
+            self.in_flight[channel.slot - self._first_slot] = channel
+        return channel, resumption, already
+
+    def _add(self, channel: Channel, now_ns: int) -> None:
+        self._selector.register(channel)
+        channel.active_ns = now_ns
+        self.by_fd[channel.fd] = channel
+        self._cookies.add(channel.cookie)
+        self._words[self._counters] = len(self.by_fd)
+
+    # -- how they end --------------------------------------------------------------
+
+    def close(self, channel: Channel, reason: ProcessorCounter) -> None:
+        """End a connection for everyone, and give back what it holds."""
+        self.count(reason, 1)
+        # First: a row may only come free when its socket cannot be used any more, or
+        # the keeper would take the socket for a connection that never had a row.
+        with contextlib.suppress(OSError):
+            self._selector.close(channel)
+        self.forget(channel)
+        self._release(channel)
+
+    def forget(self, channel: Channel) -> None:
+        """It is closed, or another's now."""
+        del self.by_fd[channel.fd]
+        self._cookies.discard(channel.cookie)
+        self._words[self._counters] = len(self.by_fd)
+
+    def abandon(self, connection: int, answered: frozenset[int]) -> None:
+        """Free what a connection has that nobody can carry on."""
+        self.count(ProcessorCounter.LOST, 1)
+        with socket.socket() as nothing:
+            channel = Channel(nothing, connection, self._rows.word(connection))
+        base, start, sent = progress(self._words, connection)
+        counts = StreamCounts(base + start, sent, True)
+        restore(channel, self._words, counts, answered)
+        self._release(channel)
+
+    def _release(self, channel: Channel) -> None:
+        """Give back what a connection holds, and its row."""
+        slot = channel.slot
+        if slot >= 0 and channel.state != _READING:
+            self.in_flight[slot - self._first_slot] = None
+            if channel.state == _SENDING or self._requests.forget(slot):
+                self._reader.release_request(slot)
+                self._reader.release_slot(slot)
+        self._reader.detach(channel)
+        channel.outgoing = []
+        self._rows.release(channel.connection)
