@@ -1,0 +1,130 @@
+"""Transactions while handlers, the coordinator and the whole broker are killed.
+
+MPBROKER_TRANSACTION_FAULTS_S sets how long; an hour is 3600. Every fault comes when the
+last one has been got over, so that there is something to be broken.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.bench.processes import title_of
+from tests.faults.transaction_checker import (
+    Reader,
+    complaints_about,
+    complaints_about_early,
+    complaints_about_markers,
+    read_all,
+)
+from tests.faults.transaction_writers import (
+    PARTITIONS,
+    ConfluentWriter,
+    FranzGoWriter,
+    Outcome,
+    Writer,
+)
+from tests.support.broker import Broker
+from tests.support.fetch_clients import FRANZ_GO
+
+DURATION_S: Final = float(os.environ.get("MPBROKER_TRANSACTION_FAULTS_S", "16"))
+TOPICS: Final = ("debits", "credits")
+PLACES: Final = [(topic, number) for topic in TOPICS for number in range(PARTITIONS)]
+PROGRESS_WITHIN_S: Final = 60.0
+CONFIG: Final = {
+    "num.io.threads": 2,
+    "transaction.state.log.num.partitions": 3,
+    "offsets.topic.num.partitions": 3,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+    "log.segment.bytes": 65_536,  # markers and records in different segments
+}
+
+
+def wait_for_commits(writers: list[Writer]) -> None:
+    """Wait until every writer has committed twice more."""
+    wanted = [writer.commits + 2 for writer in writers]
+    deadline = time.monotonic() + PROGRESS_WITHIN_S
+    while any(w.commits < n for w, n in zip(writers, wanted, strict=True)):
+        for writer in writers:
+            assert writer.trouble is None, writer.trouble
+        assert time.monotonic() < deadline, {w.name: w.history[-3:] for w in writers}
+        time.sleep(0.01)
+
+
+def kill_one(broker: Broker, role: str) -> None:
+    pids = [pid for pid in broker.processes() if role in title_of(pid)]
+    if pids:
+        os.kill(random.choice(pids), signal.SIGKILL)
+
+
+def kill_all(broker: Broker) -> None:
+    broker.kill()
+    broker.start()
+
+
+FAULTS: Final[list[tuple[int, Callable[[Broker], None]]]] = [
+    (4, lambda broker: kill_one(broker, "group-coordinator")),
+    (4, lambda broker: kill_one(broker, "request-handler")),
+    (1, lambda broker: kill_one(broker, "network-thread")),
+    (2, kill_all),
+]
+
+
+@pytest.mark.timeout(int(3 * DURATION_S) + 180)
+def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", CONFIG) as broker:
+        bootstrap = broker.bootstrap
+        broker.config["listeners"] = f"PLAINTEXT://{bootstrap}"  # the same, next time
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        for made in admin.create_topics(
+            [NewTopic(topic, PARTITIONS, 1) for topic in TOPICS]
+        ).values():
+            made.result(30)
+        writers: list[Writer] = [
+            ConfluentWriter(f"rdkafka{number}", bootstrap, TOPICS)
+            for number in range(2)
+        ]
+        if FRANZ_GO.exists():
+            writers.append(FranzGoWriter("franz", bootstrap, TOPICS))
+        reader = Reader(bootstrap, PLACES)
+        for thread in (reader, *writers):
+            thread.start()
+        end = time.monotonic() + DURATION_S
+        faults = 0
+        while time.monotonic() < end:
+            wait_for_commits(writers)
+            weights, acts = zip(*FAULTS, strict=True)
+            random.choices(acts, weights)[0](broker)
+            faults += 1
+        wait_for_commits(writers)
+        for writer in writers:
+            writer.stop()
+        for writer in writers:
+            writer.join(PROGRESS_WITHIN_S)
+            assert not writer.is_alive(), writer.name
+        for writer in writers:  # end what they left open
+            ConfluentWriter(writer.name, bootstrap, TOPICS).end_what_is_open()
+        final, stable_ends = read_all(bootstrap, PLACES)
+        _, ends = read_all(bootstrap, PLACES, "read_uncommitted")
+        reader.stop()
+    history = [each for writer in writers for each in writer.history]
+    assert stable_ends == ends
+    assert reader.complaints == []
+    assert complaints_about(history, final) == []
+    assert complaints_about_early(reader.seen, final) == []
+    assert complaints_about_markers(broker.data_dir, PLACES) == []
+    kinds = dict.fromkeys(Outcome, 0)
+    for each in history:
+        kinds[each.outcome] += 1
+    print(f"{faults} faults, {kinds}")
+    assert faults
+    assert kinds[Outcome.COMMITTED]
+    assert kinds[Outcome.ABORTED]

@@ -1,0 +1,220 @@
+"""Writers of transactions, and what each of them knows of how they ended."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tests.compat.adapters import Outgoing
+from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
+from tests.compat.adapters.line_client import ForeignClientError, to_json
+
+PARTITIONS: Final = 3
+_CALL_S: Final = 20
+
+
+class Outcome(Enum):
+    """How a transaction ended, as its writer knows."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"  # it asked for a commit, and was not told
+
+
+class Written(NamedTuple):
+    """A transaction: its records' values, of the form writer/number/part."""
+
+    values: tuple[bytes, ...]
+    outcome: Outcome
+
+
+class Writer(threading.Thread):
+    """Begins, writes, ends; again and again, whatever happens to the broker."""
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.bootstrap = bootstrap
+        self.topics = topics
+        self.history: list[Written] = []
+        self.trouble: BaseException | None = None
+        self._random = random.Random(name)
+        self._number = 0
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    @property
+    def commits(self) -> int:
+        return sum(each.outcome is Outcome.COMMITTED for each in self.history)
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.one()
+        except BaseException as error:
+            self.trouble = error
+            raise
+        finally:
+            self.close()
+
+    def one(self) -> None:
+        """Write one transaction, and note how it ended."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave nothing running."""
+
+    def records(self) -> list[tuple[str, int, bytes]]:
+        """What the next transaction writes where: at least to two partitions."""
+        self._number += 1
+        count = self._random.randint(2, 8)
+        places = [
+            (self._random.choice(self.topics), self._random.randrange(PARTITIONS))
+            for _ in range(count)
+        ]
+        return [
+            (topic, partition, f"{self.name}/{self._number:06}/{part:02}".encode())
+            for part, (topic, partition) in enumerate(places)
+        ]
+
+    def note(self, records: list[tuple[str, int, bytes]], outcome: Outcome) -> None:
+        values = tuple(value for _, _, value in records)
+        self.history.append(Written(values, outcome))
+
+
+class ConfluentWriter(Writer):
+    """librdkafka: partitions are added by request, the epoch stays.
+
+    Now and then it fences itself, or falls asleep until its transaction is aborted.
+    """
+
+    timeout_ms = 3_000
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name, bootstrap, topics)
+        self._producer: Producer | None = None
+
+    def _new_producer(self) -> Producer | None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "transactional.id": self.name,
+                "transaction.timeout.ms": self.timeout_ms,
+                "linger.ms": 0,
+                "log_level": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+            }
+        )
+        try:
+            producer.init_transactions(_CALL_S)
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+            return None
+        return producer
+
+    def end_what_is_open(self) -> None:
+        """Be the last producer of this name: what others left open is aborted."""
+        while self._new_producer() is None:
+            pass
+
+    def one(self) -> None:
+        if self._producer is None:
+            self._producer = self._new_producer()
+            if self._producer is None:
+                return
+        producer, records = self._producer, self.records()
+        kind = self._random.choices(
+            ("commit", "abort", "forget", "sleep"), (70, 20, 5, 2)
+        )[0]
+        asked = False
+        try:
+            producer.begin_transaction()
+            for topic, partition, value in records:
+                producer.produce(topic, value, partition=partition)
+            producer.flush(_CALL_S)
+            if kind == "sleep":
+                self._stopping.wait(self.timeout_ms / 1e3 + 2)
+            if kind == "forget":
+                self._producer = None
+                self.note(records, Outcome.ABORTED)
+                return
+            if kind == "abort":
+                producer.abort_transaction(_CALL_S)
+                self.note(records, Outcome.ABORTED)
+                return
+            asked = True
+            producer.commit_transaction(_CALL_S)
+            self.note(records, Outcome.COMMITTED)
+        except KafkaException as raised:
+            self._recover(producer, records, raised.args[0], asked=asked)
+
+    def _recover(
+        self,
+        producer: Producer,
+        records: list[tuple[str, int, bytes]],
+        error: KafkaError,
+        *,
+        asked: bool,
+    ) -> None:
+        """Abort if it can be, else begin as a new producer; note what is known."""
+        if asked and error.retriable():
+            try:  # the same commit, until it is said how it ended
+                producer.commit_transaction(2 * _CALL_S)
+            except KafkaException as again:
+                error = again.args[0]
+            else:
+                self.note(records, Outcome.COMMITTED)
+                return
+        if error.txn_requires_abort():
+            try:
+                producer.abort_transaction(_CALL_S)
+            except KafkaException:
+                self._producer = None
+            # The coordinator has not committed what it wants to be aborted.
+            self.note(records, Outcome.ABORTED)
+            return
+        self._producer = None
+        self.note(records, Outcome.UNKNOWN if asked else Outcome.ABORTED)
+
+
+class FranzGoWriter(Writer):
+    """franz-go: partitions are added by writing, each end brings a new epoch."""
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name, bootstrap, topics)
+        self._client = FranzGoAdapter(bootstrap)
+
+    def one(self) -> None:
+        topic = self._random.choice(self.topics)
+        records = [(topic, *place) for _, *place in self.records()]
+        commit = self._random.random() < 0.8
+        try:
+            self._client.ask(
+                "transact",
+                topic=topic,
+                records=[
+                    to_json(Outgoing(value=value, partition=partition))
+                    for _, partition, value in records
+                ],
+                transactional_id=self.name,
+                commit=commit,
+                timeout_s=_CALL_S,
+            )
+        except ForeignClientError:
+            # Perhaps it was in the end that it failed, perhaps long before.
+            self.note(records, Outcome.UNKNOWN if commit else Outcome.ABORTED)
+            time.sleep(0.05)
+        else:
+            self.note(records, Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+    def close(self) -> None:
+        self._client.close()
