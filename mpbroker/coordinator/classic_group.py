@@ -13,15 +13,16 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from mpbroker.coordinator.consumer_protocol import subscribed_topics
+from mpbroker.coordinator.consumer_protocol import (
+    CONSUMER_PROTOCOL,
+    subscribed_topics,
+)
 from mpbroker.coordinator.group_records import GroupMetadataValue, MemberMetadata
 from mpbroker.coordinator.member import ClassicMember, Protocols
 from mpbroker.coordinator.outbox import Call
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-
-CONSUMER_PROTOCOL: Final = "consumer"
 
 
 class ClassicGroupState(Enum):

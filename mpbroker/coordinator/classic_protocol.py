@@ -35,9 +35,9 @@ from mpbroker.protocol.messages.sync_group import SyncGroupRequest
 
 S = ClassicGroupState
 
-_MEMBER_ID_REQUIRED_SINCE: Final = 4
+MEMBER_ID_REQUIRED_SINCE: Final = 4
 _SKIP_ASSIGNMENT_SINCE: Final = 9
-_LEAVE_SEVERAL_SINCE: Final = 3
+LEAVE_SEVERAL_SINCE: Final = 3
 
 
 class ClassicProtocol(ClassicRebalance):
@@ -109,7 +109,7 @@ class ClassicProtocol(ClassicRebalance):
                     call, group, old_id, new_id, request, protocols, now_ms
                 )
                 return
-        elif call.version >= _MEMBER_ID_REQUIRED_SINCE:
+        elif call.version >= MEMBER_ID_REQUIRED_SINCE:
             # So that a client which asks again after a lost answer is not counted
             # twice. It has its session timeout to come back with this id.
             group.pending_join_members.add(new_id)
@@ -142,7 +142,7 @@ class ClassicProtocol(ClassicRebalance):
             request.group_instance_id,
             call.client_id,
             call.client_host,
-            _rebalance_timeout(request),
+            rebalance_timeout(request),
             request.session_timeout_ms,
             request.protocol_type,
             protocols,
@@ -200,7 +200,7 @@ class ClassicProtocol(ClassicRebalance):
         group.update(
             member,
             protocols,
-            _rebalance_timeout(request),
+            rebalance_timeout(request),
             request.session_timeout_ms,
             call,
         )
@@ -346,7 +346,7 @@ class ClassicProtocol(ClassicRebalance):
         if group is not None and group.is_in(S.DEAD):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         leaving = request.members
-        if call.version < _LEAVE_SEVERAL_SINCE:
+        if call.version < LEAVE_SEVERAL_SINCE:
             leaving = [MemberIdentity(member_id=request.member_id)]
         answers = []
         for identity in leaving:
@@ -366,7 +366,7 @@ class ClassicProtocol(ClassicRebalance):
             )
         if group is not None:
             self.after_removal(group, now_ms)
-        if call.version < _LEAVE_SEVERAL_SINCE:
+        if call.version < LEAVE_SEVERAL_SINCE:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
             response = LeaveGroupResponse(members=answers)
@@ -387,7 +387,7 @@ class ClassicProtocol(ClassicRebalance):
         self._drop(group, group.members[member_id])
 
 
-def _rebalance_timeout(request: JoinGroupRequest) -> int:
+def rebalance_timeout(request: JoinGroupRequest) -> int:
     """Version 0 has none: the session timeout stands for it."""
     timeout = request.rebalance_timeout_ms
     return timeout if timeout >= 0 else request.session_timeout_ms

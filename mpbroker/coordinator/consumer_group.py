@@ -15,16 +15,18 @@ Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.coordinator.assignors import Partitions, TopicId
+from mpbroker.coordinator.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
+_STALE_EPOCH_SINCE: Final = 9
 
 
 class ConsumerGroupState(Enum):
@@ -45,11 +47,19 @@ class MemberState(IntEnum):
     UNRELEASED_PARTITIONS = 2  # waits for something that others still have
 
 
+class ClassicSide(NamedTuple):
+    """What is known of a member that speaks the classic protocol."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]  # name and metadata, best first
+
+
 class ConsumerMember:
     """What a group knows of one member."""
 
     __slots__ = (
         "assigned",
+        "classic",
         "client_host",
         "client_id",
         "instance_id",
@@ -75,6 +85,7 @@ class ConsumerMember:
         self.server_assignor: str | None = None
         self.topic_names: tuple[str, ...] = ()
         self.topic_regex: str | None = None
+        self.classic: ClassicSide | None = None
         self.member_epoch = 0
         self.previous_epoch = -1
         self.state = MemberState.STABLE
@@ -93,6 +104,7 @@ class ConsumerMember:
             self.client_id,
             self.client_host,
             self.rebalance_timeout_ms,
+            self.classic,
             *self.subscription(),
         )
 
@@ -111,7 +123,7 @@ class ConsumerGroup:
     """One group of the consumer protocol."""
 
     type_name: Final = "consumer"
-    protocol_type: Final = "consumer"
+    protocol_type: Final = CONSUMER_PROTOCOL
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -198,6 +210,35 @@ class ConsumerGroup:
             topic in self.wanted_topics(member) for member in self.members.values()
         )
 
+    def supports_classic_protocols(
+        self, protocol_type: str, names: Collection[str]
+    ) -> bool:
+        """Say whether a member with these could take part beside the others."""
+        others = [m.classic for m in self.members.values() if m.classic is not None]
+        supported = Counter(
+            name for each in others for name in {name for name, _ in each.protocols}
+        )
+        return protocol_type == CONSUMER_PROTOCOL and any(
+            supported[name] == len(others) for name in names
+        )
+
+    def all_are_classic(self, but: Collection[str] = ()) -> bool:
+        """Say whether all members but these speak the classic protocol."""
+        return all(
+            member.classic is not None
+            for member_id, member in self.members.items()
+            if member_id not in but
+        )
+
+    def waits_for_others(self, member: ConsumerMember) -> bool:
+        """Say whether somebody still has a part of a member's target."""
+        return any(
+            number not in member.assigned.get(topic, ())
+            and self.holder(topic, number) is not None
+            for topic, numbers in self.target.get(member.member_id, {}).items()
+            for number in numbers
+        )
+
     def preferred_assignor(self, default: str) -> str:
         """The one that most members ask for."""
         votes = Counter(
@@ -214,16 +255,20 @@ class ConsumerGroup:
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; UNSUPPORTED_VERSION for a
-                version that cannot be told of a stale epoch.
+                version that cannot be told of a stale epoch; ILLEGAL_GENERATION for
+                a member that speaks the classic protocol.
         """
         if generation_or_epoch < 0 and not self.members:
             return
         member = self.member(member_id)
         if generation_or_epoch != member.member_epoch:
+            stale = ErrorCode.STALE_MEMBER_EPOCH
+            if member.classic is not None:
+                stale = ErrorCode.ILLEGAL_GENERATION
+            elif version < _STALE_EPOCH_SINCE:
+                stale = ErrorCode.UNSUPPORTED_VERSION
             raise ApiError(
-                ErrorCode.STALE_MEMBER_EPOCH
-                if version >= 9
-                else ErrorCode.UNSUPPORTED_VERSION,
+                stale,
                 f"The received member epoch {generation_or_epoch} does not match the"
                 f" expected member epoch {member.member_epoch}.",
             )
@@ -232,12 +277,18 @@ class ConsumerGroup:
         """Raise why a member may not fetch; an admin says nothing of a member.
 
         Raises:
-            ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH.
+            ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, ILLEGAL_GENERATION.
         """
         if not member_id and member_epoch < 0:
             return
-        if self.member(member_id or "").member_epoch != member_epoch:
-            raise ApiError(ErrorCode.STALE_MEMBER_EPOCH)
+        member = self.member(member_id or "")
+        if member.member_epoch != member_epoch:
+            is_classic = member.classic is not None
+            raise ApiError(
+                ErrorCode.ILLEGAL_GENERATION
+                if is_classic
+                else ErrorCode.STALE_MEMBER_EPOCH
+            )
 
     # -- who holds what ------------------------------------------------------------
 

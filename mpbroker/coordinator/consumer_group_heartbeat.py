@@ -170,7 +170,10 @@ class ConsumerGroupProtocol:
             known = group.static_members.get(instance)
             if epoch == _JOIN_EPOCH:
                 if known is not None and known != member_id:
-                    return self._replace_static(group, known, request)
+                    self.check_join(group, request)
+                    return self.replace_static(
+                        group, known, member_id or self._new_id()
+                    )
             elif known is None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             elif known != member_id:
@@ -179,8 +182,7 @@ class ConsumerGroupProtocol:
         if member is None:
             if epoch != _JOIN_EPOCH:
                 group.member(member_id)  # raises
-            if len(group.members) >= self._config.group_consumer_max_size:
-                raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+            self.check_join(group, request)
             return ConsumerMember(member_id or self._new_id(), instance)
         if epoch != _JOIN_EPOCH:
             _check_epoch(member, request)
@@ -188,27 +190,40 @@ class ConsumerGroupProtocol:
             member.member_epoch = 0
         return member
 
-    def _replace_static(
-        self,
-        group: ConsumerGroup,
-        old_id: str,
-        request: ConsumerGroupHeartbeatRequest,
+    def check_join(
+        self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
+    ) -> None:
+        """Raise why a member cannot come into a group, where it is not in yet.
+
+        Raises:
+            ApiError: UNRELEASED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED.
+        """
+        member_id, instance = request.member_id, request.instance_id
+        known = group.static_members.get(instance) if instance is not None else None
+        if known is not None and known != member_id:
+            if group.members[known].member_epoch != LEAVE_STATIC_EPOCH:
+                raise ApiError(
+                    ErrorCode.UNRELEASED_INSTANCE_ID,
+                    f"Static member {member_id} with instance id {instance} cannot join"
+                    f" the group because the instance id is owned by member {known}.",
+                )
+        elif (
+            member_id not in group.members
+            and len(group.members) >= self._config.group_consumer_max_size
+        ):
+            raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+
+    def replace_static(
+        self, group: ConsumerGroup, old_id: str, new_id: str
     ) -> ConsumerMember:
         """A static member comes back under a new id: it has what it had."""
         old = group.members[old_id]
-        if old.member_epoch != LEAVE_STATIC_EPOCH:
-            raise ApiError(
-                ErrorCode.UNRELEASED_INSTANCE_ID,
-                f"Static member {request.member_id} with instance id"
-                f" {request.instance_id} cannot join the group because the instance id"
-                f" is owned by member {old_id}.",
-            )
         self._cancel(group, old_id)
         target = group.target.get(old_id)
         group.remove(old_id)
         for record in removal_records(group.group_id, old_id):
             self._write(group, record)
-        old.member_id = request.member_id or self._new_id()
+        old.member_id = new_id
         old.member_epoch, old.previous_epoch = 0, -1
         group.add(old)
         self._write(group, member_record(group.group_id, old.member_id, old))
@@ -226,6 +241,7 @@ class ConsumerGroupProtocol:
     ) -> None:
         """What is null has not changed."""
         member.client_id, member.client_host = call.client_id, call.client_host
+        member.classic = None
         if request.rack_id is not None:
             member.rack_id = request.rack_id
         if request.rebalance_timeout_ms != -1:
@@ -395,14 +411,17 @@ class ConsumerGroupProtocol:
     ) -> None:
         """(Re)start a member's session timer."""
 
+        member = group.members[member_id]
+        timeout_ms = self._config.group_consumer_session_timeout_ms
+        if member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+
         def expire(at_ms: int) -> None:
-            if member_id in group.members:
+            if group.members.get(member_id) is member:
                 self.remove_members(group, [member_id], at_ms)
 
         self._timers.schedule(
-            ("session", group.group_id, member_id),
-            now_ms + self._config.group_consumer_session_timeout_ms,
-            expire,
+            ("session", group.group_id, member_id), now_ms + timeout_ms, expire
         )
 
     def _cancel(self, group: ConsumerGroup, member_id: str) -> None:
@@ -430,7 +449,6 @@ class ConsumerGroupProtocol:
         assignment = None
         if tells:
             assignment = Assignment(topic_partitions=_rows(member.assigned))
-        partition = self._partition_of(group.group_id)
         self._out.answer(
             call,
             ConsumerGroupHeartbeatResponse(
@@ -441,8 +459,13 @@ class ConsumerGroupProtocol:
                 ),
                 assignment=assignment,
             ),
-            (partition,) if partition in self._out.records else (),
+            self._after(group),
         )
+
+    def _after(self, group: ConsumerGroup) -> tuple[int, ...]:
+        """What an answer rests on, if anything is to be written at all."""
+        partition = self._partition_of(group.group_id)
+        return (partition,) if partition in self._out.records else ()
 
 
 def _check_epoch(

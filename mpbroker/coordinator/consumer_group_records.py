@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from mpbroker.coordinator.assignors import Partitions
 from mpbroker.coordinator.consumer_group import (
+    ClassicSide,
     ConsumerGroup,
     ConsumerMember,
     MemberState,
     partitions_of,
 )
 from mpbroker.coordinator.group_records import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -60,6 +63,14 @@ def member_record(
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
     )
+    if member.classic is not None:
+        value.classic_member_metadata = ClassicMemberMetadata(
+            session_timeout_ms=member.classic.session_timeout_ms,
+            supported_protocols=[
+                ClassicProtocol(name=name, metadata=metadata)
+                for name, metadata in member.classic.protocols
+            ],
+        )
     return key, versioned(value, 0)
 
 
@@ -183,6 +194,13 @@ def _replay_member(
     member.topic_regex = value.subscribed_topic_regex
     member.rebalance_timeout_ms = value.rebalance_timeout_ms
     member.server_assignor = value.server_assignor
+    classic = value.classic_member_metadata
+    member.classic = None
+    if classic is not None:
+        protocols = [
+            (row.name, bytes(row.metadata)) for row in classic.supported_protocols
+        ]
+        member.classic = ClassicSide(classic.session_timeout_ms, tuple(protocols))
     group.add(member)
 
 
@@ -191,7 +209,10 @@ def _replay_current(
 ) -> None:
     member = group.members.get(member_id)
     if member is None:
-        return
+        if value is None:
+            return
+        # Compaction has kept this record and only a later one of its metadata.
+        member = ConsumerMember(member_id)
     target = group.target.get(member_id)
     group.remove(member_id)
     member.assigned, member.pending_revocation = {}, {}

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 from mpbroker.protocol.primitives import Buffer
 
+CONSUMER_PROTOCOL: Final = "consumer"  # the type such groups say they have
+
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _OWNED_SINCE: Final = 1
@@ -123,6 +125,11 @@ def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
         return reader.topic_partitions()
     except (IndexError, error, UnicodeDecodeError):
         return None
+
+
+def version_of(data: Buffer) -> int:
+    """The version that a member speaks; 0 if these bytes are something else."""
+    return max(0, _INT16.unpack_from(data)[0]) if len(data) >= _INT16.size else 0
 
 
 def write_assignment(partitions: dict[str, list[int]], version: int = 0) -> bytes:

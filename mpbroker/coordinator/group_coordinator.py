@@ -11,13 +11,11 @@ Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Final
 
 from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.classic_protocol import ClassicProtocol
 from mpbroker.coordinator.consumer_group import ConsumerGroup
-from mpbroker.coordinator.consumer_group_heartbeat import ConsumerGroupProtocol
 from mpbroker.coordinator.consumer_group_records import replay, tombstones
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_listing import GroupListing
@@ -30,6 +28,8 @@ from mpbroker.coordinator.group_records import (
     OffsetCommitValue,
     group_metadata_key,
 )
+from mpbroker.coordinator.java_hash import java_hash
+from mpbroker.coordinator.mixed_protocol import MixedProtocol
 from mpbroker.coordinator.offset_answers import refused_commit, single_group
 from mpbroker.coordinator.offset_metadata_manager import (
     OffsetMetadataManager,
@@ -85,18 +85,6 @@ _TOPIC_IDS_SINCE: Final = 10
 _GROUP_ID_NOT_FOUND_SINCE: Final = 9
 
 
-@lru_cache(maxsize=65536)
-def java_hash(text: str) -> int:
-    """String.hashCode(), as its absolute value: by it Kafka picks the partition."""
-    value = 0
-    encoded = text.encode("utf-16-be", "surrogatepass")
-    for index in range(0, len(encoded), 2):
-        value = value * 31 + (encoded[index] << 8 | encoded[index + 1]) & 0xFFFF_FFFF
-    if value >= 0x8000_0000:
-        value = 0x1_0000_0000 - value
-    return value & 0x7FFF_FFFF
-
-
 class GroupCoordinator:
     """Who is in which group, and how far each has read.
 
@@ -129,8 +117,15 @@ class GroupCoordinator:
         self._classic = ClassicProtocol(
             config, outbox, timers, self.partition_for, new_id
         )
-        self._consumer = ConsumerGroupProtocol(
-            config, outbox, timers, topics, self.partition_for, new_id
+        self._consumer = MixedProtocol(
+            config,
+            outbox,
+            timers,
+            topics,
+            self.partition_for,
+            new_id,
+            self._classic,
+            self._replaced,
         )
         self._listing = GroupListing(self._groups, self.check_group, topics)
 
@@ -180,7 +175,8 @@ class GroupCoordinator:
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
                 if not group.is_empty:
-                    raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                    self._consumer.join(call, group, request, now_ms)
+                    return
                 self._write_all(group.group_id, tombstones(group))
                 del self._groups[group.group_id]
                 group = None
@@ -202,7 +198,10 @@ class GroupCoordinator:
         try:
             self.check_group(call, request.group_id, "READ")
             group = self._member_group(request.group_id)
-            self._classic.sync(call, group, request, now_ms)
+            if isinstance(group, ConsumerGroup):
+                self._consumer.sync(call, group, request, now_ms)
+            else:
+                self._classic.sync(call, group, request, now_ms)
         except ApiError as error:
             self._classic.answer_sync(call, None, None, error.error_code)
 
@@ -210,7 +209,10 @@ class GroupCoordinator:
         try:
             self.check_group(call, request.group_id, "READ")
             group = self._member_group(request.group_id)
-            self._classic.heartbeat(call, group, request, now_ms)
+            if isinstance(group, ConsumerGroup):
+                self._consumer.classic_heartbeat(call, group, request, now_ms)
+            else:
+                self._classic.heartbeat(call, group, request, now_ms)
         except ApiError as error:
             self._out.answer(call, HeartbeatResponse(error_code=error.error_code))
 
@@ -219,16 +221,20 @@ class GroupCoordinator:
             self.check_group(call, request.group_id, "READ")
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
-                group = None
-            self._classic.leave(call, group, request, now_ms)
+                self._consumer.leave(call, group, request, now_ms)
+            else:
+                self._classic.leave(call, group, request, now_ms)
         except ApiError as error:
             self._out.answer(call, LeaveGroupResponse(error_code=error.error_code))
 
-    def _member_group(self, group_id: str) -> ClassicGroup:
+    def _member_group(self, group_id: str) -> Group:
         group = self._groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
+        if group is None:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
+
+    def _replaced(self, group: Group) -> None:
+        self._groups[group.group_id] = group
 
     # -- the consumer protocol -----------------------------------------------------
 
@@ -245,7 +251,8 @@ class GroupCoordinator:
             self._consumer.validate(call, request)
             group = self._consumer_group(request, now_ms)
             self._consumer.heartbeat(call, group, request, now_ms)
-            self._groups[group_id] = group
+            # Unless it was the last of its kind to leave: another is there by now.
+            self._groups.setdefault(group_id, group)
         except ApiError as error:
             self._out.answer(
                 call,
@@ -262,15 +269,14 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group
-        if request.member_epoch != 0 or (
-            group is not None
-            and (not group.is_in(S.EMPTY) or group.pending_join_members)
-        ):
+        if request.member_epoch != 0:
             kind = "found" if group is None else "a consumer group"
             raise ApiError(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not {kind}."
             )
         if group is not None:
+            if not group.is_in(S.EMPTY):
+                return self._consumer.upgrade(group, request, now_ms)
             self._remove_group(group, now_ms)
         return ConsumerGroup(group_id)
 

@@ -40,7 +40,9 @@ _AUTHORIZED_OPERATIONS_SINCE: Final = 3
 # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: Kafka's bits of a group.
 _ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 _NOT_ASKED: Final = -(1 << 31)
-_CONSUMER_MEMBER: Final = 1  # not one of the classic protocol
+# Which protocol a member of a consumer group speaks.
+_CLASSIC_MEMBER: Final = 0
+_CONSUMER_MEMBER: Final = 1
 
 
 class GroupListing:
@@ -184,7 +186,7 @@ class GroupListing:
             subscribed_topic_regex=member.topic_regex,
             assignment=self._named(member.assigned),
             target_assignment=self._named(group.target.get(member.member_id, {})),
-            member_type=_CONSUMER_MEMBER,
+            member_type=_CLASSIC_MEMBER if member.classic else _CONSUMER_MEMBER,
         )
 
     def _named(self, partitions: Mapping[bytes, set[int]]) -> Assignment:

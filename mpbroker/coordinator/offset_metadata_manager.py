@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from mpbroker.coordinator.classic_group import (
-    CONSUMER_PROTOCOL,
-    ClassicGroup,
-    ClassicGroupState,
-)
+from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.consumer_group import ConsumerGroup
+from mpbroker.coordinator.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_records import offset_key, offset_value
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata

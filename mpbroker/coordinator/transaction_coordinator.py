@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from mpbroker.coordinator.group_coordinator import java_hash
+from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import NOW, Call, Markers, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import (

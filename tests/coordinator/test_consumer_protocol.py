@@ -310,12 +310,10 @@ def test_commits_are_of_a_member_and_its_epoch(rig):
 def test_a_group_changes_its_protocol_while_it_is_empty(rig):
     (classic,) = rig.stable(1)
     rig.commit({("t", 0): 3}, member_id=classic, generation=1)
-    assert beat(rig, "m", 0).error_code == ErrorCode.GROUP_ID_NOT_FOUND
     rig.leave(classic)
     assert beat(rig, "m", 0).error_code == 0
     rig.restart()
     assert isinstance(rig.group(), ConsumerGroup)
-    assert rig.answer(rig.join()).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert rig.heartbeat("m", 1) == ErrorCode.UNKNOWN_MEMBER_ID
     beat(rig, "m", -1)
     assert rig.fetch() == {("t", 0): 3}
