@@ -142,6 +142,61 @@ def test_members_of_all_libraries_share_one_group(
     group.wait_until(has_everything(group, 30), "all records are read")
 
 
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_members_of_both_protocols_take_over_from_each_other(
+    group_broker: Broker, group: Group, topic: str, strategy: str
+) -> None:
+    """A rolling change to the consumer protocol, and back."""
+    classic = {"strategy": strategy}
+    consumer = {"protocol": "consumer"}
+    expected = 0
+    sharing = [group.add("confluent-kafka", **classic)]
+    group.wait_for_shares(sharing, PARTITIONS)
+    changes = [(consumer, None), (consumer, 0), (classic, 1), (classic, 0)]
+    for options, leaver in changes:
+        produce(group_broker, topic, 20)
+        expected += 20
+        sharing.append(group.add("confluent-kafka", **options))
+        group.wait_for_shares(sharing, PARTITIONS)
+        if leaver is not None:
+            sharing.pop(leaver).leave()
+            group.wait_for_shares(sharing, PARTITIONS)
+        done = has_everything(group, expected)
+        group.wait_until(done, f"all {expected} records of each partition")
+    for member in sharing:
+        member.leave()
+    assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
+        range(PARTITIONS), expected
+    )
+
+
+@pytest.mark.parametrize("first", ["classic", "consumer"])
+def test_members_of_both_protocols_take_over_from_the_dead(
+    group_broker: Broker, group: Group, topic: str, first: str
+) -> None:
+    kinds = [{}, {"protocol": "consumer"}]
+    if first == "consumer":
+        kinds.reverse()
+    produce(group_broker, topic, 20)
+    one = group.add("confluent-kafka", **kinds[0])
+    group.wait_for_shares([one], PARTITIONS)
+    two = group.add("confluent-kafka", **kinds[1])
+    group.wait_for_shares([one, two], PARTITIONS)
+    one.kill()
+    os.kill(coordinator_of(group_broker), signal.SIGKILL)
+    group.wait_for_shares([two], PARTITIONS)
+    produce(group_broker, topic, 20)
+    group.wait_until(has_everything(group, 40), "all records are read")
+    three = group.add("confluent-kafka", **kinds[0])
+    group.wait_for_shares([two, three], PARTITIONS)
+    two.leave()
+    group.wait_for_shares([three], PARTITIONS)
+    three.leave()
+    assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
+        range(PARTITIONS), 40
+    )
+
+
 @pytest.mark.parametrize("library", ["confluent-kafka", "aiokafka"])
 def test_a_static_member_that_comes_back_disturbs_nobody(
     group: Group, library: str
