@@ -38,11 +38,10 @@ _PAUSE_S: Final = 0.001
 class Telemetry:
     """The segment as its broker's supervisor writes it."""
 
-    def __init__(self, *, again: bool = False) -> None:
-        """Make the segment; ``again``: instead of that of our program before."""
+    def __init__(self) -> None:
+        """Make the segment; instead of that of our program before, if there was one."""
         self.name = f"/{_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
-        if again:
-            self.close()
+        self.close()
         try:
             shared = posix_ipc.SharedMemory(
                 self.name, posix_ipc.O_CREX, mode=0o640, size=0

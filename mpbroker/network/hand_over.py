@@ -30,6 +30,7 @@ HAND_OVER: Final = Struct("=iiqq")
 # processor (or HAS_ROW), listener, accept sequence
 KEEP: Final = Struct("=iiq")
 HAS_ROW: Final = -1
+HAND_OUT: Final = -2  # with a Unix socket: whoever has its other end wants them all
 # So many descriptors a message: a hundred would be no faster (0.3 us each).
 MAX_SOCKETS: Final = 64
 MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS

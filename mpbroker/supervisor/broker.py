@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor.canaries import Canaries
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_setup import BrokerControl
+from mpbroker.supervisor.generation import Generation, GenerationError
 from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
@@ -48,8 +49,21 @@ from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
-from mpbroker.supervisor.takeover import Manifest, Takeover, manifest_of, takeover
-from mpbroker.supervisor.upgrade import Upgrade, go_back, own_command
+from mpbroker.supervisor.takeover import (
+    NEW_GENERATION,
+    Manifest,
+    Takeover,
+    manifest_of,
+    takeover,
+)
+from mpbroker.supervisor.upgrade import (
+    Renewal,
+    Upgrade,
+    UpgradeError,
+    go_back,
+    own_command,
+    replace_program,
+)
 
 _LOG = logging.getLogger(__name__)
 # After the start, when it disturbs nobody; from the second time on it does nothing.
@@ -108,7 +122,9 @@ class Broker:
         """Find out whether we could take over; say why not where that is asked."""
         try:
             before.manifest.check(self._config)
-            before.manifest.memory(self._config)
+            changed = before.manifest.changed_layout(self._config)
+            if not changed:
+                before.manifest.memory(self._config)
             trial = BrokerConfig.load(
                 {
                     "log.dirs": before.trial_directory,
@@ -121,7 +137,10 @@ class Broker:
             )
             broker = Broker(trial)
             broker._is_trial = True
-            return broker.serve(ready_fd=None, pid_file=None)
+            status = broker.serve(ready_fd=None, pid_file=None)
+            if changed and not status:
+                os.write(before.reason_fd, (NEW_GENERATION + changed).encode())
+            return status
         except (MpbrokerError, OSError) as error:
             os.write(before.reason_fd, str(error).encode())
             raise
@@ -148,7 +167,8 @@ class Broker:
             inherited,
         )
         names = [listener.endpoint.listener_name for listener in listeners]
-        if before is not None:
+        shares_memory = before is not None and not before.generation
+        if before is not None and shares_memory:
             memory = before.memory(config)
         else:
             memory = BrokerMemory(
@@ -163,7 +183,7 @@ class Broker:
             )
         roles = Roles(config, memory, directories, listeners, cluster_id)
         registry = roles.registry()
-        for row in range(registry.row_count if before is None else 0):
+        for row in range(0 if shares_memory else registry.row_count):
             memory.table.initialise_row(row)
         identity = _identity(cluster_id, listeners, paths)
         supervisor = Supervisor(
@@ -178,7 +198,13 @@ class Broker:
         describe = partial(
             manifest_of, config, memory, listeners, directories, supervisor, identity
         )
-        supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe)
+        generation = Generation(supervisor, memory, lambda: _caught_up_rows(registry))
+        hand_over = partial(_hand_over, generation, describe)
+        supervisor.make_upgrade = partial(
+            _make_upgrade, supervisor, describe, hand_over
+        )
+        if before is not None and before.generation:
+            describe = partial(_describe_generation, generation, describe)
         service = Service(
             manager,
             supervisor,
@@ -215,10 +241,12 @@ class Broker:
                 supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
             supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
+            if before is not None and before.generation:
+                _begin_generation(generation, before)
             if supervisor.start():
                 service.all_started()
                 if before is not None:
-                    _renew(supervisor, before, describe)
+                    _renew(supervisor, listeners, generation, before, describe)
                 supervisor.run()
         except Exception as error:
             if before is not None and not supervisor.is_running:
@@ -253,18 +281,63 @@ def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Mani
 
 
 def _make_upgrade(
-    supervisor: Supervisor, describe: Callable[[list[str], str], Manifest]
+    supervisor: Supervisor,
+    describe: Callable[[list[str], str], Manifest],
+    hand_over: Callable[[Sequence[str]], None],
 ) -> Upgrade:
     return Upgrade(
         supervisor.fork_aside,
         lambda: describe(own_command(), ""),
+        hand_over,
         supervisor.say_of_upgrade,
         lambda: supervisor.is_quiet,
     )
 
 
+def _hand_over(
+    generation: Generation, describe: Callable[..., Manifest], command: Sequence[str]
+) -> None:
+    """Become a program that lays memory out in another way.
+
+    Raises:
+        UpgradeError: that cannot be; this generation goes on.
+    """
+    try:
+        export = generation.export()
+        replace_program(command, describe(own_command(), "", export.fds))
+    except (GenerationError, UpgradeError) as error:
+        generation.resume()
+        raise UpgradeError(str(error)) from error
+
+
+def _describe_generation(
+    generation: Generation,
+    describe: Callable[..., Manifest],
+    command: list[str],
+    going_back: str,
+) -> Manifest:
+    """End a generation that does not work, and describe it for the one before it."""
+    return describe(command, going_back, generation.export(by_force=True).fds)
+
+
+def _begin_generation(generation: Generation, before: Manifest) -> None:
+    """Carry on the connections of another generation.
+
+    Raises:
+        Exception: they cannot be, and there was no way back.
+    """
+    records, arena = before.generation[:2]
+    try:
+        generation.begin(records, arena)
+    except Exception as error:
+        go_back(before, partial(_same_again, before), repr(error))
+        raise
+
+
 def _renew(
     supervisor: Supervisor,
+    listeners: list[Listener],
+    generation: Generation,
     before: Manifest,
     describe: Callable[[list[str], str], Manifest],
 ) -> None:
@@ -275,11 +348,25 @@ def _renew(
     def ended(reason: str) -> None:
         if reason:
             go_back(before, describe, reason)
+            if before.generation:
+                generation.resume()
         elif not before.going_back:
             _LOG.info("upgrade: done, %s to %s", before.version, __version__)
             supervisor.say_of_upgrade(f"done: {before.version} to {__version__}")
+        generation.forget_sockets()
 
-    supervisor.renew_all(ended)
+    if before.generation:
+        proof = Renewal(
+            supervisor,
+            supervisor.children,
+            listeners,
+            supervisor.renew,
+            ended,
+            are_ours=True,
+        )
+        supervisor.each_turn(proof.turn)
+    else:
+        supervisor.renew_all(ended)
 
 
 def _processors(config: BrokerConfig, listeners: list[str]) -> int:

@@ -45,6 +45,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.connection_rows import is_held, live_rows
 from mpbroker.network.hand_over import (
+    HAND_OUT,
     HAND_OVER,
     HAS_ROW,
     KEEP,
@@ -60,6 +61,7 @@ _POLL_S: Final = 1.0
 _RETRY_S: Final = 0.005  # a processor's queue was full
 # So long a connection may be on its way into a row before it counts as lost.
 _ON_ITS_WAY_S: Final = 0.25
+_HAND_OUT_S: Final = 1.0
 _MAX_EVENTS: Final = 256
 
 
@@ -167,11 +169,26 @@ class Keeper:
             if not message:
                 return
             processor, listener, sequence = KEEP.unpack(message)
+            if processor == HAND_OUT:
+                self._hand_out(fds)
+                continue
             for fd in fds:
                 cookie = self._keep(fd)
                 if cookie and processor != HAS_ROW:
                     now = time.monotonic()
                     self._new[cookie] = _New(processor, listener, sequence, now)
+
+    def _hand_out(self, fds: list[int]) -> None:
+        """Send all sockets there are to the supervisor, which waits for them."""
+        (fd,) = fds
+        with socket.socket(fileno=fd) as link, contextlib.suppress(OSError):
+            link.settimeout(_HAND_OUT_S)
+            for cookie, new in self._new.items():
+                send_fds(link, KEEP.pack(*new[:3]), [self._fds[cookie]])
+            others = [fd for cookie, fd in self._fds.items() if cookie not in self._new]
+            for first in range(0, len(others), MAX_SOCKETS):
+                batch = others[first : first + MAX_SOCKETS]
+                send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
 
     def _keep(self, fd: int) -> int:
         """Own a descriptor; 0: there is one of that socket already."""

@@ -89,7 +89,7 @@ class Supervisor(Loop):
         self.children: list[Child] = []
         self._upgrade: Upgrade | None = None
         self.make_upgrade: Callable[[], Upgrade] | None = None
-        self._telemetry = Telemetry(again=bool(adopted))
+        self._telemetry = Telemetry()
         self._pools = Pools(
             roles,
             memory,

@@ -8,6 +8,9 @@ whether the program shall only try itself:
     _MPBROKER_TAKEOVER=takeover:<manifest>
 
 The name is not one of the broker's settings, and the variable is removed when read.
+
+Where memory is laid out in another way, the manifest names no shared memory and no
+children, but connections as no layout knows them: see generation.py.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ _TRIAL: Final = "trial"
 _TAKEOVER: Final = "takeover"
 
 
+# What a trial says, before the reason, that can take over only so.
+NEW_GENERATION: Final = "new generation: "
+
+
 class TakeoverError(MpbrokerError):
     """A program cannot take over from the one before it."""
 
@@ -54,6 +61,9 @@ class Manifest(NamedTuple):
     directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
     children: list[tuple[Any, ...]]
     started: float
+    # To a new generation: descriptors of the records, of the arena that they name
+    # bytes of, and of the clients' sockets. Empty: memory is shared.
+    generation: Sequence[int] = ()
 
     @property
     def fds(self) -> set[int]:
@@ -61,6 +71,7 @@ class Manifest(NamedTuple):
         found = {fd for fds in self.parts.values() for fd in fds}
         found.update(fd for _, _, fd, _ in self.listeners)
         found.update(fd for _, fd, _ in self.directories)
+        found.update(self.generation)
         return found
 
     def write(self) -> int:
@@ -89,7 +100,6 @@ class Manifest(NamedTuple):
     def check(self, config: BrokerConfig) -> None:
         """Raise TakeoverError unless a program with this config can carry on."""
         for what, here, there in (
-            ("the layout of shared memory", LAYOUT_VERSION, self.layout),
             ("node.id", config.node_id, self.node_id),
             ("log.dirs", list(config.log_dirs), self.log_dirs),
             (
@@ -97,20 +107,28 @@ class Manifest(NamedTuple):
                 [each.connection_string for each in config.endpoints],
                 [endpoint for _, endpoint, _, _ in self.listeners],
             ),
-            (
-                "socket.request.max.bytes",
-                ArenaLayout(config.socket_request_max_bytes, self.queued_bytes_each),
-                ArenaLayout(self.max_request_bytes, self.queued_bytes_each),
-            ),
         ):
-            if isinstance(here, ArenaLayout) and isinstance(there, ArenaLayout):
-                here, there = here.size_bytes, there.size_bytes
             if here != there:
                 raise TakeoverError(
                     f"{what}: {here} in the newcomer, {there} in the running broker;"
                     " that cannot change while connections are open: restart the"
                     " service instead"
                 )
+
+    def changed_layout(self, config: BrokerConfig) -> str:
+        """Why a program with this config needs memory of its own; "": it does not."""
+        if self.layout != LAYOUT_VERSION:
+            return f"layout of shared memory {self.layout} to {LAYOUT_VERSION}"
+        here, there = (
+            ArenaLayout(largest, self.queued_bytes_each).size_bytes
+            for largest in (config.socket_request_max_bytes, self.max_request_bytes)
+        )
+        if here != there:
+            return (
+                f"socket.request.max.bytes {self.max_request_bytes} to"
+                f" {config.socket_request_max_bytes}"
+            )
+        return ""
 
     # -- what it stands for ------------------------------------------------------------
 
@@ -213,19 +231,21 @@ def manifest_of(
     identity: Mapping[str, Any],
     command: list[str],
     going_back: str,
+    generation: Sequence[int] = (),
 ) -> Manifest:
     """Describe a running broker.
 
     Args:
         command: how to start the program that is running.
         going_back: why it gives up; "": it does not.
+        generation: instead of memory and children, which are no more.
     """
     return Manifest(
         layout=LAYOUT_VERSION,
         version=identity["version"],
         command=command,
         going_back=going_back,
-        parts=memory.parts.fds,
+        parts={} if generation else memory.parts.fds,
         max_request_bytes=config.socket_request_max_bytes,
         queued_bytes_each=memory.queued_bytes_each,
         node_id=config.node_id,
@@ -239,7 +259,12 @@ def manifest_of(
             for each in listeners
         ],
         log_dirs=list(config.log_dirs),
-        directories=[(each.path, each.lock_fd, each.clean) for each in directories],
-        children=[tuple(child.record) for child in family.children],
+        directories=[
+            # What another generation has written is not as it was at a clean stop.
+            (each.path, each.lock_fd, each.clean and not generation)
+            for each in directories
+        ],
+        children=[] if generation else [tuple(c.record) for c in family.children],
         started=identity["started"],
+        generation=list(generation),
     )

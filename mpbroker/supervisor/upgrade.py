@@ -11,6 +11,10 @@ do two supervisors repair the same memory. The steps, and who does them:
     renewal   the new program                replaces child after child by its own
     proof     the new program                sends a request through every stage
 
+Where the new program lays memory out in another way the children cannot stay: between
+trial and exec they all end, and connections go on in a second generation of them. See
+generation.py.
+
 A trial that fails has changed nothing. A new program that fails later goes back: it
 replaces itself by the old one in the same way, with the reason, and that renews the
 children once more. Children serve all the time; what they cannot do for themselves, to
@@ -36,6 +40,7 @@ from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.probe import Loop, Outcome, Round, targets_of
 from mpbroker.supervisor.signals import HANDLED
 from mpbroker.supervisor.takeover import (
+    NEW_GENERATION,
     VARIABLE,
     Manifest,
     TakeoverError,
@@ -105,6 +110,8 @@ class Upgrade:
         fork_aside: run something in a process of its own, then call back with its wait
             status; returns what kills it, or None if there can be none.
         manifest: describe the broker as it is now, for the next program.
+        hand_over: become another program, and leave it everything but memory and
+            children; raises UpgradeError if that cannot be.
         say: publish how it goes.
         is_quiet: whether no process starts or retires, for whatever reason.
     """
@@ -115,9 +122,11 @@ class Upgrade:
             [Callable[[], None], Callable[[int], None]], Callable[[], None] | None
         ],
         manifest: Callable[[], Manifest],
+        hand_over: Callable[[Sequence[str]], None],
         say: Callable[[str], None],
         is_quiet: Callable[[], bool],
     ) -> None:
+        self._hand_over = hand_over
         self._is_quiet = is_quiet
         self._fork_aside = fork_aside
         self._manifest = manifest
@@ -128,6 +137,7 @@ class Upgrade:
         self._directory = ""
         self._reason_fd = -1
         self._is_tried = False  # the trial has succeeded: it is time to go
+        self._new_generation = ""  # why it needs memory of its own
 
     @property
     def is_under_way(self) -> bool:
@@ -186,6 +196,9 @@ class Upgrade:
         self._kill = None
         if status == 0:
             self._is_tried = True
+            self._new_generation = reason.removeprefix(NEW_GENERATION)
+            if reason:
+                self._say(f"handing over to a new generation: {self._new_generation}")
             self._deadline = time.monotonic() + _QUIET_S
             return
         remove_leftovers()  # it may have been killed
@@ -205,7 +218,11 @@ class Upgrade:
             self._kill()
         if self._is_tried and self._is_quiet():
             try:
-                replace_program(self._command, self._manifest())
+                if self._new_generation:
+                    _LOG.info("upgrade: a new generation: %s", self._new_generation)
+                    self._hand_over(self._command)
+                else:
+                    replace_program(self._command, self._manifest())
             except UpgradeError as error:
                 self._failed(str(error))
         elif self._is_tried and time.monotonic() >= self._deadline:
@@ -255,6 +272,7 @@ class Renewal:
 
     Args:
         children: of the program before us; replaced by ours.
+        are_ours: they are not: there is only the proof to be had.
         kill: end a process that has no other beside it; its successor carries on.
         done: told of the end; why this program does not work, or "" if it does.
     """
@@ -266,6 +284,8 @@ class Renewal:
         listeners: Sequence[Listener],
         kill: Callable[[Child], None],
         done: Callable[[str], None],
+        *,
+        are_ours: bool = False,
     ) -> None:
         self._loop = loop
         self._children = children
@@ -277,13 +297,13 @@ class Renewal:
             (child, child.pid)
             for role in _ALONE
             for child in children
-            if child.role is role
+            if child.role is role and not are_ours
         ]
         self._round: Round | None = None
         self._round_ended = False
         self.is_done = False
         for child in children:
-            if child.role not in _ALONE:
+            if child.role not in _ALONE and not are_ours:
                 child.replaced = True
 
     def turn(self) -> float | None:

@@ -1,32 +1,66 @@
 """Another version of the broker, for upgrades: it works, or fails where it is told to.
 
 python -m tests.supervisor.newcomer VERSION FAULT serve ...
+
+Several faults are joined by "+". With "layout" it is none: the newcomer has another
+layout of shared memory, in all that may differ: sizes, places and words of rows.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import sys
+import types
+from pathlib import Path
 
 import mpbroker
 
+_WORDS = {
+    "LAYOUT_VERSION": 77,
+    "SLOTS_PER_PROCESSOR": 4096,
+    "MAX_PROCESSORS": 8,
+    "CONNECTION_SLOT": 25,
+    "CONNECTION_POSITION": 26,
+    "CONNECTION_EXTENT": 3,
+    "CONNECTION_COOKIE": 4,
+    "SLOT_BLOCK": 6,
+    "SLOT_REQUEST_OFFSET": 7,
+    "SLOT_PROGRESS": 25,
+    "SLOT_SESSION_CLAIM": 18,
+    "HEADER_PHASE": 20,
+}
+_SOURCE = re.compile(r"^([A-Z_]+): Final = (\(\n.*?\n\)|[^\n]*)", re.M | re.S)
+
+
+def use_another_layout() -> None:
+    """Load ``ipc.layout`` with other numbers, before anybody else does."""
+    path = Path(mpbroker.__file__).parent / "ipc" / "layout.py"
+    source = _SOURCE.sub(
+        lambda found: f"{found[1]}: Final = {_WORDS.get(found[1], found[2])}",
+        path.read_text(),
+    )
+    module = types.ModuleType("mpbroker.ipc.layout")
+    sys.modules[module.__name__] = module
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    importlib.import_module("mpbroker.ipc").layout = module
+
 
 def main() -> int:
-    version, fault = sys.argv[1:3]
+    version, faults = sys.argv[1], sys.argv[2].split("+")
     del sys.argv[1:3]
     mpbroker.__version__ = version
     is_trial = os.environ.get("_MPBROKER_TAKEOVER", "").startswith("trial")
-    if fault == "trial" and is_trial:
+    if "trial" in faults and is_trial:
         sys.exit("the newcomer does not even start")
-    if fault == "layout":
-        from mpbroker.supervisor import takeover
-
-        takeover.LAYOUT_VERSION += 1
-    if fault == "handler" and not is_trial:
+    if "layout" in faults:
+        use_another_layout()
+    if "handler" in faults and not is_trial:
         from mpbroker.server.request_handler import RequestHandler
 
         RequestHandler.run = lambda self: os._exit(3)
-    if fault == "takeover" and not is_trial:
+    if "takeover" in faults and not is_trial:
         from mpbroker.supervisor import pool_settings
 
         def broken(*_: object) -> None:

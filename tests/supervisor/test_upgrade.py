@@ -126,7 +126,7 @@ def test_a_client_that_does_not_read_its_answer_holds_up_no_upgrade(broker):
     ("fault", "reason"),
     [
         ("trial", "before it could say why"),
-        ("layout", "the layout of shared memory"),
+        ("layout+trial", "before it could say why"),
     ],
 )
 def test_a_newcomer_that_fails_its_trial_changes_nothing(broker, fault, reason):
