@@ -123,10 +123,11 @@ class TransactionTable:
         words = self._words
         wanted = {(producer, row): epoch for producer, epoch, row in entries}
         used = 0
-        for at in range(CAPACITY):
-            word = _ENTRIES + 2 * at
-            key = words[word]
+        # The count is never too small: mostly there is nothing to be looked at.
+        keys = words[_ENTRIES : _ENTRIES + 2 * CAPACITY : 2] if words[0] else words[:0]
+        for at, key in enumerate(keys.tolist()):
             if key > 0:
+                word = _ENTRIES + 2 * at
                 row = words[word + 1] >> _EPOCH_BITS
                 epoch = words[word + 1] & _EPOCH_MASK
                 if wanted.get((key - 1, row)) == epoch:

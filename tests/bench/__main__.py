@@ -20,6 +20,7 @@ from tests.bench import (
     latency,
     python_producers,
     small_requests,
+    transactions,
 )
 from tests.bench.brokers import (
     SCRATCH_VARIABLE,
@@ -48,6 +49,7 @@ ALL_CASES: Final = [
     *python_producers.CASES,
     *flatness.CASES,
     *groups.CASES,
+    *transactions.CASES,
 ]
 
 EPILOG: Final = """\

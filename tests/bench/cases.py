@@ -90,6 +90,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("groups/rebalance/2", "p99_ms"): Limit(100),
     ("groups/rebalance/100", "p99_ms"): Limit(2000),
     ("groups/coordinator-restart", "p99_ms"): Limit(200),
+    ("transactions/commit/v1", "per_s"): Limit(500, at_least=True),
+    ("transactions/commit/v2", "per_s"): Limit(500, at_least=True),
     ("large/produce-1MiB", "mb_per_s"): Limit(1_500, at_least=True),
     ("large/fetch-1MiB", "mb_per_s"): Limit(2_500, at_least=True),
     ("latency/raw", "p50_ms"): Limit(0.5),

@@ -1,0 +1,193 @@
+"""A transaction coordinator without a process: its disk and partitions are lists."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from mpbroker.coordinator.group_config import GroupConfig
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.group_records import read_record
+from mpbroker.coordinator.outbox import Call, Markers, Outbox, Step, TopicPartition
+from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transaction_config import TransactionConfig
+from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
+from mpbroker.coordinator.transaction_listing import TransactionListing
+from mpbroker.coordinator.transaction_markers import MarkerRequests
+from mpbroker.coordinator.transaction_offsets import TransactionOffsets
+from mpbroker.coordinator.transaction_partitions import TransactionPartitions
+from mpbroker.coordinator.transaction_records import read_transaction
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.message import Message
+from tests.coordinator.rig import FakeTopics
+
+PARTITIONS = 3
+START_MS = 1_000_000
+
+
+class FakeOpenTransactions:
+    """Which partitions may be written to."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, dict[TopicPartition, int]] = {}
+        self.is_full = False
+
+    def open(
+        self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
+    ) -> bool:
+        if not self.is_full:
+            own = self.entries.setdefault(producer_id, {})
+            own.update(dict.fromkeys(partitions, epoch))
+        return not self.is_full
+
+    def close(self, producer_id: int) -> None:
+        self.entries.pop(producer_id, None)
+
+    def of(self, producer_id: int) -> dict[TopicPartition, int]:
+        return self.entries.get(producer_id, {})
+
+
+class TransactionRig:
+    """One coordinator of transactions and groups, and what they have decided.
+
+    Attributes:
+        holds: nothing reaches the disk while this is so.
+        log: the records of __transaction_state.
+        markers: (topic, partition, producer id, epoch, commit) in their order.
+        refused: partitions that take no marker, by the code they answer.
+        given_back: the calls of Produces that went back to the handlers.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        self.config = TransactionConfig(**config)
+        self.now_ms = START_MS
+        self.topics = FakeTopics()
+        self.holds = False
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.offsets_log: list[tuple[int, int, bytes, bytes | None]] = []
+        self.markers: list[tuple[str, int, int, int, bool]] = []
+        self.refused: dict[TopicPartition, ErrorCode] = {}
+        self.given_back: list[Call] = []
+        self.ids = itertools.count(100)
+        self._start()
+
+    def _start(self) -> None:
+        self.out, self.timers = Outbox(), Timers()
+        self.open = FakeOpenTransactions()
+        self.groups = GroupCoordinator(
+            GroupConfig(), self.out, self.timers, self.topics, PARTITIONS, lambda: "id"
+        )
+        self.coordinator = TransactionCoordinator(
+            self.config,
+            self.out,
+            self.timers,
+            self.open,
+            PARTITIONS,
+            lambda: next(self.ids),
+        )
+        self.coordinator.start_timers(self.now_ms)
+        self._apis: list[Any] = [
+            self.coordinator,
+            TransactionPartitions(
+                self.coordinator,
+                self.out,
+                self.topics,
+                self.groups.partition_for,
+                self.given_back.append,
+            ),
+            TransactionOffsets(
+                self.groups, self.coordinator, self.out, self.topics, 4096
+            ),
+            TransactionListing(self.coordinator, self.out),
+            MarkerRequests(self.out),
+        ]
+
+    def die(self) -> None:
+        """Lose all that is not in the logs, and come back."""
+        self._start()
+        self.coordinator.begin_loading(range(PARTITIONS))
+        for record in self.log:
+            read = read_transaction(*record)
+            assert read is not None
+            self.coordinator.replay(*read)
+        for _, producer_id, key, value in self.offsets_log:
+            found = read_record(key, value)
+            assert found is not None
+            self.groups.replay(*found, self.now_ms, producer_id)
+        for partition in range(PARTITIONS):
+            self.coordinator.loaded(partition, self.now_ms)
+        self.collect()
+
+    def collect(self) -> None:
+        while self.out:
+            if self.holds and any(step.after for step in self.out.steps):
+                return
+            self._append()
+            steps, answers = self.out.take_steps(), self.out.take_answers()
+            for answer in answers:
+                self._give(answer.call, answer.response)
+            for step in steps:
+                self._run(step)
+
+    def _append(self) -> None:
+        for number, records in self.out.take_records().items():
+            if number < 0:
+                self.log.extend(records)
+            else:
+                self.offsets_log.extend((number, -1, *record) for record in records)
+        for number, transactional in self.out.take_transactional().items():
+            self.offsets_log.extend(
+                (number, record.producer_id, record.key, record.value)
+                for record in transactional
+            )
+        for markers in self.out.take_markers():
+            self._mark(markers)
+
+    def _mark(self, markers: Markers) -> None:
+        results = {}
+        for topic, partition in markers.partitions:
+            code = self.refused.get((topic, partition), ErrorCode.NONE)
+            results[topic, partition] = code
+            if not code:
+                self.markers.append((topic, partition, *markers[:3]))
+                if topic == "__consumer_offsets":
+                    self.groups.replay_end_of_transaction(
+                        partition, markers.producer_id, commit=markers.commit
+                    )
+        markers.done(results, self.now_ms)
+
+    @staticmethod
+    def _run(step: Step) -> None:
+        step.run(True)
+
+    @staticmethod
+    def _give(call: Call, response: Message) -> None:
+        assert call.request is None, "answered twice"
+        encoded = response.encode(call.version)
+        call.request = type(response).decode(call.version, encoded)
+
+    # -- calls -----------------------------------------------------------------------
+
+    def send(self, name: str, request: Message, version: int) -> Call:
+        """Make a request; its answer, once there is one, is ``call.request``."""
+        call = Call(version, "c", "/host")
+        decoded = type(request).decode(version, request.encode(version))
+        api = next(each for each in self._apis if hasattr(each, name))
+        getattr(api, name)(call, decoded, self.now_ms)
+        self.collect()
+        return call
+
+    def ask(self, name: str, request: Message, version: int) -> Any:
+        call = self.send(name, request, version)
+        assert call.request is not None, "not answered yet"
+        return call.request
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, timer by timer."""
+        end = self.now_ms + ms
+        while self.timers.next_ms <= end:
+            self.now_ms = max(self.now_ms, self.timers.next_ms)
+            self.timers.expire(self.now_ms)
+            self.collect()
+        self.now_ms = end
