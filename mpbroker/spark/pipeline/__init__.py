@@ -1,0 +1,1 @@
+"""Pipelines that a TOML file describes: topic to lake, windows, lake to topic."""

@@ -1,0 +1,169 @@
+"""Windows over event time, from a topic to a table or to another topic.
+
+    mpbroker pipeline run delays.toml
+    spark-submit -m mpbroker.spark.pipeline.aggregate delays.toml
+
+A window is written once, when the watermark (the latest event time, less
+``aggregate.watermark``) has passed its end. What comes later than that is counted as
+late, not added. With trigger "once" the last windows stay in the checkpoint's state
+until a later run has seen later events.
+
+To a table each window is written once, whoever is killed; to a topic at least once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mpbroker.spark.pipeline.decode import Decoder
+from mpbroker.spark.pipeline.description import Description, PipelineError
+from mpbroker.spark.pipeline.ingest import (
+    BatchSink,
+    main,
+    read_stream,
+    reason,
+    start,
+    wait,
+)
+from mpbroker.spark.pipeline.progress import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_OWN_DDL = (
+    "_key BINARY, _topic STRING, _partition INT, _offset BIGINT, _timestamp TIMESTAMP"
+)
+
+
+def run(description: Description, spark: SparkSession, progress: Progress) -> None:
+    """Run until there is no more (trigger "once"), or for ever."""
+    spark.conf.set("spark.sql.shuffle.partitions", str(_cores(spark)))
+    windows = aggregated(description, read_stream(description, spark))
+    if description.table is not None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        # Times as the tables of `ingest` have them.
+        schema = to_arrow_schema(windows.schema, timezone="UTC")
+        query = start(
+            description, windows, BatchSink(description, schema, None, progress)
+        )
+    else:
+        query = _to_topic(description, windows)
+    wait(query, progress)
+    _count(query, progress, to_topic=description.table is None)
+
+
+def aggregated(description: Description, stream: DataFrame) -> DataFrame:
+    """Return the windows: window_start, window_end, the groups and the measures.
+
+    Raises:
+        PipelineError: Spark understands a measure or a duration not.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as sql
+
+    wanted = description.aggregate
+    assert wanted is not None
+    event_time = wanted.event_time or "_timestamp"
+    rows = decoded(description, stream)
+    try:
+        window = sql.window(event_time, wanted.window, wanted.slide or None)
+        measures = [
+            sql.expr(text).alias(name) for name, text in wanted.measures.items()
+        ]
+        return (
+            rows.withWatermark(event_time, wanted.watermark)
+            .groupBy(window, *wanted.group_by)
+            .agg(*measures)
+            .select(
+                sql.col("window.start").alias("window_start"),
+                sql.col("window.end").alias("window_end"),
+                *wanted.group_by,
+                *wanted.measures,
+            )
+        )
+    except PySparkException as error:
+        raise PipelineError(f"aggregate: {reason(error)}") from error
+
+
+def decoded(description: Description, stream: DataFrame) -> DataFrame:
+    """Return values as columns; what cannot be read is counted, and left out."""
+    from pyspark.sql import functions as sql
+
+    value = description.value
+    fields = ", ".join(f"`{name}` {kind}" for name, kind in value.fields.items())
+    ddl = f"{fields or 'value BINARY'}, {_OWN_DDL}, _bad BOOLEAN"
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as arrow
+
+        decoder = Decoder(value, with_headers=False)
+        for batch in batches:
+            found = decoder.decode(batch)
+            rows = found.rows.append_column(
+                "_bad", arrow.repeat(False, found.rows.num_rows)
+            )
+            yield from rows.to_batches()
+            if found.bad.num_rows:
+                # Only their number matters here: ingest keeps them.
+                nothing = [
+                    arrow.repeat(True, found.bad.num_rows)
+                    if field.name == "_bad"
+                    else arrow.nulls(found.bad.num_rows, field.type)
+                    for field in rows.schema
+                ]
+                yield arrow.RecordBatch.from_arrays(nothing, schema=rows.schema)
+
+    rows = stream.mapInArrow(decode, ddl)
+    rows = rows.observe("values", sql.count_if("_bad").alias("bad"))
+    return rows.where("NOT _bad").drop("_bad")
+
+
+def _to_topic(description: Description, windows: DataFrame) -> StreamingQuery:
+    from pyspark.sql import functions as sql
+
+    wanted = description.aggregate
+    assert wanted is not None
+    key = sql.concat_ws(
+        "|", *[sql.col(name).cast("string") for name in wanted.group_by]
+    )
+    records = windows.select(
+        (key if wanted.group_by else sql.lit(None).cast("string")).alias("key"),
+        sql.to_json(sql.struct("*")).alias("value"),
+    )
+    options: dict[str, Any] = {
+        "kafka.bootstrap.servers": description.source["kafka.bootstrap.servers"],
+        **description.topic,
+    }
+    writer = records.writeStream.format("mpbroker").options(**options)
+    writer = writer.queryName(description.name)
+    writer = writer.option("checkpointLocation", description.checkpoint)
+    if description.trigger_s:
+        interval = f"{int(description.trigger_s * 1000)} milliseconds"
+        return writer.trigger(processingTime=interval).start()
+    return writer.trigger(availableNow=True).start()
+
+
+def _count(query: StreamingQuery, progress: Progress, *, to_topic: bool) -> None:
+    """Take what Spark counted: bad values, late rows."""
+    for done in query.recentProgress:
+        progress.late += sum(
+            each.numRowsDroppedByWatermark for each in done.stateOperators
+        )
+        metrics = done.observedMetrics.get("values")
+        progress.bad += (metrics["bad"] or 0) if metrics is not None else 0
+        if to_topic:
+            written = max(0, done.sink.numOutputRows)
+            progress.batch(done.batchId, written, done.batchDuration / 1000)
+
+
+def _cores(spark: SparkSession) -> int:
+    return max(1, spark.sparkContext.defaultParallelism)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

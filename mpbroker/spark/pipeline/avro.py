@@ -1,0 +1,93 @@
+"""Avro: the columns of a record schema, and values read by it (with fastavro)."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+_TYPES: Final[Mapping[str, str]] = {
+    "string": "string",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "boolean": "boolean",
+    "bytes": "binary",
+    "enum": "string",
+}
+_LOGICAL: Final[Mapping[str, str]] = {
+    "timestamp-millis": "timestamp",
+    "timestamp-micros": "timestamp",
+    "date": "date",
+}
+_CONFLUENT_HEADER_BYTES: Final = 5
+# What a value that is none by this schema makes fastavro raise.
+AVRO_ERRORS: Final = (
+    EOFError,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+)
+
+
+def fields_of(schema: str) -> dict[str, str]:
+    """Return the columns' types by name.
+
+    Raises:
+        PipelineError: no record schema, or a field of a type with no column's.
+    """
+    from mpbroker.spark.pipeline.description import PipelineError
+
+    try:
+        record = orjson.loads(schema)
+    except orjson.JSONDecodeError as error:
+        raise PipelineError(f"value.schema is not JSON: {error}") from None
+    if not isinstance(record, dict) or record.get("type") != "record":
+        raise PipelineError("value.schema must be an Avro record")
+    found = {}
+    for field in record.get("fields", []):
+        kind = _column_type(field.get("type"))
+        if kind is None:
+            raise PipelineError(
+                f"value.schema: field {field.get('name')!r} is"
+                f" {field.get('type')!r}; columns are {', '.join(_TYPES)}, timestamps"
+                " and dates, each or null"
+            )
+        found[str(field["name"])] = kind
+    return found
+
+
+def _column_type(kind: Any) -> str | None:
+    if isinstance(kind, list):
+        others = [each for each in kind if each != "null"]
+        return _column_type(others[0]) if len(others) == 1 else None
+    if isinstance(kind, dict):
+        return _LOGICAL.get(kind.get("logicalType", "")) or _TYPES.get(kind["type"])
+    return _TYPES.get(kind) if isinstance(kind, str) else None
+
+
+def reader(schema: str, confluent_header: bool) -> Callable[[bytes], Any]:
+    """Return a function that reads a value, or raises one of AVRO_ERRORS."""
+    from fastavro import parse_schema, schemaless_reader
+
+    parsed = parse_schema(orjson.loads(schema))
+
+    def read(value: bytes) -> Any:
+        if confluent_header:
+            if len(value) < _CONFLUENT_HEADER_BYTES or value[0]:
+                raise ValueError("no schema id before it (confluent_header)")
+            value = value[_CONFLUENT_HEADER_BYTES:]
+        stream = io.BytesIO(value)
+        found = schemaless_reader(stream, parsed, None)
+        if stream.tell() != len(value):
+            raise ValueError(f"{len(value) - stream.tell()} bytes after its last field")
+        return found
+
+    return read

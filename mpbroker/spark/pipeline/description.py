@@ -1,0 +1,443 @@
+"""What a pipeline's TOML file says, read and checked before Spark is started.
+
+    [pipeline]
+    job = "ingest"                   # or aggregate, replay
+    checkpoint = "/lake/checkpoints/flights"
+    trigger = "once"                 # all there is, then stop; or "30s": for ever
+
+    [source]                         # any option of format("mpbroker")
+    bootstrap = "localhost:9092"
+    subscribe = "flights"
+
+    [value]
+    format = "json"                  # or raw, msgpack, avro
+    [value.fields]
+    carrier = "string"
+    time_hour = "timestamp"
+
+    [table]
+    path = "/lake/flights"
+    format = "delta"                 # or parquet
+    partition_by = ["date"]          # fields, or date: the day of event_time
+    event_time = "time_hour"         # default: the record's timestamp
+
+docs: README, "Pipelines".
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from mpbroker.errors import MpbrokerError
+
+JOBS: Final = ("ingest", "aggregate", "replay")
+VALUE_FORMATS: Final = ("raw", "json", "msgpack", "avro")
+TABLE_FORMATS: Final = ("parquet", "delta")
+FIELD_TYPES: Final = (
+    "string",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "boolean",
+    "binary",
+    "timestamp",
+    "date",
+)
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DURATION: Final = re.compile(r"\s*(\d{1,9})\s*(ms|s|m|min|h|d)\s*")
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+class PipelineError(MpbrokerError):
+    """A pipeline that cannot run; the text names the setting, and what is right."""
+
+
+@dataclass(frozen=True)
+class ValueFormat:
+    """How values are read: into these fields, of FIELD_TYPES, by name."""
+
+    format: str = "raw"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    schema: str = ""  # Avro's, as JSON
+    confluent_header: bool = False  # five bytes before each Avro value
+    unknown_fields: str = "ignore"  # or dead_letter
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where rows go, or come from."""
+
+    path: str
+    format: str = "parquet"
+    partition_by: tuple[str, ...] = ()
+    event_time: str = ""  # empty: the record's timestamp
+    compression: str = "zstd"
+    compact_mb: int = 128
+    compact_every: int = 20  # batches; 0: never
+    late_after_s: float = 0  # rows older than that are counted; 0: none is late
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Windows over event time."""
+
+    window: str
+    measures: Mapping[str, str]
+    slide: str = ""
+    watermark: str = "10 minutes"
+    event_time: str = ""
+    group_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Which rows go back, and how fast."""
+
+    where: str = ""  # an SQL condition over the table's columns
+    rate: float = 0  # records a second in all; 0: as fast as possible
+    speed: float = 0  # 1: as the records' timestamps lie apart; 0: do not care
+    partitions: str = "original"  # or key: by the key's hash
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole file."""
+
+    job: str
+    name: str
+    checkpoint: str = ""
+    trigger_s: float = 0  # 0: once, all there is
+    source: Mapping[str, str] = field(default_factory=dict)
+    value: ValueFormat = ValueFormat()
+    table: Table | None = None
+    dead_letter: Table | None = None
+    topic: Mapping[str, str] = field(default_factory=dict)
+    aggregate: Aggregate | None = None
+    replay: Replay | None = None
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "pipeline": ("job", "name", "checkpoint", "trigger"),
+    "value": ("format", "fields", "schema", "confluent_header", "unknown_fields"),
+    "table": (
+        "path",
+        "format",
+        "partition_by",
+        "event_time",
+        "compression",
+        "compact_mb",
+        "compact_every",
+        "late_after",
+    ),
+    "dead_letter": ("path", "format"),
+    "aggregate": (
+        "window",
+        "slide",
+        "watermark",
+        "event_time",
+        "group_by",
+        "measures",
+    ),
+    "replay": ("where", "rate", "speed", "partitions"),
+}
+_FREE: Final = ("source", "topic", "spark")  # options of others, checked by them
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "ingest": ("source", "table"),
+    "aggregate": ("source", "aggregate"),
+    "replay": ("table", "topic"),
+}
+
+
+def load(path: str | Path) -> Description:
+    """Read a pipeline's file.
+
+    Raises:
+        PipelineError: no such file, no TOML, or anything in it that cannot be used.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise PipelineError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{path} is not TOML: {error}") from None
+    try:
+        return parse(content, default_name=Path(path).stem)
+    except PipelineError as error:
+        raise PipelineError(f"{path}: {error}") from None
+
+
+def parse(content: Mapping[str, Any], default_name: str = "pipeline") -> Description:
+    """Check what a file says; see `load`."""
+    _known(content, (*_SECTIONS, *_FREE), "section")
+    for name, section in content.items():
+        if not isinstance(section, dict):
+            raise PipelineError(f"{name} must be a section, [{name}], not {section!r}")
+        if name in _SECTIONS:
+            _known(section, _SECTIONS[name], f"key in [{name}]")
+    head = content.get("pipeline", {})
+    job = _choice(head, "pipeline", "job", JOBS, None)
+    for section in _NEEDED[job]:
+        if section not in content:
+            raise PipelineError(f"job {job} needs a section [{section}]")
+    description = Description(
+        job=job,
+        name=_text(head, "pipeline", "name", default_name),
+        checkpoint=_text(head, "pipeline", "checkpoint", ""),
+        trigger_s=_trigger(head),
+        source=_source(content.get("source", {})),
+        value=_value(content.get("value", {})),
+        table=_table(content.get("table"), "table"),
+        dead_letter=_table(content.get("dead_letter"), "dead_letter"),
+        topic=_topic(content.get("topic", {})),
+        aggregate=_aggregate(content.get("aggregate")),
+        replay=_replay(content.get("replay", {})) if job == "replay" else None,
+        spark={key: str(value) for key, value in content.get("spark", {}).items()},
+    )
+    _check_whole(description)
+    return description
+
+
+def _check_whole(found: Description) -> None:
+    if not _NAME.fullmatch(found.name):
+        raise PipelineError(
+            f"pipeline.name={found.name!r} must be letters, digits, '.', '_' and '-'"
+        )
+    if found.job != "replay" and not found.checkpoint:
+        raise PipelineError(
+            "pipeline.checkpoint is not set; give a directory that is this pipeline's"
+            " alone: it remembers what was read"
+        )
+    if found.job == "aggregate" and bool(found.table) == bool(found.topic):
+        raise PipelineError("job aggregate writes to either a [table] or a [topic]")
+    if found.topic and "topic" not in found.topic:
+        raise PipelineError("topic.topic is not set; give the name of the topic")
+    fields = set(found.value.fields) | (
+        {"value"} if found.value.format == "raw" else set()
+    )
+    columns: list[tuple[str, str]] = []
+    if found.job == "ingest" and found.table is not None:
+        columns = [("table.partition_by", each) for each in found.table.partition_by]
+        columns = [each for each in columns if each[1] not in ("date", "_topic")]
+        if found.table.event_time:
+            columns.append(("table.event_time", found.table.event_time))
+    if found.aggregate is not None:
+        columns += [("aggregate.group_by", each) for each in found.aggregate.group_by]
+        if found.aggregate.event_time:
+            columns.append(("aggregate.event_time", found.aggregate.event_time))
+    if found.value.format != "avro" or found.value.fields:
+        for setting, name in columns:
+            if name not in fields and not name.startswith("_"):
+                raise PipelineError(
+                    f"{setting} names {name!r}, which is none of the value's fields:"
+                    f" {', '.join(sorted(fields)) or 'none'}{_near(name, fields)}"
+                )
+
+
+# -- sections --------------------------------------------------------------------------
+
+
+def _source(section: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for key, value in section.items():
+        name = "kafka.bootstrap.servers" if key == "bootstrap" else key
+        if isinstance(value, bool):
+            value = str(value).lower()
+        if isinstance(value, (dict, list)):
+            raise PipelineError(f"source.{key} must be text or a number")
+        found[name] = str(value)
+    return found
+
+
+_topic = _source
+
+
+def _value(section: Mapping[str, Any]) -> ValueFormat:
+    chosen = _choice(section, "value", "format", VALUE_FORMATS, "raw")
+    fields = section.get("fields", {})
+    if not isinstance(fields, dict):
+        raise PipelineError("value.fields must be a section: [value.fields]")
+    for name, kind in fields.items():
+        if kind not in FIELD_TYPES:
+            raise PipelineError(
+                f"value.fields.{name}={kind!r} is none of {', '.join(FIELD_TYPES)}"
+                f"{_near(str(kind), FIELD_TYPES)}"
+            )
+        if not name or name.startswith("_"):
+            raise PipelineError(
+                f"value.fields.{name}: names that begin with '_' are the record's own"
+                " (_topic, _offset...)"
+            )
+    schema = _text(section, "value", "schema", "")
+    if chosen in ("json", "msgpack") and not fields:
+        raise PipelineError(f"value.format={chosen!r} needs [value.fields]")
+    if chosen == "raw" and fields:
+        raise PipelineError("value.format='raw' has no fields; remove [value.fields]")
+    if chosen == "avro":
+        if not schema:
+            raise PipelineError("value.format='avro' needs value.schema, Avro's JSON")
+        if fields:
+            raise PipelineError(
+                "Avro's fields are in its schema; remove [value.fields]"
+            )
+        from mpbroker.spark.pipeline.avro import fields_of
+
+        fields = fields_of(schema)
+    return ValueFormat(
+        chosen,
+        fields,
+        schema,
+        _boolean(section, "value", "confluent_header", False),
+        _choice(
+            section, "value", "unknown_fields", ("ignore", "dead_letter"), "ignore"
+        ),
+    )
+
+
+def _table(section: Mapping[str, Any] | None, name: str) -> Table | None:
+    if section is None:
+        return None
+    path = _text(section, name, "path", "")
+    if not path:
+        raise PipelineError(f"{name}.path is not set; give a directory")
+    late = _text(section, name, "late_after", "")
+    return Table(
+        path=path.rstrip("/"),
+        format=_choice(section, name, "format", TABLE_FORMATS, "parquet"),
+        partition_by=_names(section, name, "partition_by"),
+        event_time=_text(section, name, "event_time", ""),
+        compression=_choice(
+            section, name, "compression", ("zstd", "snappy", "gzip", "none"), "zstd"
+        ),
+        compact_mb=int(_number(section, name, "compact_mb", 128, lowest=1)),
+        compact_every=int(_number(section, name, "compact_every", 20)),
+        late_after_s=_seconds(late, f"{name}.late_after") if late else 0,
+    )
+
+
+def _aggregate(section: Mapping[str, Any] | None) -> Aggregate | None:
+    if section is None:
+        return None
+    measures = section.get("measures", {})
+    if not isinstance(measures, dict) or not measures:
+        raise PipelineError(
+            'aggregate.measures is not set; for example {flights = "count(*)"}'
+        )
+    window = _text(section, "aggregate", "window", "")
+    if not window:
+        raise PipelineError("aggregate.window is not set; for example '10 minutes'")
+    return Aggregate(
+        window=window,
+        measures={name: str(value) for name, value in measures.items()},
+        slide=_text(section, "aggregate", "slide", ""),
+        watermark=_text(section, "aggregate", "watermark", "10 minutes"),
+        event_time=_text(section, "aggregate", "event_time", ""),
+        group_by=_names(section, "aggregate", "group_by"),
+    )
+
+
+def _replay(section: Mapping[str, Any]) -> Replay:
+    rate = _number(section, "replay", "rate", 0)
+    speed = _number(section, "replay", "speed", 0)
+    if rate and speed:
+        raise PipelineError("replay.rate and replay.speed exclude each other")
+    return Replay(
+        where=_text(section, "replay", "where", ""),
+        rate=rate,
+        speed=speed,
+        partitions=_choice(
+            section, "replay", "partitions", ("original", "key"), "original"
+        ),
+    )
+
+
+def _trigger(head: Mapping[str, Any]) -> float:
+    text = _text(head, "pipeline", "trigger", "once")
+    return 0 if text == "once" else _seconds(text, "pipeline.trigger")
+
+
+# -- values ----------------------------------------------------------------------------
+
+
+def _known(given: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+    for name in given:
+        if name not in names:
+            raise PipelineError(
+                f"there is no {what} {name!r}{_near(name, names)}; there are"
+                f" {', '.join(names)}"
+            )
+
+
+def _near(name: str, names: Any) -> str:
+    near = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _text(section: Mapping[str, Any], where: str, key: str, default: str) -> str:
+    value = section.get(key, default)
+    if not isinstance(value, str):
+        raise PipelineError(f"{where}.{key}={value!r} must be text, in quotes")
+    return value
+
+
+def _choice(
+    section: Mapping[str, Any],
+    where: str,
+    key: str,
+    choices: tuple[str, ...],
+    default: str | None,
+) -> str:
+    value = section.get(key, default)
+    if value is None:
+        raise PipelineError(f"{where}.{key} is not set; give {', '.join(choices)}")
+    if value not in choices:
+        raise PipelineError(
+            f"{where}.{key}={value!r} is none of {', '.join(choices)}"
+            f"{_near(str(value), choices)}"
+        )
+    return str(value)
+
+
+def _names(section: Mapping[str, Any], where: str, key: str) -> tuple[str, ...]:
+    value = section.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise PipelineError(f'{where}.{key}={value!r} must be a list: ["a", "b"]')
+    return tuple(value)
+
+
+def _boolean(section: Mapping[str, Any], where: str, key: str, default: bool) -> bool:
+    value = section.get(key, default)
+    if not isinstance(value, bool):
+        raise PipelineError(f"{where}.{key}={value!r} is neither true nor false")
+    return value
+
+
+def _number(
+    section: Mapping[str, Any],
+    where: str,
+    key: str,
+    default: float,
+    lowest: float = 0,
+) -> float:
+    value = section.get(key, default)
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not usable or not lowest <= value < 1e12:
+        raise PipelineError(
+            f"{where}.{key}={value!r} is no number of {lowest:g} or more"
+        )
+    return float(value)
+
+
+def _seconds(text: str, setting: str) -> float:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise PipelineError(f"{setting}={text!r} is no duration such as 30s, 5m, 1d")
+    return int(match[1]) * _SECONDS[match[2]]

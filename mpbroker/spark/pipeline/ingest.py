@@ -1,0 +1,229 @@
+"""Topic to lake, each record once, whoever is killed.
+
+    mpbroker pipeline run flights.toml
+    spark-submit -m mpbroker.spark.pipeline.ingest flights.toml    # likewise
+
+Three legs: offsets are in Spark's checkpoint, written before a batch runs; the same
+offsets bring the same records; a table drops a batch that it holds already (`lake`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from pyarrow import fs
+
+from mpbroker.spark.pipeline.decode import bad_schema, row_schema
+from mpbroker.spark.pipeline.description import (
+    Description,
+    PipelineError,
+    Table,
+    ValueFormat,
+)
+from mpbroker.spark.pipeline.lake import LakeTable, open_table
+from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.staging import BAD, FILES_DDL, ROWS, Stager, open_directory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_METADATA: Final = "metadata"
+
+
+class BatchSink:
+    """What Spark calls with each batch, on the driver."""
+
+    def __init__(
+        self,
+        description: Description,
+        schema: pa.Schema,
+        value: ValueFormat | None,
+        progress: Progress,
+    ) -> None:
+        """Open the tables.
+
+        Args:
+            schema: of the rows that are written.
+            value: how to read values; None if the rows are columns already.
+
+        Raises:
+            PipelineError: a table is another pipeline's, or has other columns.
+        """
+        assert description.table is not None
+        self._description = description
+        self._value = value
+        self._progress = progress
+        self.rows = open_table(description.table, schema, description.name)
+        self.bad: LakeTable | None = None
+        if description.dead_letter is not None:
+            dead = Table(
+                path=description.dead_letter.path, format=description.dead_letter.format
+            )
+            self.bad = open_table(dead, bad_schema(), description.name)
+        known = query_id(description.checkpoint)
+        for table in self._tables():
+            table.check_claim(known)
+        self._claimed = False
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a batch, unless it is written."""
+        self._claim()
+        started = time.monotonic()
+        if all(table.has_batch(batch_id) for table in self._tables()):
+            self._progress.skip(batch_id)
+            return
+        files = self._stage(frame, batch_id)
+        for kind, table in ((BAD, self.bad), (ROWS, self.rows)):
+            if table is not None and not table.has_batch(batch_id):
+                table.commit(batch_id, [each for each in files if each["kind"] == kind])
+        seconds = time.monotonic() - started
+        counts = {
+            kind: sum(each["rows"] for each in files if each["kind"] == kind)
+            for kind in (ROWS, BAD)
+        }
+        late = sum(each["late"] for each in files)
+        self._progress.batch(
+            batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
+        )
+        every = self.rows.table.compact_every
+        if every and (batch_id + 1) % every == 0:
+            self.compact()
+
+    def compact(self) -> None:
+        """Merge small files of all tables."""
+        for table in self._tables():
+            before, after = table.compact()
+            if after < before:
+                path = table.table.path
+                self._progress.say(f"compacted {path}: {before} files, now {after}")
+
+    def _tables(self) -> list[LakeTable]:
+        return [self.rows, *([self.bad] if self.bad is not None else [])]
+
+    def _claim(self) -> None:
+        if self._claimed:
+            return
+        query = query_id(self._description.checkpoint)
+        if query is None:
+            raise PipelineError(f"{self._description.checkpoint} has no metadata yet")
+        for table in self._tables():
+            table.claim(query)
+        self._claimed = True
+
+    def _stage(self, frame: DataFrame, batch_id: int) -> list[dict[str, Any]]:
+        directories = {ROWS: self.rows.staging(batch_id)}
+        if self.bad is not None:
+            directories[BAD] = self.bad.staging(batch_id)
+        stager = Stager(
+            value=self._value,
+            table=self.rows.table,
+            dead_letter=None if self.bad is None else self.bad.table,
+            directories=directories,
+            with_headers="headers" in frame.columns,
+            now_s=time.time(),
+        )
+
+        def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return stager(batches)
+
+        found = frame.mapInArrow(stage, FILES_DDL).toArrow()
+        rows: list[dict[str, Any]] = found.to_pylist()
+        return rows
+
+
+def query_id(checkpoint: str) -> str | None:
+    """Return the id that Spark gave a checkpoint, None while it has none."""
+    files, inside = open_directory(checkpoint)
+    path = f"{inside}/{_METADATA}"
+    if files.get_file_info(path).type != fs.FileType.File:
+        return None
+    with files.open_input_stream(path) as stream:
+        return str(orjson.loads(stream.read())["id"])
+
+
+def run(description: Description, spark: SparkSession, progress: Progress) -> None:
+    """Run until there is no more (trigger "once"), or for ever.
+
+    Raises:
+        PipelineError: nothing was started.
+    """
+    sink = open_sink(description, progress)
+    stream = read_stream(description, spark)
+    query = start(description, stream, sink)
+    wait(query, progress)
+    if sink.rows.table.compact_every:
+        sink.compact()
+
+
+def open_sink(description: Description, progress: Progress) -> BatchSink:
+    """Open the description's tables; see `BatchSink`."""
+    with_headers = description.source.get("includeHeaders", "false").lower() == "true"
+    schema = row_schema(description.value, with_headers=with_headers)
+    return BatchSink(description, schema, description.value, progress)
+
+
+def read_stream(description: Description, spark: SparkSession) -> DataFrame:
+    reader = spark.readStream.format("mpbroker")
+    options: dict[str, Any] = dict(description.source)
+    # All there is: a pipeline that is started late shall not begin in the middle.
+    options.setdefault("startingOffsets", "earliest")
+    return reader.options(**options).load()
+
+
+def start(
+    description: Description, stream: DataFrame, sink: BatchSink
+) -> StreamingQuery:
+    """Start a query that brings its batches to a sink."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        sink(frame, batch_id)
+
+    writer = stream.writeStream.foreachBatch(write).queryName(description.name)
+    writer = writer.option("checkpointLocation", description.checkpoint)
+    if description.trigger_s:
+        interval = f"{int(description.trigger_s * 1000)} milliseconds"
+        return writer.trigger(processingTime=interval).start()
+    return writer.trigger(availableNow=True).start()
+
+
+def wait(query: StreamingQuery, progress: Progress) -> None:
+    """Wait for a query's end; a Ctrl-C stops it between batches.
+
+    Raises:
+        PipelineError: it failed; the text is the reason, without Java's stack.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        raise PipelineError(reason(error)) from error
+    except KeyboardInterrupt:
+        progress.say("stopping")
+        query.stop()
+
+
+def reason(error: BaseException) -> str:
+    """Return the line of an error from Spark that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(("mpbroker.", "pyspark.errors."))]
+    found = ours[-1] if ours else (lines[0] if lines else type(error).__name__)
+    name, _, text = found.partition(": ")
+    return text if text and name.startswith("mpbroker.") else found
+
+
+def main(arguments: list[str]) -> None:
+    """Run the file that is named, as spark-submit does."""
+    from mpbroker.spark.pipeline.run import run_file
+
+    run_file(arguments[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,151 @@
+"""Check a pipeline against the broker and the lake, show it, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+from pyarrow import fs
+
+from mpbroker.client.cluster import TopicPartition
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.spark.offsets import OffsetReader, Offsets, from_json
+from mpbroker.spark.options import EARLIEST, LATEST, SourceOptions, parse_source_options
+from mpbroker.spark.pipeline.description import Description, PipelineError, load
+from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.staging import open_directory
+from mpbroker.spark.session import check_java, check_master, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_file(
+    path: str | Path, *, master: str | None = None, dry_run: bool = False
+) -> Mapping[str, object]:
+    """Run what a file describes; return the report.
+
+    Raises:
+        PipelineError, OptionError, ApiError, SparkSetupError: before anything is
+            changed, if something is missing or wrong.
+    """
+    description = load(path)
+    progress = Progress(description.name)
+    for line in preview(description):
+        progress.say(line)
+    if master is not None:
+        check_master(master)
+    if dry_run:
+        progress.say("dry run: nothing was read or written")
+        return {"pipeline": description.name, "dry_run": True}
+    check_java()
+    spark = session(description.name, master=master, config=description.spark)
+    run_description(description, spark, progress)
+    return progress.report()
+
+
+def run_description(
+    description: Description, spark: SparkSession, progress: Progress
+) -> None:
+    """Run a description in a session; see the job's own module."""
+    job = import_module(f"mpbroker.spark.pipeline.{description.job}")
+    job.run(description, spark, progress)
+
+
+def preview(description: Description) -> Iterator[str]:
+    """Yield what will be done; ask the broker and the lake, change nothing.
+
+    Raises:
+        as `run_file`.
+    """
+    yield f"job {description.job}"
+    if description.job == "replay":
+        from mpbroker.spark.pipeline import replay
+
+        yield from replay.preview(description)
+        return
+    options = parse_source_options(
+        {"startingOffsets": "earliest", **description.source}, streaming=True
+    )
+    reached = checkpoint_offsets(description.checkpoint)
+    waiting = _waiting(options, description, reached)
+    topics = sorted({each.topic for each in waiting})
+    yield (
+        f"reads {', '.join(topics) or 'nothing yet'}: {len(waiting)} partitions,"
+        f" {sum(waiting.values()):,} offsets"
+        + (" since the checkpoint" if reached else ", from the start")
+    )
+    check_tables(description)
+    for what, table in (("rows", description.table), ("bad", description.dead_letter)):
+        if table is not None:
+            yield f"{what} go to {table.path} ({table.format})"
+    if description.topic:
+        yield f"results go to topic {description.topic['topic']}"
+    rest = "all there is now" if not description.trigger_s else "until it is stopped"
+    yield f"checkpoint {description.checkpoint}; {rest}"
+
+
+def _waiting(
+    options: SourceOptions, description: Description, reached: Offsets
+) -> dict[TopicPartition, int]:
+    reader = OffsetReader(options)
+    try:
+        leaders = _existing(reader, options)
+        strange = sorted({each.topic for each in reached} - {p.topic for p in leaders})
+        if strange:
+            raise PipelineError(
+                f"checkpoint {description.checkpoint} is of another topic:"
+                f" {', '.join(strange)}. Give each pipeline a checkpoint of its own, or"
+                " a new one"
+            )
+        earliest = reader.offsets(leaders, EARLIEST)
+        latest = reader.offsets(leaders, LATEST)
+    finally:
+        reader.close()
+    return {each: latest[each] - reached.get(each, earliest[each]) for each in leaders}
+
+
+def _existing(
+    reader: OffsetReader, options: SourceOptions
+) -> dict[TopicPartition, int]:
+    try:
+        return reader.partitions()
+    except ApiError as error:
+        if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        raise ApiError(
+            error.error_code,
+            f"source: one of {', '.join(options.subscription.topics)} does not exist;"
+            " create it first (mpbroker topic create), or mend its name",
+        ) from None
+
+
+def check_tables(description: Description) -> None:
+    """Raise PipelineError if the job could not write to its tables; change nothing."""
+    if description.job == "ingest":
+        from mpbroker.spark.pipeline import ingest
+
+        ingest.open_sink(description, Progress(description.name))
+
+
+def checkpoint_offsets(checkpoint: str) -> Offsets:
+    """Return the offsets that the newest planned batch of a checkpoint ends at."""
+    files, inside = open_directory(checkpoint)
+    selector = fs.FileSelector(f"{inside}/offsets", allow_not_found=True)
+    batches = [
+        info.path
+        for info in files.get_file_info(selector)
+        if info.path.rpartition("/")[2].isdigit()
+    ]
+    for path in sorted(batches, key=lambda each: -int(each.rpartition("/")[2])):
+        with files.open_input_stream(path) as stream:
+            last = stream.read().decode().strip().splitlines()[-1:]
+        try:
+            return from_json(orjson.loads(last[0]))
+        except (ValueError, IndexError, AttributeError, TypeError):
+            continue  # torn by a kill while it was planned
+    return {}

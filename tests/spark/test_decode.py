@@ -1,0 +1,188 @@
+"""Each value becomes a row or a reason, whatever bytes it has."""
+
+from __future__ import annotations
+
+import datetime
+import io
+
+import fastavro
+import msgpack
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.spark.pipeline.decode import TYPES, Decoder
+from mpbroker.spark.pipeline.description import PipelineError, ValueFormat, parse
+
+FIELDS = {
+    "n": "bigint",
+    "x": "double",
+    "ok": "boolean",
+    "name": "string",
+    "at": "timestamp",
+    "day": "date",
+}
+DOCUMENT = {
+    "n": 5,
+    "x": 0.5,
+    "ok": True,
+    "name": "é",
+    "at": "2013-01-01T05:00:00Z",
+    "day": "2013-01-01",
+}
+AT = datetime.datetime(2013, 1, 1, 5, tzinfo=datetime.UTC)
+SCHEMA = {
+    "type": "record",
+    "name": "r",
+    "fields": [
+        {"name": "n", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+AVRO = ValueFormat(
+    "avro",
+    {"n": "bigint", "name": "string", "at": "timestamp"},
+    orjson.dumps(SCHEMA).decode(),
+)
+
+
+def decode(values, value_format):
+    count = len(values)
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(count, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.repeat("t", count),
+            pa.repeat(pa.scalar(3, pa.int32()), count),
+            pa.array(range(count), pa.int64()),
+            pa.repeat(pa.scalar(0, TYPES["timestamp"]), count),
+        ],
+        names=["key", "value", "topic", "partition", "offset", "timestamp"],
+    )
+    return Decoder(value_format, with_headers=False).decode(batch)
+
+
+def avro(document):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, SCHEMA, document)
+    return out.getvalue()
+
+
+def test_json_becomes_columns_and_absent_fields_are_null():
+    found = decode([orjson.dumps(DOCUMENT), b"{}", None], ValueFormat("json", FIELDS))
+    first, second, third = found.rows.to_pylist()
+    assert {name: first[name] for name in FIELDS} == DOCUMENT | {
+        "at": AT,
+        "day": AT.date(),
+    }
+    assert all(row[name] is None for row in (second, third) for name in FIELDS)
+    assert [row["_offset"] for row in (first, second, third)] == [0, 1, 2]
+    assert not found.bad.num_rows
+
+
+def test_msgpack_and_avro_become_the_same_columns():
+    document = {"n": 5, "name": "é", "at": AT}
+    packed = msgpack.packb(document, datetime=True)
+    fields = {"n": "bigint", "name": "string", "at": "timestamp"}
+    for values, kind in (
+        ([packed], ValueFormat("msgpack", fields)),
+        ([avro(document)], AVRO),
+    ):
+        [row] = decode(values, kind).rows.to_pylist()
+        assert {name: row[name] for name in fields} == document
+
+
+def test_what_does_not_fit_is_set_aside_with_the_field_and_the_value():
+    values = [
+        b'{"n":1}',
+        b'{"n":"1"}',
+        b'{"name":5}',
+        b'{"at":"yesterday"}',
+        b'{"n":1.5}',
+        b"{",
+        b'"text"',
+        b'{"n":2}',
+    ]
+    found = decode(values, ValueFormat("json", FIELDS))
+    assert found.rows.column("n").to_pylist() == [1, 2]
+    reasons = found.bad.column("_error").to_pylist()
+    assert found.bad.column("value").to_pylist() == values[1:7]
+    assert found.bad.column("_offset").to_pylist() == list(range(1, 7))
+    assert reasons[0] == "n='1' is no bigint"
+    assert reasons[1] == "name=5 is no string"
+    assert reasons[2] == "at='yesterday' is no timestamp"
+    assert reasons[5].endswith("str where an object is expected")
+
+
+def test_a_field_that_the_description_does_not_know_may_be_an_error():
+    value = b'{"n":1,"new":2}'
+    assert decode([value], ValueFormat("json", {"n": "bigint"})).rows.num_rows == 1
+    strict = ValueFormat("json", {"n": "bigint"}, unknown_fields="dead_letter")
+    [bad] = decode([value], strict).bad.to_pylist()
+    assert "unknown fields: new" in bad["_error"]
+
+
+def test_avro_behind_a_registrys_header_is_read():
+    framed = b"\0\0\0\0\7" + avro({"n": 1, "name": None, "at": AT})
+    with_header = ValueFormat("avro", AVRO.fields, AVRO.schema, confluent_header=True)
+    found = decode([framed, framed[5:]], with_header)
+    assert found.rows.num_rows == found.bad.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "not JSON"),
+        ('"long"', "must be an Avro record"),
+        (
+            '{"type":"record","name":"r","fields":[{"name":"a","type":'
+            '{"type":"map","values":"int"}}]}',
+            "field 'a'",
+        ),
+    ],
+)
+def test_a_schema_without_columns_is_named(schema, message):
+    with pytest.raises(PipelineError, match=message):
+        parse(
+            {
+                "pipeline": {"job": "ingest", "checkpoint": "c"},
+                "source": {},
+                "table": {"path": "t"},
+                "value": {"format": "avro", "schema": schema},
+            }
+        )
+
+
+@pytest.mark.parametrize("kind", ["json", "msgpack", "avro"])
+@given(values=st.lists(st.none() | st.binary(max_size=40), max_size=5))
+def test_any_bytes_give_a_row_or_a_reason(kind, values):
+    value_format = AVRO if kind == "avro" else ValueFormat(kind, FIELDS)
+    found = decode(values, value_format)
+    offsets = found.rows.column("_offset").to_pylist()
+    offsets += found.bad.column("_offset").to_pylist()
+    assert sorted(offsets) == list(range(len(values)))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(list(FIELDS)), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSON, max_size=4))
+def test_any_document_gives_a_row_or_a_reason(documents):
+    values = []
+    for document in documents:
+        try:
+            values.append(orjson.dumps(document))
+        except (TypeError, orjson.JSONEncodeError):
+            values.append(b"1e999")
+    found = decode(values, ValueFormat("json", FIELDS))
+    assert found.rows.num_rows + found.bad.num_rows == len(values)

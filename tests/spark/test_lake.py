@@ -1,0 +1,183 @@
+"""A batch is in a table once, wherever its driver was killed, however often it came."""
+
+from __future__ import annotations
+
+import collections
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from mpbroker.spark.pipeline.decode import row_schema
+from mpbroker.spark.pipeline.description import PipelineError, Table, ValueFormat
+from mpbroker.spark.pipeline.lake import LakeTable, ParquetTable, open_table
+from mpbroker.spark.pipeline.staging import ROWS, Stager
+
+VALUE = ValueFormat("json", {"n": "bigint", "kind": "string"})
+SCHEMA = row_schema(VALUE, with_headers=False)
+KINDS = ["parquet", "delta"]
+
+
+@pytest.fixture(params=KINDS)
+def table(request, tmp_path):
+    return Table(str(tmp_path / "lake"), request.param, ("date", "kind"))
+
+
+def rows(first, end):
+    count = end - first
+    return pa.RecordBatch.from_pydict(
+        {
+            "n": range(first, end),
+            "kind": [f"a b/{i % 2}" if i % 3 else None for i in range(first, end)],
+            "_key": [b"k"] * count,
+            "_topic": ["t"] * count,
+            "_partition": [0] * count,
+            "_offset": range(first, end),
+            "_timestamp": [i % 3 * 86_400_000_000 for i in range(first, end)],
+        },
+        schema=SCHEMA,
+    )
+
+
+def stage(lake, batch_id, batch):
+    stager = Stager(None, lake.table, None, {ROWS: lake.staging(batch_id)}, False, 0)
+    return [each for files in stager([batch]) for each in files.to_pylist()]
+
+
+def opened(table, query="q", name="p", schema=SCHEMA):
+    lake = open_table(table, schema, name)
+    lake.claim(query)
+    return lake
+
+
+def bring(table, batch_id, first, end):
+    """What a driver does with a batch, from its start on."""
+    lake = opened(table)
+    if not lake.has_batch(batch_id):
+        lake.commit(batch_id, stage(lake, batch_id, rows(first, end)))
+
+
+def numbers(table):
+    if table.format == "delta":
+        from deltalake import DeltaTable
+
+        found = DeltaTable(table.path).to_pyarrow_table()
+    else:
+        found = pa.dataset.dataset(table.path, partitioning="hive").to_table()
+    return sorted(found.column("n").to_pylist())
+
+
+def test_batches_are_added_and_a_second_time_dropped(table):
+    for batch_id in (0, 1, 0, 1, 1, 2):
+        bring(table, batch_id, batch_id * 10, batch_id * 10 + 10)
+    assert numbers(table) == list(range(30))
+
+
+class KilledError(BaseException):
+    """A driver's end, in the middle of something."""
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_driver_killed_at_any_file_leaves_no_row_out_and_none_twice(
+    table, step, monkeypatch
+):
+    bring(table, 0, 0, 10)
+    calls = collections.Counter()
+
+    def dying(function):
+        def call(*arguments):
+            if calls["all"] >= step:
+                raise KilledError
+            calls["all"] += 1
+            return function(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LakeTable, "_move", dying(LakeTable._move))
+        patch.setattr(LakeTable, "_write_json", dying(LakeTable._write_json))
+        try:
+            bring(table, 1, 10, 20)
+        except KilledError:
+            assert step < 8
+    bring(table, 1, 10, 20)
+    bring(table, 2, 20, 30)
+    assert numbers(table) == list(range(30))
+
+
+def test_what_a_late_task_stages_is_swept_and_never_seen(table):
+    lake = opened(table)
+    files = stage(lake, 0, rows(0, 10))
+    stage(lake, 0, rows(0, 10))  # the task's earlier try
+    lake.commit(0, files)
+    assert numbers(table) == list(range(10))
+    stage(lake, 0, rows(0, 10))  # and one that did not know it was dead
+    bring(table, 1, 10, 20)
+    assert numbers(table) == list(range(20))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_small_files_become_large_ones_and_rows_stay(table, dies, monkeypatch):
+    for batch_id in range(6):
+        bring(table, batch_id, batch_id * 10, batch_id * 10 + 10)
+    lake = opened(table)
+    before = len(lake.data_files())
+    if dies and table.format == "parquet":
+
+        def apply(*_arguments, **_options):
+            raise KilledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ParquetTable, "_apply", apply)
+            with pytest.raises(KilledError):
+                lake.compact()
+        lake = opened(table)
+    else:
+        lake.compact()
+    assert len(lake.data_files()) < before
+    assert numbers(table) == list(range(60))
+    bring(table, 5, 50, 60)
+    bring(table, 6, 60, 70)
+    assert numbers(table) == list(range(70))
+
+
+def test_a_table_of_another_checkpoint_is_refused(table):
+    bring(table, 0, 0, 10)
+    lake = open_table(table, SCHEMA, "p")
+    for check in (lake.check_claim, lake.claim):
+        with pytest.raises(PipelineError, match=r"another.*checkpoint"):
+            check("other")
+    opened(table, "other", name="another-pipeline")  # which may share the table
+    assert numbers(table) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": "string", "kind": "string"},
+        {"kind": "string"},
+        {"n": "bigint", "kind": "string", "new": "int"},
+    ],
+)
+def test_other_columns_than_the_tables_are_named_and_nothing_is_touched(table, fields):
+    bring(table, 0, 0, 10)
+    schema = row_schema(ValueFormat("json", fields), with_headers=False)
+    with pytest.raises(PipelineError, match=r"column '(n|new)' is .* in the table"):
+        open_table(table, schema, "p")
+    assert numbers(table) == list(range(10))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_partitioning_is_refused(kind, tmp_path):
+    bring(Table(str(tmp_path / "lake"), kind, ("date",)), 0, 0, 10)
+    with pytest.raises(PipelineError, match="partition"):
+        open_table(Table(str(tmp_path / "lake"), kind), SCHEMA, "p")
+
+
+def test_rows_older_than_allowed_are_counted_and_kept(tmp_path):
+    table = Table(str(tmp_path / "lake"), late_after_s=86_400)
+    lake = opened(table)
+    stager = Stager(None, table, None, {ROWS: lake.staging(0)}, False, 2 * 86_400)
+    files = [each for found in stager([rows(0, 10)]) for each in found.to_pylist()]
+    assert sum(each["late"] for each in files) == 4  # of the first of three days
+    assert sum(each["rows"] for each in files) == 10

@@ -1,0 +1,165 @@
+"""A pipeline's TOML is understood, or refused with what would be right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpbroker.spark.pipeline.description import PipelineError, load, parse
+
+GOOD = """
+[pipeline]
+job = "ingest"
+checkpoint = "/c"
+trigger = "30s"
+
+[source]
+bootstrap = "h:9092"
+subscribe = "t"
+includeHeaders = true
+
+[value]
+format = "json"
+[value.fields]
+carrier = "string"
+at = "timestamp"
+
+[table]
+path = "/lake/"
+format = "delta"
+partition_by = ["date", "carrier"]
+event_time = "at"
+late_after = "1d"
+"""
+
+
+def test_a_whole_file_is_read_and_named_after_itself(tmp_path):
+    path = tmp_path / "flights.toml"
+    path.write_text(GOOD)
+    found = load(path)
+    assert (found.name, found.job, found.trigger_s) == ("flights", "ingest", 30)
+    assert found.source == {
+        "kafka.bootstrap.servers": "h:9092",
+        "subscribe": "t",
+        "includeHeaders": "true",
+    }
+    assert found.table is not None
+    assert (found.table.path, found.table.late_after_s) == ("/lake", 86400)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[table]", "[tabel]", r"no section 'tabel' \(did you mean 'table'\?\)"),
+        ("checkpoint =", "chekpoint =", r"'chekpoint' \(did you mean 'checkpoint'\?\)"),
+        ('"ingest"', '"digest"', r"job='digest' .*did you mean 'ingest'"),
+        ('"timestamp"', '"timestmp"', r"fields.at='timestmp' .*did you mean 'timestam"),
+        ('"delta"', '"iceberg"', "'iceberg' is none of parquet, delta"),
+        ('"30s"', '"soon"', "trigger='soon' is no duration"),
+        ('event_time = "at"', 'event_time = "att"', r"'att'.*did you mean 'at'"),
+        ('"carrier"]', '"carier"]', r"'carier'.*did you mean 'carrier'"),
+        ('checkpoint = "/c"', "", "checkpoint is not set"),
+        ('path = "/lake/"', "", "table.path is not set"),
+        ("[value.fields]", "[value.fields]\n_offset='int'", "begin with '_'"),
+        ('"json"', '"avro"', "needs value.schema"),
+        ('"json"', '"raw"', "'raw' has no fields"),
+        ("[source]", "[source", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_right(tmp_path, old, new, message):
+    path = tmp_path / "x.toml"
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(PipelineError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "job is not set"),
+        ({"pipeline": {"job": "ingest"}}, r"needs a section \[source\]"),
+        ({"pipeline": 3}, "must be a section"),
+        (
+            {"pipeline": {"job": "replay"}, "table": {"path": "x"}, "topic": {"a": 1}},
+            "topic.topic is not set",
+        ),
+        (
+            {
+                "pipeline": {"job": "replay"},
+                "table": {"path": "x"},
+                "topic": {"topic": "t"},
+                "replay": {"rate": 1, "speed": 2},
+            },
+            "exclude each other",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(content, message):
+    with pytest.raises(PipelineError, match=message):
+        parse(content)
+
+
+def test_a_missing_file_is_one_line_and_an_exit_code(tmp_path):
+    done = _mpbroker("run", str(tmp_path / "none.toml"))
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(
+        "none.toml cannot be read: No such file or directory"
+    )
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_dry_run_asks_the_broker_and_changes_nothing(bootstrap, make_topic, tmp_path):
+    topic = make_topic(partitions=3)
+    path = tmp_path / "p.toml"
+    text = GOOD.replace("h:9092", bootstrap).replace('"t"', f'"{topic}"')
+    path.write_text(
+        text.replace("/lake/", f"{tmp_path}/lake").replace("/c", f"{tmp_path}/c")
+    )
+    # Without Java: nothing is started.
+    done = _mpbroker("run", "--dry-run", str(path), PATH="", JAVA_HOME="")
+    assert done.returncode == 0, done.stderr
+    assert f"reads {topic}: 3 partitions, 0 offsets, from the start" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["p.toml"]
+    real = _mpbroker("run", str(path), PATH="", JAVA_HOME="")
+    assert "apt-get install openjdk-17" in real.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["p.toml"]
+    other = _mpbroker("run", "--dry-run", "--master", "sparc://h:1", str(path))
+    assert "master 'sparc://h:1' is none that Spark knows" in other.stderr
+
+
+def test_a_missing_topic_is_named_before_spark_is_started(bootstrap, tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(GOOD.replace("h:9092", bootstrap).replace('"t"', '"no-such-topic"'))
+    done = _mpbroker("run", "--dry-run", str(path))
+    assert done.returncode == 10
+    assert "no-such-topic does not exist; create it first" in done.stderr
+
+
+def test_a_checkpoint_of_another_topic_is_refused(bootstrap, make_topic, tmp_path):
+    topic = make_topic(partitions=1)
+    offsets = tmp_path / "c" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{"batchWatermarkMs":0}\n{"other":{"0":5}}')
+    path = tmp_path / "p.toml"
+    text = GOOD.replace("h:9092", bootstrap).replace('"t"', f'"{topic}"')
+    path.write_text(text.replace('"/c"', f'"{tmp_path}/c"'))
+    done = _mpbroker("run", "--dry-run", str(path))
+    assert done.returncode == 1
+    assert "is of another topic: other" in done.stderr
+
+
+def _mpbroker(*arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "mpbroker", "pipeline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, **environ},
+    )

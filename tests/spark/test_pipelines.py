@@ -1,0 +1,206 @@
+"""Pipelines from their TOML to their tables and topics, on a real broker and Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pyarrow.dataset
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from mpbroker.spark.pipeline.description import PipelineError, parse
+from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.run import preview, run_description
+
+pytestmark = pytest.mark.timeout(300)
+
+# An hour ago: retention must leave them alone.
+BASE_MS = (int(time.time()) // 3600 - 1) * 3_600_000
+FIELDS = {"number": "bigint", "name": "string"}
+
+
+@pytest.fixture
+def put(bootstrap):
+    def write(topic, values, partitions=2):
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for index, value in enumerate(values):
+            producer.produce(
+                topic,
+                value,
+                b"k%d" % (index % 5),
+                partition=index % partitions,
+                timestamp=BASE_MS + index * 1000,
+            )
+        assert producer.flush(30) == 0
+
+    return write
+
+
+@pytest.fixture
+def get(bootstrap):
+    """Return a partition's (key, value, timestamp, headers), through librdkafka."""
+
+    def read(topic, partition=0):
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "g", "enable.partition.eof": 1}
+        )
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        found = []
+        while (message := consumer.poll(30)) is not None and not message.error():
+            found.append(message)
+        consumer.close()
+        return found
+
+    return read
+
+
+@pytest.fixture
+def run(spark, bootstrap):
+    """Run a description; return its Progress."""
+
+    def go(job, **sections):
+        description = parse(
+            {
+                "pipeline": {"job": job, "name": "p"} | sections.pop("pipeline", {}),
+                "source": {"bootstrap": bootstrap} | sections.pop("source", {}),
+                **sections,
+            }
+        )
+        progress = Progress("p", io.StringIO())
+        assert list(preview(description))
+        run_description(description, spark, progress)
+        return progress
+
+    return go
+
+
+def numbers(first, end):
+    return [b'{"number":%d,"name":"n%d"}' % (i, i) for i in range(first, end)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_ingest_brings_each_record_once_and_bad_ones_aside(
+    kind, run, put, make_topic, tmp_path
+):
+    topic, lake = make_topic(partitions=2), tmp_path / "lake"
+    settings = {
+        "pipeline": {"checkpoint": str(tmp_path / "checkpoint")},
+        "source": {"subscribe": topic, "maxOffsetsPerTrigger": 400},
+        "value": {"format": "json", "fields": FIELDS},
+        "table": {"path": str(lake), "format": kind, "partition_by": ["date"]},
+        "dead_letter": {"path": str(tmp_path / "bad"), "format": kind},
+    }
+    bad = [b"{", b"[]", b'{"number":"x"}', b"\xff"]
+    put(topic, [*numbers(0, 1_000), *bad])
+    first = run("ingest", **settings)
+    assert (first.rows, first.bad, first.batches) == (1_000, 4, 3)
+    put(topic, numbers(1_000, 1_050))
+    again = run("ingest", **settings)
+    assert (again.rows, again.bad, again.batches) == (50, 0, 1)
+    rows = table(kind, lake)
+    assert sorted(rows["number"]) == list(range(1_050))
+    assert sorted(set(map(str, rows["date"])))[0] == time.strftime(
+        "%Y-%m-%d", time.gmtime(BASE_MS / 1000)
+    )
+    reasons = table(kind, tmp_path / "bad")
+    assert sorted(map(bytes, reasons["value"])) == sorted(bad)
+    assert "number='x' is no bigint" in reasons["_error"]
+
+
+def table(kind, path):
+    if kind == "delta":
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(path)).to_pyarrow_table().to_pydict()
+    found = pyarrow.dataset.dataset(str(path), partitioning="hive")
+    return found.to_table().to_pydict()
+
+
+def test_a_bad_value_without_a_place_for_it_stops_and_nothing_is_written(
+    run, put, make_topic, tmp_path
+):
+    topic = make_topic(partitions=2)
+    put(topic, [*numbers(0, 10), b"nonsense"])
+    with pytest.raises(PipelineError, match=r"-0 offset 5 cannot be read.*dead_letter"):
+        run(
+            "ingest",
+            pipeline={"checkpoint": str(tmp_path / "checkpoint")},
+            source={"subscribe": topic},
+            value={"format": "json", "fields": FIELDS},
+            table={"path": str(tmp_path / "lake")},
+        )
+    assert not list((tmp_path / "lake").glob("*.parquet"))
+
+
+def test_windows_are_counted_to_a_table_and_to_a_topic(
+    run, put, get, make_topic, tmp_path
+):
+    topic, target = make_topic(partitions=2), make_topic(partitions=1)
+    put(topic, [*numbers(0, 600), b"?"])  # a second apart: ten minutes
+    wanted = {
+        "source": {"subscribe": topic},
+        "value": {"format": "json", "fields": FIELDS},
+        "aggregate": {
+            "window": "1 minute",
+            "watermark": "0 seconds",
+            "measures": {"records": "count(*)", "highest": "max(number)"},
+        },
+    }
+    progress = run(
+        "aggregate",
+        pipeline={"checkpoint": str(tmp_path / "c1")},
+        table={"path": str(tmp_path / "lake")},
+        **wanted,
+    )
+    rows = table("parquet", tmp_path / "lake")
+    # The last window waits for a later event.
+    assert sorted(rows["highest"]) == list(range(59, 599, 60))
+    assert set(rows["records"]) == {60}
+    assert progress.rows == 9
+    assert progress.bad == 1
+    run(
+        "aggregate",
+        pipeline={"checkpoint": str(tmp_path / "c2")},
+        topic={"topic": target},
+        **wanted,
+    )
+    found = [json.loads(message.value()) for message in get(target)]
+    assert sorted(each["highest"] for each in found) == list(range(59, 599, 60))
+
+
+@pytest.mark.parametrize("speed", [{}, {"speed": 60}])
+def test_replay_keeps_order_keys_and_timestamps(
+    speed, run, put, get, make_topic, tmp_path
+):
+    topic, target = make_topic(partitions=2), make_topic(partitions=2)
+    put(topic, [b"v%d" % i for i in range(100)])
+    lake = {"path": str(tmp_path / "lake")}
+    run(
+        "ingest",
+        pipeline={"checkpoint": str(tmp_path / "checkpoint")},
+        source={"subscribe": topic},
+        table=lake,
+    )
+    started = time.monotonic()
+    progress = run(
+        "replay",
+        table=lake,
+        topic={"topic": target},
+        replay={"where": "_offset >= 10", **speed},
+    )
+    assert progress.rows == 80
+    if speed:
+        # 20 s to 99 s of event time at sixty times the speed.
+        assert time.monotonic() - started >= 79 / 60
+    for partition in (0, 1):
+        messages = get(target, partition)
+        numbers_there = list(range(20 + partition, 100, 2))
+        assert [m.value() for m in messages] == [b"v%d" % i for i in numbers_there]
+        assert [m.timestamp()[1] for m in messages] == [
+            BASE_MS + i * 1000 for i in numbers_there
+        ]
+        assert [m.key() for m in messages] == [b"k%d" % (i % 5) for i in numbers_there]
+        headers = dict(messages[0].headers())
+        assert headers["mpbroker.replay.from"] == f"{topic}-{partition}@10".encode()
