@@ -84,6 +84,7 @@ class ProcessorEnd:
         in_flight: int,
         channels_in_flight: list[Any],
         unpublished: list[int],
+        processor: int,
         /,
     ) -> ProcessorEnd: ...
     def receive(

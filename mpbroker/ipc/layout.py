@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 2. No other file holds one.
+"""Every offset in shared memory, layout version 3. No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
 stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
@@ -24,6 +24,8 @@ of its own, so that two writers never fight for a cache line.
     | connection rows          |  one client connection each
     +--------------------------+  COORDINATOR_RING
     | the coordinator's lane   |  many handlers to the coordinator
+    +--------------------------+  METRICS
+    | request metrics          |  see request_metrics.py
     +--------------------------+
 
     partition segment (memfd, sparse): one row per partition
@@ -35,7 +37,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
@@ -242,9 +244,11 @@ class HandlerCounter(IntEnum):
 #   24    extent length     bytes
 #   25    session claim     fetch session epoch this request has claimed, + 1
 #   26    deadline          ns, monotonic: when a parked request must be answered
-#   27    dequeued          ns
-#   28    completed         ns
+#   27    dequeued          ns: execution began
+#   28    completed         ns: answered
 #   29    retries           supervisor: how often it was put back after a death
+#   30    parked            ns: execution ended, and the waiting began; 0: it never did
+#   31    taken             ns; the processor, once it has the answer
 SLOT_STATE: Final = 0
 SLOT_CONNECTION: Final = 1
 SLOT_REQUEST_OFFSET: Final = 2
@@ -265,6 +269,8 @@ SLOT_DEADLINE: Final = 26
 SLOT_DEQUEUED: Final = 27
 SLOT_COMPLETED: Final = 28
 SLOT_RETRIES: Final = 29
+SLOT_PARKED: Final = 30
+SLOT_TAKEN: Final = 31
 SLOT_WORDS: Final = 32
 
 STATE_MASK: Final = 0xFF
@@ -371,6 +377,42 @@ class ConnectionState(IntEnum):
     SENDING = 3  # muted: its answer is being written
 
 
+# --- request metrics ----------------------------------------------------------------
+# What they mean is in request_metrics.py.
+#
+#   0     log above       the exporter: 1 + ns from which a request is logged; 0: none
+#   16-31 starts          the supervisor, a word a role: processes ever started
+#   32-47 deaths          the supervisor, a word a role: those that were not asked for
+#   64-79 blocked         an acceptor, a word a listener: ns without a processor
+#   512.. API rows        a processor: API_ROWS of API_ROW_WORDS each
+#   then  request logs    a processor: LOG_ENTRIES of LOG_ENTRY_WORDS, and how many
+#   then  errors          a handler: a word an API key and error code
+#   then  software        a handler: SOFTWARE_ENTRIES texts
+#   then  connections     a handler with a request of it: what software it is
+METRICS_LOG_ABOVE: Final = 0
+METRICS_STARTS: Final = 16
+METRICS_DEATHS: Final = 32
+METRICS_BLOCKED: Final = 64
+METRICS_HEADER_WORDS: Final = PAGE
+API_ROWS: Final = 128
+HISTOGRAM_WORDS: Final = 24
+HISTOGRAM_BUCKETS: Final = 23
+HISTOGRAM_SHIFT: Final = 13  # the first bucket ends at 8.192 us
+API_REQUEST_BYTES: Final = 0
+API_RESPONSE_BYTES: Final = 1
+API_HISTOGRAMS: Final = 8
+API_STAGES: Final = 6
+API_ROW_WORDS: Final = API_HISTOGRAMS + API_STAGES * HISTOGRAM_WORDS
+LOG_NOTED: Final = 0
+LOG_FIRST: Final = LINE
+LOG_ENTRIES: Final = 1024
+LOG_ENTRY_WORDS: Final = 16
+LOG_WORDS: Final = LOG_FIRST + LOG_ENTRIES * LOG_ENTRY_WORDS
+ERROR_CODES: Final = 160  # from -1 on
+SOFTWARE_ENTRIES: Final = 64
+SOFTWARE_ENTRY_WORDS: Final = 16
+SOFTWARE_SHIFT: Final = 13  # handler and entry below it, the socket's cookie above
+
 # --- the control segment's blocks --------------------------------------------------
 
 
@@ -393,7 +435,17 @@ CONNECTIONS: Final = SLOTS + _pages(MAX_SLOTS * SLOT_WORDS)
 COORDINATOR_RING: Final = CONNECTIONS + _pages(
     MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR * CONNECTION_WORDS
 )
-CONTROL_WORDS: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
+METRICS: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
+API_TABLES: Final = METRICS + METRICS_HEADER_WORDS
+REQUEST_LOGS: Final = API_TABLES + MAX_PROCESSORS * API_ROWS * API_ROW_WORDS
+ERROR_TABLES: Final = REQUEST_LOGS + MAX_PROCESSORS * LOG_WORDS
+SOFTWARE_TABLES: Final = ERROR_TABLES + HANDLER_IDS * API_ROWS * ERROR_CODES
+CONNECTION_SOFTWARE: Final = (
+    SOFTWARE_TABLES + HANDLER_IDS * SOFTWARE_ENTRIES * SOFTWARE_ENTRY_WORDS
+)
+CONTROL_WORDS: Final = METRICS + _pages(
+    CONNECTION_SOFTWARE - METRICS + MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR
+)
 
 
 def fences() -> list[int]:
@@ -414,6 +466,7 @@ def fences() -> list[int]:
         SLOTS,
         CONNECTIONS,
         COORDINATOR_RING,
+        METRICS,
         CONTROL_WORDS,
     ]
     return [block - 1 for block in blocks] + [ring + RING_FENCE for ring in rings]

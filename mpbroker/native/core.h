@@ -16,6 +16,7 @@
 #include <Python.h>
 #include <stdint.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #if PY_VERSION_HEX < 0x030C0000
 #include <structmember.h>
@@ -52,6 +53,31 @@
     X(SLOT_RESPONSE_KIND, "layout.SLOT_RESPONSE_KIND")                                \
     X(SLOT_RESPONSE_OFFSET, "layout.SLOT_RESPONSE_OFFSET")                            \
     X(SLOT_RESPONSE_LENGTH, "layout.SLOT_RESPONSE_LENGTH")                            \
+    X(SLOT_CONNECTION, "layout.SLOT_CONNECTION")                                      \
+    X(SLOT_DEQUEUED, "layout.SLOT_DEQUEUED")                                          \
+    X(SLOT_COMPLETED, "layout.SLOT_COMPLETED")                                        \
+    X(SLOT_PARKED, "layout.SLOT_PARKED")                                              \
+    X(METRICS, "layout.METRICS")                                                      \
+    X(METRICS_LOG_ABOVE, "layout.METRICS_LOG_ABOVE")                                  \
+    X(API_TABLES, "layout.API_TABLES")                                                \
+    X(API_ROWS, "layout.API_ROWS")                                                    \
+    X(API_ROW_WORDS, "layout.API_ROW_WORDS")                                          \
+    X(API_REQUEST_BYTES, "layout.API_REQUEST_BYTES")                                  \
+    X(API_RESPONSE_BYTES, "layout.API_RESPONSE_BYTES")                                \
+    X(API_HISTOGRAMS, "layout.API_HISTOGRAMS")                                        \
+    X(HISTOGRAM_WORDS, "layout.HISTOGRAM_WORDS")                                      \
+    X(HISTOGRAM_BUCKETS, "layout.HISTOGRAM_BUCKETS")                                  \
+    X(HISTOGRAM_SHIFT, "layout.HISTOGRAM_SHIFT")                                      \
+    X(REQUEST_LOGS, "layout.REQUEST_LOGS")                                            \
+    X(LOG_NOTED, "layout.LOG_NOTED")                                                  \
+    X(LOG_FIRST, "layout.LOG_FIRST")                                                  \
+    X(LOG_ENTRIES, "layout.LOG_ENTRIES")                                              \
+    X(LOG_ENTRY_WORDS, "layout.LOG_ENTRY_WORDS")                                      \
+    X(LOG_WORDS, "layout.LOG_WORDS")                                                  \
+    X(CONNECTION_COOKIE, "layout.CONNECTION_COOKIE")                                  \
+    X(CONNECTION_ROWS, "layout.CONNECTIONS")                                          \
+    X(CONNECTION_SOFTWARE, "layout.CONNECTION_SOFTWARE")                              \
+    X(SOFTWARE_SHIFT, "layout.SOFTWARE_SHIFT")                                        \
     X(STATE_HANDLER_SHIFT, "layout.STATE_HANDLER_SHIFT")                              \
     X(STATE_MASK, "layout.STATE_MASK")                                                \
     X(GENERATION_SHIFT, "layout.GENERATION_SHIFT")                                    \
@@ -204,6 +230,14 @@ mutex_at(const memory *m, int64_t index)
 
 void ring_bell(int fd);
 uint32_t crc32c(const uint8_t *data, size_t length);
+
+static inline int64_t
+monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 /* Push answered slots onto a _core.ResponseRing; 0 and an exception. */
 int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);

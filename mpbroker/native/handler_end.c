@@ -151,6 +151,7 @@ answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
     STEP();
     store(&self->control, row + L.SLOT_RESPONSE_LENGTH, length);
     STEP();
+    store(&self->control, row + L.SLOT_COMPLETED, monotonic_ns());
     p->slots[p->count++] = slot;
     self->has_answers = 1;
     return 1;
@@ -277,13 +278,30 @@ header_size(const uint8_t *frame, int64_t size, int flexible)
     return at;
 }
 
+/* Whether it is noted what software is behind a connection: client_software.py. */
+static int
+is_known_client(const handler_end *self, int64_t slot)
+{
+    const memory *control = &self->control;
+    int64_t connection = load(control, slot_row(slot) + L.SLOT_CONNECTION);
+    if (connection < 0 || connection >= L.CONTROL_WORDS
+        || !has_words(control, L.CONNECTION_SOFTWARE + connection, 1)
+        || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
+                      L.CONNECTION_WORDS))
+        return 0;
+    int64_t cookie = load(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS
+                                       + L.CONNECTION_COOKIE);
+    int64_t noted = load(control, L.CONNECTION_SOFTWARE + connection);
+    return noted >> L.SOFTWARE_SHIFT == cookie;
+}
+
 static int
 execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
                      int64_t size)
 {
     uint8_t bytes[MAX_KEY_BYTES];
     int64_t at = answer_offset(self, slot);
-    if (size > MAX_KEY_BYTES || at < 0)
+    if (size > MAX_KEY_BYTES || at < 0 || !is_known_client(self, slot))
         return 0;
     /* All but the correlation id. */
     memcpy(bytes, frame, 4);

@@ -38,6 +38,7 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     processor_row,
 )
+from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
@@ -136,6 +137,7 @@ class Processor:
             max_request_bytes,
         )
         self._sender = ResponseSender(arena, self._selector)
+        self._metrics = RequestMetrics(processor, control, arena)
         self._keeper = keeper
         self._offers = Offers(control, keeper)
         self._arrivals = Arrivals(processor, control, handovers[processor][1])
@@ -171,6 +173,7 @@ class Processor:
                 ConnectionState.IN_FLIGHT,
                 self._in_flight,
                 self._requests.unpublished,
+                processor,
             )
         self._new_connections = False
         self._has_errands = False
@@ -455,6 +458,7 @@ class Processor:
     def _send(self, channel: Channel, already: int) -> None:
         """Send the answer that a channel's slot describes, but for its first bytes."""
         kind, offset, length = self._requests.response(channel.slot)
+        self._metrics.taken(slot, self._now)
         channel.sent += length
         if kind == _BYTES:
             result = self._sender.send_bytes(
@@ -470,6 +474,7 @@ class Processor:
         words, row = self._words, self._row + PROCESSOR_COUNTERS
         words[row + ProcessorCounter.BYTES_OUT] += length
         self._sent(channel, result)
+            self._metrics.record(channel.slot, time.monotonic_ns())
 
     def _send_parts(self, channel: Channel, offset: int, sent: int) -> SendResult:
         try:
@@ -510,6 +515,7 @@ class Processor:
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
         if self._has_errands and self._departures.left:
             return  # at the end of the turn it may go
+        self._metrics.record(slot, time.monotonic_ns())
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:

@@ -5,6 +5,7 @@ has its end of it over the same shared memory. A slot is the request's identity 
 both sides; bytes are never copied between processes.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -22,11 +23,14 @@ from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     MAX_PROCESSORS,
     SLOT_BLOCK,
+    SLOT_COMPLETED,
     SLOT_CONNECTION,
     SLOT_DEADLINE,
+    SLOT_DEQUEUED,
     SLOT_EXTENT,
     SLOT_EXTENT_LENGTH,
     SLOT_INTENT,
+    SLOT_PARKED,
     SLOT_PROGRESS,
     SLOT_PROGRESS_OFFSET,
     SLOT_RECEIVED,
@@ -260,6 +264,7 @@ class HandlerEnd:
         row = SLOTS + slot * SLOT_WORDS
         words[row + SLOT_RESPONSE_KIND] = kind
         words[row + SLOT_RESPONSE_OFFSET] = offset
+        words[row + SLOT_COMPLETED] = time.monotonic_ns()
         words[row + SLOT_RESPONSE_LENGTH] = length
         processor = slot // SLOTS_PER_PROCESSOR
         answered = self._answered.get(processor)
@@ -337,6 +342,8 @@ class HandlerEnd:
         """Keep a request that must wait. Redelivered, should this process die."""
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         words[row + SLOT_DEADLINE] = deadline_ns
+        if words[row + SLOT_PARKED] <= words[row + SLOT_DEQUEUED]:
+            words[row + SLOT_PARKED] = time.monotonic_ns()
         words[row + SLOT_STATE] = (
             words[row + SLOT_STATE] & _KEEP_GENERATION | self._parked
         )

@@ -141,6 +141,7 @@ class ApiTable:
         fetch: FetchService,
         changed: Callable[[PartitionRow], None],
         forward: Callable[[int], None],
+        note_software: Callable[[int, str, str], None],
     ) -> None:
         """Make the table.
 
@@ -150,6 +151,7 @@ class ApiTable:
             advertised: of each listener, by index.
             changed: told of the rows of deleted partitions, to wake waiting fetches.
             forward: hands a request's slot to the coordinator.
+            note_software: told what a connection's client says that it is.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -167,7 +169,8 @@ class ApiTable:
         self._registry = registry
         self._table = table
         self._logs = logs
-        self._api_versions_bodies: dict[tuple[int, bytes], bytes] = {}
+        self._note_software = note_software
+        self._api_versions_bodies: dict[tuple[int, bytes], tuple[bytes, str, str]] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
             ApiKey.PRODUCE: produce.handle,
             ApiKey.FETCH: fetch.handle,
@@ -235,9 +238,13 @@ class ApiTable:
         asked = (version, bytes(request.body))
         known = self._api_versions_bodies.get(asked)
         if known is not None:
-            return known
+            self._note_software(request.connection, *known[1:])
+            return known[0]
         from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
-        from mpbroker.server.handlers.api_versions import handle_api_versions
+        from mpbroker.server.handlers.api_versions import (
+            handle_api_versions,
+            software_of,
+        )
 
         message = ApiVersionsRequest.decode(version, request.body)
         body = handle_api_versions(message, version, self.advertised_versions).encode(
@@ -246,7 +253,8 @@ class ApiTable:
         if len(asked[1]) <= _MAX_REMEMBERED_BYTES:
             if len(self._api_versions_bodies) >= _MAX_REMEMBERED:
                 self._api_versions_bodies.clear()
-            self._api_versions_bodies[asked] = body
+            self._api_versions_bodies[asked] = (body, *software_of(message, version))
+        self._note_software(request.connection, *software_of(message, version))
         return body
 
     def _list_offsets(self, request: Request) -> bytes:

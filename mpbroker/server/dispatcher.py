@@ -38,6 +38,10 @@ ErrorAnswer = Callable[[Request, ErrorCode], bytes | None]
 _HEAD: Final = Struct(">hhi")
 
 
+def _nobody_counts(api_key: int, error_code: int) -> None:
+    """Where nobody looks."""
+
+
 class Api:
     """One API as it is served here."""
 
@@ -62,6 +66,7 @@ class RequestDispatcher:
         advertised: what ApiVersions says is served.
         error_answer: makes the answer to a request that met a bug.
         name_connection: for log lines.
+        count_error: told of the API key and the code of each error.
     """
 
     def __init__(
@@ -70,11 +75,13 @@ class RequestDispatcher:
         advertised: Mapping[int, tuple[int, int]],
         error_answer: ErrorAnswer,
         name_connection: Callable[[int], str],
+        count_error: Callable[[int, int], None] = _nobody_counts,
     ) -> None:
         self._apis = apis
         self._advertised = advertised
         self._error_answer = error_answer
         self._name_connection = name_connection
+        self._count_error = count_error
         self.errors = 0
 
     def parse(
@@ -120,6 +127,7 @@ class RequestDispatcher:
         try:
             return self._apis[request.api_key].handle(request)
         except ProtocolError as error:
+            self._count_error(request.api_key, ErrorCode.INVALID_REQUEST)
             self._refuse(
                 request.connection,
                 f"malformed {ApiKey(request.api_key).name}"
@@ -128,6 +136,7 @@ class RequestDispatcher:
             return CLOSE
         except ApiError as error:
             code = error.error_code
+            self._count_error(request.api_key, code)
             return self._error_answer(request, code) or CLOSE
         except Exception:  # noqa: BLE001 - whatever it is, serving goes on
             return self.met_bug(request)
@@ -135,6 +144,7 @@ class RequestDispatcher:
     def met_bug(self, request: Request) -> Answer:
         """Within ``except``: log a bug of ours with its traceback, and answer."""
         self.errors += 1
+        self._count_error(request.api_key, ErrorCode.UNKNOWN_SERVER_ERROR)
         note(EventKind.BUG, request.api_key, request.connection)
         _LOG.exception(
             "%s v%d of %s failed; this is a bug",

@@ -25,6 +25,9 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     HEADER_PHASE,
+    SLOT_DEQUEUED,
+    SLOT_WORDS,
+    SLOTS,
     HandlerCounter,
     Phase,
     handler_row,
@@ -162,6 +165,7 @@ class RequestHandler:
         words[row + HANDLER_BUSY_SINCE] = started
         for slot in slots:
             words[row + HANDLER_BUSY_SLOT] = slot + 1
+            words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before
             api_key = execute_plain(slot)
             if api_key is None:
                 api_key = self._execute_one(slot)

@@ -15,6 +15,8 @@ from typing import Final
 import setproctitle
 
 from mpbroker.config import BrokerConfig
+from mpbroker.ipc.client_software import ClientSoftware
+from mpbroker.ipc.error_counts import ErrorCounts
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_SUPERVISOR_PID,
@@ -216,9 +218,14 @@ class Roles:
             fetch=fetch,
             changed=purgatory.notify_waiters,
             forward=memory.lane.forward,
+            note_software=ClientSoftware(handler, memory.control.words).note,
         )
         dispatcher = dispatcher_type(
-            apis.apis, apis.advertised_versions, apis.error_answer, apis.connection_name
+            apis.apis,
+            apis.advertised_versions,
+            apis.error_answer,
+            apis.connection_name,
+            ErrorCounts(handler, memory.control.words).count,
         )
         RequestHandler(
             handler,

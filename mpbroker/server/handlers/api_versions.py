@@ -61,6 +61,13 @@ def names_its_software(request: ApiVersionsRequest, version: int) -> bool:
     )
 
 
+def software_of(request: ApiVersionsRequest, version: int) -> tuple[str, str]:
+    """The name and version that the client gives itself; "", "": it gives none."""
+    if version < _SOFTWARE_SINCE or not names_its_software(request, version):
+        return "", ""
+    return request.client_software_name, request.client_software_version
+
+
 def unsupported_version(versions: Mapping[int, tuple[int, int]]) -> ApiVersionsResponse:
     """To a version above ours: in version 0, all that the client must know."""
     return ApiVersionsResponse(
