@@ -34,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 # The keeper sends a successor's sockets within milliseconds, if it lives.
 _DELIVERY_S: Final = 3.0
 _POLL_S: Final = 0.05
+# Rarely is a connection handed over again sooner. One may wait here for a whole life: that
+# of the processor that retired before it had read it.
+_LATE_NS: Final = 20_000_000
 
 
 class NewConnection(NamedTuple):
@@ -42,6 +45,7 @@ class NewConnection(NamedTuple):
     sock: socket.socket
     listener: int
     sequence: int
+    is_late: bool  # so that another processor may have got it meanwhile
 
 
 class GivenConnection(NamedTuple):
@@ -93,7 +97,7 @@ class Arrivals:
             return []
         if not message:
             return None
-        kind, listener, sequence, _ = HAND_OVER.unpack_from(message)
+        kind, listener, sequence, accepted_ns = HAND_OVER.unpack_from(message)
         socks = [socket.socket(fileno=fd) for fd in fds]
         if kind == HandOver.ADOPT:
             rows = unpack_adopt(message)
@@ -101,7 +105,8 @@ class Arrivals:
             return [GivenConnection(sock, row) for sock, row in pairs]
         if kind == HandOver.NEW:
             self._words[self._row + PROCESSOR_REGISTERED] += 1
-        return [NewConnection(sock, listener, sequence) for sock in socks]
+        is_late = time.monotonic_ns() - accepted_ns > _LATE_NS
+        return [NewConnection(sock, listener, sequence, is_late) for sock in socks]
 
     def is_ours(self, given: GivenConnection) -> bool:
         """Whether it is the very socket of the row, and the row is this processor's."""

@@ -54,6 +54,7 @@ _ADDRESS: Final = struct.Struct("=qq")
 _V4_PREFIX: Final = b"\0" * 10 + b"\xff\xff"
 _NO_ADDRESS: Final = (b"\0" * 16, 0)
 _HOLDER_SHIFT: Final = 8
+_NOBODY: Final = -1
 
 
 class Progress(NamedTuple):
@@ -195,8 +196,17 @@ class ConnectionRows:
         """From this store on the row, and its socket, are another processor's."""
         self._given_away = True
         # Nobody has its socket until the new owner says so, which may be ourselves.
-        self._words[connection_row(connection) + CONNECTION_HOLDER] = -1
+        self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
         self._words[connection_row(connection) + CONNECTION_OWNER] = processor + 1
+
+    def is_on_its_way(self, connection: int) -> bool:
+        """Whether it is this processor's, and was given by one that lives, or lived."""
+        words, word = self._words, connection_row(connection)
+        return bool(
+            words[word + CONNECTION_STATE] & STATE_MASK
+            and words[word + CONNECTION_OWNER] == self._processor + 1
+            and words[word + CONNECTION_HOLDER] == _NOBODY
+        )
 
     def name(self, connection: int) -> str:
         """Kafka's form of a connection id: local-peer-index."""

@@ -11,19 +11,21 @@ import socket
 from typing import Final
 
 from mpbroker.ipc.layout import (
+    CONNECTION_COOKIE,
     HEADER,
     HEADER_COUNTERS,
     PROCESSOR_COUNTERS,
     SLOTS_PER_PROCESSOR,
     ConnectionState,
     ProcessorCounter,
+    connection_row,
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
-from mpbroker.network.connection_rows import ConnectionRows, progress
+from mpbroker.network.connection_rows import ConnectionRows, live_rows, progress
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import RequestReader
 from mpbroker.network.succession import Resumption, restore
@@ -33,6 +35,9 @@ _LOG = logging.getLogger(__name__)
 
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING
+# Whoever gives a connection away sends its socket at once, or is dead by then, and the
+# keeper has sent it.
+_ON_ITS_WAY_NS: Final = 3_000_000_000
 
 
 class Connections:
@@ -63,6 +68,7 @@ class Connections:
         self.by_fd: dict[int, Channel] = {}
         self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._words[self._counters] = 0  # a predecessor's
+        self._expected: dict[int, int] = {}  # rows, and until when
 
     def is_here(self, channel: Channel) -> bool:
         """Whether a connection is neither closed nor given away."""
@@ -71,6 +77,14 @@ class Connections:
     def has(self, sock: socket.socket) -> bool:
         """Whether a socket is the duplicate of one of theirs."""
         return socket_cookie(sock) in self._cookies
+
+    def is_elsewhere(self, sock: socket.socket) -> bool:
+        """Whether anybody has a row for this socket."""
+        words, cookie = self._words, socket_cookie(sock)
+        return any(
+            words[connection_row(row) + CONNECTION_COOKIE] == cookie
+            for row in live_rows(words)
+        )
 
     def count(self, counter: ProcessorCounter, amount: int) -> None:
         self._words[self._counters + counter] += amount
@@ -142,6 +156,18 @@ class Connections:
         if resumption != Resumption.READ:
             self.in_flight[channel.slot - self._first_slot] = channel
         return channel, resumption, already
+
+    def expect(self, connection: int, now_ns: int) -> None:
+        """One has been given to us, and its socket is still to come."""
+        self._expected[connection] = now_ns + _ON_ITS_WAY_NS
+
+    def give_up_expected(self, now_ns: int) -> None:
+        """Free the rows of those whose giver died, and the keeper with it."""
+        for connection, until_ns in list(self._expected.items()):
+            if now_ns > until_ns:
+                del self._expected[connection]
+                if self._rows.is_on_its_way(connection):
+                    self.abandon(connection, frozenset())
 
     def _add(self, channel: Channel, now_ns: int) -> None:
         self._selector.register(channel)

@@ -38,7 +38,6 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     processor_row,
 )
-from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
@@ -137,7 +136,6 @@ class Processor:
             max_request_bytes,
         )
         self._sender = ResponseSender(arena, self._selector)
-        self._metrics = RequestMetrics(processor, control, arena)
         self._keeper = keeper
         self._offers = Offers(control, keeper)
         self._arrivals = Arrivals(processor, control, handovers[processor][1])
@@ -173,7 +171,6 @@ class Processor:
                 ConnectionState.IN_FLIGHT,
                 self._in_flight,
                 self._requests.unpublished,
-                processor,
             )
         self._new_connections = False
         self._has_errands = False
@@ -289,10 +286,12 @@ class Processor:
         socks = self._arrivals.wait_for(rows, self._keeper, self._selector)
         for connection in rows:
             sock = socks.pop(connection, None)
-            if sock is None:
-                self._connections.abandon(connection, answered)
-            else:
+            if sock is not None:
                 self._adopt(connection, sock, answered, ProcessorCounter.RESUMED)
+            elif self._rows.is_on_its_way(connection):
+                self._connections.expect(connection, self._now)
+            else:
+                self._connections.abandon(connection, answered)
         self._requests.flush()
 
     def _adopt(
@@ -335,6 +334,9 @@ class Processor:
                 )
 
     def _register(self, new: NewConnection) -> None:
+        if new.is_late and self._connections.is_elsewhere(new.sock):
+            new.sock.close()  # it had been given up here, and goes on there
+            return
         if self._departures.left == ALL:
             message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
             if self._departures.forward(message, new.sock, new.listener):
@@ -458,7 +460,6 @@ class Processor:
     def _send(self, channel: Channel, already: int) -> None:
         """Send the answer that a channel's slot describes, but for its first bytes."""
         kind, offset, length = self._requests.response(channel.slot)
-        self._metrics.taken(slot, self._now)
         channel.sent += length
         if kind == _BYTES:
             result = self._sender.send_bytes(
@@ -474,7 +475,6 @@ class Processor:
         words, row = self._words, self._row + PROCESSOR_COUNTERS
         words[row + ProcessorCounter.BYTES_OUT] += length
         self._sent(channel, result)
-            self._metrics.record(channel.slot, time.monotonic_ns())
 
     def _send_parts(self, channel: Channel, offset: int, sent: int) -> SendResult:
         try:
@@ -515,7 +515,6 @@ class Processor:
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
         if self._has_errands and self._departures.left:
             return  # at the end of the turn it may go
-        self._metrics.record(slot, time.monotonic_ns())
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:
@@ -568,6 +567,7 @@ class Processor:
                 if channel.active_ns < expired:
                     self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
         self._reader.take_back_lent()
+        self._connections.give_up_expected(self._now)
         if not self._busy:
             self._reader.give_back_memory()
             self._sender.close_unused()

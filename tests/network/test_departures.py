@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
     PROCESSOR_LISTENER,
@@ -13,6 +14,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.network.connection_rows import live_rows
 from mpbroker.network.departures import ALL
+from mpbroker.network.hand_over import HAND_OVER, HandOver
 from mpbroker.supervisor.connections import (
     is_moved,
     move_connections,
@@ -22,7 +24,7 @@ from mpbroker.supervisor.connections import (
 )
 from mpbroker.supervisor.keeper import Keeper
 from mpbroker.supervisor.recovery import Repair
-from tests.network.rig import Rig, echo, frame
+from tests.network.rig import Rig, connected_pair, echo, frame
 
 LARGE = 300_000
 
@@ -194,6 +196,69 @@ def test_the_keeper_brings_what_a_giver_died_over(two, monkeypatch):
     two.pump(lambda: two.other.connections == 1)
     client.send(frame(b"more")[5:])
     two.pump(lambda: client.frames() == [b"some", b"more"])
+
+
+def test_a_successor_waits_for_what_its_giver_has_not_sent_yet(two, monkeypatch):
+    """Its predecessor owned the connection and never had the socket."""
+    client = two.connect()
+    client.send(frame(b"some"))
+    two.pump(client.frames)
+    with monkeypatch.context() as patch:
+        patch.setattr(two.processor._departures, "send", lambda: None)
+        two.move()
+        two.pump(lambda: two.connections == 0)
+        Repair(two.memory).after_processor(1)
+        two.other.start_processor()  # the keeper has said already that this is all
+        monkeypatch.setattr(two.other.processor._arrivals, "_message", lambda: None)
+        two.other.processor.take_over()
+        monkeypatch.undo()
+    assert len(list(live_rows(two.memory.control.words))) == 1
+    two.pump(lambda: two.other.connections == 1)
+    client.send(frame(b"more"))
+    two.pump(lambda: client.frames() == [b"some", b"more"])
+
+
+def test_the_row_of_a_connection_that_never_comes_is_free_after_a_while(
+    two, monkeypatch
+):
+    monkeypatch.setattr("mpbroker.network.connections._ON_ITS_WAY_NS", 0)
+    client = two.connect()
+    two.pump(lambda: two.connections == 1)
+    monkeypatch.setattr(two.processor._departures, "send", lambda: None)
+    two.move()
+    two.pump(lambda: two.connections == 0)
+    for channels in two.processor._departures._unsent:
+        channels[1][0].sock.close()
+    two.processor._departures._unsent.clear()
+    for fd in list(two.keeper._cookies):
+        two.keeper._drop(fd)  # it was killed as well
+    two.other.start_processor()
+    monkeypatch.setattr(two.other.processor._arrivals, "_message", lambda: None)
+    two.other.processor.take_over()
+    assert len(list(live_rows(two.memory.control.words))) == 1
+    two.other.processor._housekeep()
+    two.other.processor.turn()
+    two.other.processor._housekeep()
+    assert not list(live_rows(two.memory.control.words))
+    client.close()
+
+
+def test_nobody_takes_a_connection_that_another_has_been_given_meanwhile(two):
+    """It lies unread at one that retired, and later there is another of that id."""
+    mine, accepted = connected_pair()
+    duplicate = accepted.dup()
+    client = two.connect((mine, accepted))
+    two.pump(lambda: two.connections == 1)
+    send_fds(
+        two.memory.handovers[1][0],
+        HAND_OVER.pack(HandOver.NEW, 0, 1, 0),
+        [duplicate.fileno()],
+    )
+    duplicate.close()
+    two.turns(5)
+    assert (two.connections, two.other.connections) == (1, 0)
+    client.send(frame(b"hello"))
+    two.pump(client.frames)
 
 
 def test_connections_given_to_one_that_is_no_more_are_given_to_another(two):

@@ -1,8 +1,9 @@
-"""mpbroker whose handlers and processors die at random points, again and again.
+"""mpbroker whose processes die at random points, again and again.
 
 python -m tests.supervisor.dying_by_line ROLE POINTS MEAN serve ...
 
-Points are the source lines of the Python twins, or the steps of the compiled core.
+ROLE is handler, processor, both of them, or keeper. Points are the source lines of the
+Python twins, or the steps of the compiled core.
 """
 
 # ruff: noqa: E402 - the environment comes first
@@ -26,11 +27,19 @@ FILES = tuple(
         "ipc/partition_table",
         "ipc/arena",
         "ipc/robust_mutex",
+        "ipc/fdpass",
         "network/request_channel",
         "network/processor",
         "network/request_reader",
         "network/response_sender",
         "network/connection_rows",
+        "network/connections",
+        "network/arrivals",
+        "network/departures",
+        "network/hand_over",
+        "network/succession",
+        "network/tcp_counters",
+        "supervisor/keeper",
         "server/request_handler",
         "server/purgatory",
         "server/group_commit",
@@ -64,5 +73,7 @@ if ROLE in ("handler", "both"):
     Roles.run_handler = _doomed(Roles.run_handler)
 if ROLE in ("processor", "both"):
     Roles.run_processor = _doomed(Roles.run_processor)
+if ROLE == "keeper":
+    Roles.run_keeper = _doomed(Roles.run_keeper)
 del sys.argv[1:4]
 sys.exit(main())

@@ -8,19 +8,41 @@ A hundred times as many seams as a timer's kills meet.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from typing import Final
 
 import pytest
 
+from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.compiled import IS_COMPILED
+from tests.chaos.events import control_socket
 from tests.supervisor.load import Load, create_topic, read_log
 from tests.support.broker import Broker
+from tests.support.children import wait_until
 
 # How many records are acknowledged; more with MPBROKER_TEST_LINE_RECORDS=20000.
 RECORDS: Final = int(os.environ.get("MPBROKER_TEST_LINE_RECORDS", "150"))
 
 compiled = pytest.mark.skipif(not IS_COMPILED, reason="the compiled core is not there")
+
+
+def dying(tmp_path, role, points, mean) -> Broker:
+    return Broker(
+        tmp_path / "data",
+        {"num.network.threads": 2, "num.io.threads": 2},
+        command=[
+            *(sys.executable, "-m", "tests.supervisor.dying_by_line"),
+            *(role, points, str(mean)),
+        ],
+    )
+
+
+def verify(broker: Broker, load: Load) -> None:
+    assert broker.log_path.read_text().count("died: signal 9") > 3
+    # Whoever loses a connection sends its record again.
+    assert sum(load.losses) == 0, broker.log_tail()
+    load.verify(read_log(broker.data_dir))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +51,7 @@ compiled = pytest.mark.skipif(not IS_COMPILED, reason="the compiled core is not 
         ("handler", "lines", 1500, 1),
         ("handler", "lines", 1500, -1),
         ("processor", "lines", 1500, 1),
+        ("processor", "lines", 500, 1),  # most die while they take over
         ("both", "lines", 3000, 1),
         pytest.param("handler", "steps", 300, 1, marks=compiled),
         pytest.param("processor", "steps", 200, 1, marks=compiled),
@@ -36,19 +59,31 @@ compiled = pytest.mark.skipif(not IS_COMPILED, reason="the compiled core is not 
     ],
 )
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path, role, points, mean, acks):
-    broker = Broker(
-        tmp_path / "data",
-        {"num.network.threads": 2, "num.io.threads": 2},
-        command=[
-            *(sys.executable, "-m", "tests.supervisor.dying_by_line"),
-            *(role, points, str(mean)),
-        ],
-    )
-    with broker:
+    with dying(tmp_path, role, points, mean) as broker:
         create_topic(broker)
         with Load(broker, 6, acks) as load:
             load.run(RECORDS)
-        deaths = broker.log_path.read_text().count("died: signal 9")
-    load.verify(read_log(broker.data_dir))
-    assert deaths > 3
-    assert sum(load.losses) == 0
+    verify(broker, load)
+
+
+@pytest.mark.parametrize(
+    ("role", "points", "mean"),
+    [
+        ("processor", "lines", 3000),
+        ("keeper", "lines", 300),
+        pytest.param("processor", "steps", 300, marks=compiled),
+    ],
+)
+def test_connections_move_between_processors_that_die(tmp_path, role, points, mean):
+    """From one size to the next, wherever the last resize has got to."""
+    picker = random.Random(mean)
+    with dying(tmp_path, role, points, mean) as broker:
+        create_topic(broker)
+        with ControlClient(control_socket(broker), 30.0) as client:
+            with Load(broker, 12) as load:
+                for _ in range(RECORDS // 15):
+                    client.request("resize", processors=picker.randint(1, 4))
+                    load.run(15)
+            client.request("resize", processors=2)
+            wait_until(lambda: not client.request("figures")["resizing"])
+    verify(broker, load)
