@@ -214,6 +214,8 @@ class CoordinatorProcess:
             self._purgatory.process_notices()
             self._purgatory.expire(time.monotonic_ns())
             if self._out:
+                # Who was told of a commit need not wait for its markers.
+                self._channel.flush()
                 self._flush()
             self._see_to_syncs()
         self._channel.flush()

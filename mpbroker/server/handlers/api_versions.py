@@ -20,10 +20,14 @@ from mpbroker.protocol.messages.api_versions import (
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_SINCE: Final = 3
-# KIP-890: with 2, a producer adds partitions by writing to them, and gets a new epoch
-# with the end of each transaction.
-_TRANSACTION_VERSION: Final = "transaction.version"
-_EPOCH_BUMPS: Final = 2
+_FEATURES: Final = {
+    "group.version": 1,  # KIP-848
+    # KIP-890: a producer adds partitions by writing to them, and gets a new epoch with
+    # the end of each transaction.
+    "transaction.version": 2,
+}
+# KIP-1022: Java clients before it take a feature from 0 on for a broken answer.
+_MINIMUM_0_SINCE: Final = 4
 
 
 def handle_api_versions(
@@ -36,19 +40,16 @@ def handle_api_versions(
         error_code=ErrorCode.NONE,
         api_keys=_keys(versions),
         supported_features=[
-            SupportedFeatureKey(
-                name=_TRANSACTION_VERSION,
-                min_version=0,
-                max_version=_EPOCH_BUMPS,
-            )
+            SupportedFeatureKey(name=name, min_version=0, max_version=level)
+            for name, level in _FEATURES.items()
+            if version >= _MINIMUM_0_SINCE
         ],
         finalized_features_epoch=0,
         finalized_features=[
             FinalizedFeatureKey(
-                name=_TRANSACTION_VERSION,
-                max_version_level=_EPOCH_BUMPS,
-                min_version_level=_EPOCH_BUMPS,
+                name=name, max_version_level=level, min_version_level=level
             )
+            for name, level in _FEATURES.items()
         ],
     )
 
