@@ -34,8 +34,8 @@ _LOG = logging.getLogger(__name__)
 # The keeper sends a successor's sockets within milliseconds, if it lives.
 _DELIVERY_S: Final = 3.0
 _POLL_S: Final = 0.05
-# Rarely is a connection handed over again sooner. One may wait here for a whole life: that
-# of the processor that retired before it had read it.
+# Rarely is a connection handed over again sooner. One may wait here for a whole life:
+# that of the processor that retired before it had read it.
 _LATE_NS: Final = 20_000_000
 
 

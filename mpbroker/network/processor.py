@@ -38,6 +38,7 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     processor_row,
 )
+from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
@@ -136,6 +137,7 @@ class Processor:
             max_request_bytes,
         )
         self._sender = ResponseSender(arena, self._selector)
+        self._metrics = RequestMetrics(processor, control, arena)
         self._keeper = keeper
         self._offers = Offers(control, keeper)
         self._arrivals = Arrivals(processor, control, handovers[processor][1])
@@ -171,6 +173,7 @@ class Processor:
                 ConnectionState.IN_FLIGHT,
                 self._in_flight,
                 self._requests.unpublished,
+                processor,
             )
         self._new_connections = False
         self._has_errands = False
@@ -455,6 +458,7 @@ class Processor:
             self._reader.release_slot(slot)
             return
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
+        self._metrics.taken(slot, self._now)
         self._send(channel, sent)
 
     def _send(self, channel: Channel, already: int) -> None:
@@ -470,6 +474,7 @@ class Processor:
         elif kind == _NONE:
             result = SendResult.SENT
         else:
+            self._metrics.record(channel.slot, time.monotonic_ns())
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
             return
         words, row = self._words, self._row + PROCESSOR_COUNTERS
@@ -510,6 +515,7 @@ class Processor:
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
             return
         slot = channel.slot
+        self._metrics.record(slot, time.monotonic_ns())
         self._in_flight[slot - self._first_slot] = None
         self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
