@@ -11,7 +11,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.storage.checkpoints import (
@@ -27,8 +27,15 @@ from mpbroker.storage.errors import (
     LogDirectoryError,
     LogDirectoryLockedError,
 )
-from mpbroker.storage.log_files import create_file, sync_directory, write_file
+from mpbroker.storage.log_files import (
+    LOG_SUFFIX,
+    base_offsets,
+    create_file,
+    sync_directory,
+    write_file,
+)
 from mpbroker.storage.log_loader import LoadHints
+from mpbroker.storage.partition_directory import directory_name
 
 LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
@@ -51,6 +58,7 @@ class LogDirectory:
         self._lock_fd = -1
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
 
     def open(self) -> None:
         """Make it if absent, lock it, and read what the last owner left.
@@ -97,6 +105,21 @@ class LogDirectory:
         directory._start_offsets = directory._read(LOG_START_OFFSET)
         return directory
 
+    def know_logs(self, logs: Iterable[tuple[str, int, int, int]]) -> None:
+        """Take note of logs as processes left them that this kernel has outlived.
+
+        Args:
+            logs: topic, partition, log start, log end, as they were committed last.
+        """
+        for topic, partition, start, end in logs:
+            name = f"{self.path}/{directory_name(topic, partition)}"
+            if not os.path.isdir(name):
+                continue
+            self._ends[topic, partition] = end
+            # As the checkpoint has it, which a topic that comes back must not find.
+            if start > min(base_offsets(name, LOG_SUFFIX), default=0):
+                self._start_offsets[topic, partition] = start
+
     def _lock(self) -> None:
         self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
         try:
@@ -127,6 +150,7 @@ class LogDirectory:
             self._recovery_points.get(partition, 0),
             self._start_offsets.get(partition, 0),
             producer_id_expiration_ms,
+            self._ends.get(partition, 0),
         )
 
     def write_checkpoints(

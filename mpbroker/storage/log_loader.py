@@ -51,6 +51,7 @@ class LoadHints(NamedTuple):
     recovery_point: int = 0  # all below is on disk and was checked once
     log_start_offset: int = 0
     producer_id_expiration_ms: int = 86_400_000
+    checked_end: int = 0  # all below was checked, and is in the page cache at least
 
 
 class LoadedLog(NamedTuple):
@@ -70,6 +71,8 @@ def load_log(
     Raises:
         OSError: the directory or a file cannot be read or written.
     """
+    if hints.checked_end > hints.recovery_point:
+        hints = hints._replace(recovery_point=hints.checked_end)
     remove_leftovers(directory)
     bases = base_offsets(directory, LOG_SUFFIX)
     if not bases:

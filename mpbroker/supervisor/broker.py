@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
@@ -34,7 +34,6 @@ from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor.canaries import Canaries
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_setup import BrokerControl
-from mpbroker.supervisor.generation import Generation, GenerationError
 from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
@@ -62,8 +61,11 @@ from mpbroker.supervisor.upgrade import (
     UpgradeError,
     go_back,
     own_command,
-    replace_program,
 )
+
+if TYPE_CHECKING:
+    from mpbroker.storage.topics import TopicRegistry
+    from mpbroker.supervisor.next_generation import Left
 
 _LOG = logging.getLogger(__name__)
 # After the start, when it disturbs nobody; from the second time on it does nothing.
@@ -167,7 +169,8 @@ class Broker:
             inherited,
         )
         names = [listener.endpoint.listener_name for listener in listeners]
-        shares_memory = before is not None and not before.generation
+        shares_memory = before is not None and not before.is_generation
+        left = None
         if before is not None and shares_memory:
             memory = before.memory(config)
         else:
@@ -178,6 +181,8 @@ class Broker:
             )
             clean = all(directory.clean for directory in directories)
             memory.control.words[HEADER + HEADER_CLEAN_START] = clean
+            if before is not None:
+                left = _take_over_from(before, directories)
             recover_metadata_log(
                 paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
             )
@@ -193,18 +198,16 @@ class Broker:
             PoolSettings(config, registry, names),
             lambda: _caught_up_rows(registry),
             identity,
-            before.records() if before is not None else (),
+            before.records() if before is not None and shares_memory else (),
         )
         describe = partial(
             manifest_of, config, memory, listeners, directories, supervisor, identity
         )
-        generation = Generation(supervisor, memory, lambda: _caught_up_rows(registry))
-        hand_over = partial(_hand_over, generation, describe)
-        supervisor.make_upgrade = partial(
-            _make_upgrade, supervisor, describe, hand_over
-        )
-        if before is not None and before.generation:
-            describe = partial(_describe_generation, generation, describe)
+        leave = partial(_fork_leaver, supervisor, memory, registry, describe)
+        supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe, leave)
+        back: Callable[[list[str], str], Manifest] = describe
+        if before is not None and left is not None:
+            back = partial(_same_again, before)
         service = Service(
             manager,
             supervisor,
@@ -241,16 +244,18 @@ class Broker:
                 supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
             supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
-            if before is not None and before.generation:
-                _begin_generation(generation, before)
+            proved = _nothing_more
+            if before is not None and left is not None:
+                proved = _begin_generation(supervisor, memory, before, left)
+                back = partial(leave, by_force=True)
             if supervisor.start():
                 service.all_started()
                 if before is not None:
-                    _renew(supervisor, listeners, generation, before, describe)
+                    _renew(supervisor, listeners, before, back, proved)
                 supervisor.run()
         except Exception as error:
             if before is not None and not supervisor.is_running:
-                go_back(before, describe, repr(error))
+                go_back(before, back, repr(error))
             raise
         finally:
             service.stopping()
@@ -277,69 +282,101 @@ class Broker:
 
 def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Manifest:
     """What was left to us, when we have touched nothing of it."""
-    return manifest._replace(command=command, going_back=going_back)
+    manifest.dismiss_leaver()
+    return manifest._replace(
+        command=command, going_back=going_back, generation=-1, leaver=0
+    )
 
 
 def _make_upgrade(
     supervisor: Supervisor,
     describe: Callable[[list[str], str], Manifest],
-    hand_over: Callable[[Sequence[str]], None],
+    leave: Callable[[list[str], str], Manifest],
 ) -> Upgrade:
     return Upgrade(
         supervisor.fork_aside,
         lambda: describe(own_command(), ""),
-        hand_over,
+        lambda: leave(own_command(), ""),
         supervisor.say_of_upgrade,
         lambda: supervisor.is_quiet,
     )
 
 
-def _hand_over(
-    generation: Generation, describe: Callable[..., Manifest], command: Sequence[str]
-) -> None:
-    """Become a program that lays memory out in another way.
-
-    Raises:
-        UpgradeError: that cannot be; this generation goes on.
-    """
-    try:
-        export = generation.export()
-        replace_program(command, describe(own_command(), "", export.fds))
-    except (GenerationError, UpgradeError) as error:
-        generation.resume()
-        raise UpgradeError(str(error)) from error
+# -- a generation of another layout of memory ------------------------------------------
+# Imported where it is needed: hardly any start needs it.
 
 
-def _describe_generation(
-    generation: Generation,
-    describe: Callable[..., Manifest],
+def _fork_leaver(
+    supervisor: Supervisor,
+    memory: BrokerMemory,
+    registry: TopicRegistry,
+    describe: Callable[[list[str], str], Manifest],
     command: list[str],
     going_back: str,
+    *,
+    by_force: bool = False,
 ) -> Manifest:
-    """End a generation that does not work, and describe it for the one before it."""
-    return describe(command, going_back, generation.export(by_force=True).fds)
-
-
-def _begin_generation(generation: Generation, before: Manifest) -> None:
-    """Carry on the connections of another generation.
+    """Describe the broker for a program that lays memory out in another way.
 
     Raises:
-        Exception: they cannot be, and there was no way back.
+        UpgradeError: nobody can be started who would end this generation.
     """
-    records, arena = before.generation[:2]
+    from mpbroker.supervisor.generation import GenerationError, Leaver
+
+    sockets = supervisor.sockets_kept
+    leaver = Leaver(supervisor, memory, registry, sockets, by_force=by_force)
     try:
-        generation.begin(records, arena)
-    except Exception as error:
-        go_back(before, partial(_same_again, before), repr(error))
-        raise
+        link, pid = leaver.fork()
+    except GenerationError as error:
+        raise UpgradeError(str(error)) from error
+    manifest = describe(command, going_back)
+    return manifest._replace(generation=link.detach(), leaver=pid)
+
+
+def _take_over_from(before: Manifest, directories: Sequence[LogDirectory]) -> Left:
+    """End the generation before us; from now on nobody is served until we do.
+
+    Raises:
+        TakeoverError: it could not be ended; it can go on.
+    """
+    from mpbroker.supervisor.next_generation import take_over_from
+
+    left = take_over_from(before)
+    for directory in directories:
+        directory.know_logs(left.logs)
+    return left
+
+
+def _begin_generation(
+    supervisor: Supervisor, memory: BrokerMemory, before: Manifest, left: Left
+) -> Callable[[], None]:
+    """Carry on the connections of another generation.
+
+    Returns:
+        What to call when all is proved.
+
+    Raises:
+        TakeoverError: they cannot be.
+    """
+    from mpbroker.supervisor.next_generation import NextGeneration, bury
+
+    generation = NextGeneration(supervisor, memory)
+    generation.begin(left)
+    bury(before)
+    supervisor.sockets_kept = generation.sockets
+    return generation.forget_sockets
+
+
+def _nothing_more() -> None:
+    """There were no sockets to be forgotten."""
 
 
 def _renew(
     supervisor: Supervisor,
     listeners: list[Listener],
-    generation: Generation,
     before: Manifest,
-    describe: Callable[[list[str], str], Manifest],
+    back: Callable[[list[str], str], Manifest],
+    proved: Callable[[], None],
 ) -> None:
     """Replace the children of the program before us, or go back to it."""
     if before.going_back:
@@ -347,15 +384,13 @@ def _renew(
 
     def ended(reason: str) -> None:
         if reason:
-            go_back(before, describe, reason)
-            if before.generation:
-                generation.resume()
+            go_back(before, back, reason)
         elif not before.going_back:
             _LOG.info("upgrade: done, %s to %s", before.version, __version__)
             supervisor.say_of_upgrade(f"done: {before.version} to {__version__}")
-        generation.forget_sockets()
+        proved()
 
-    if before.generation:
+    if before.is_generation:
         proof = Renewal(
             supervisor,
             supervisor.children,

@@ -2,32 +2,37 @@
 
 Processes of two layouts cannot share segments, and so not a connection either. So all
 children end, in an order in which nothing is half done; what they have left is
-described without rows and slots (network/connection_export.py); and the next program
-makes segments of its own of it, and forks children that find what they would find after
-a death (network/connection_import.py):
+described without rows and slots (network/connection_export.py), by somebody who knows
+the old layout; and the next program makes segments of its own of it, and forks children
+that find what they would find after a death (network/connection_import.py). So that
+nobody waits for the next program to start, the children serve until it says that it
+has, and a copy of the program before it, the leaver, is there to end them:
 
-    acceptors, handlers   told to retire: answer what they have taken, put back the rest
-    processors            killed: their rows and the kernel say where they were
-    coordinator, others   killed: their logs say where they were
-    keeper                hands all sockets to us, and is killed
-    the program           is replaced; memory that nobody maps any more goes with it
+    supervisor   forks the leaver, and becomes the new program
+    program      makes its segments, and says that it is ready
+    leaver       tells acceptors and handlers to retire: they answer what they have
+                 taken and put back the rest
+    leaver       kills processors, coordinator and housekeeper: their rows, their logs
+                 and the kernel say where they were
+    leaver       has the keeper give it all sockets, describes them, hands all over
+    program      makes rows and slots; kills the keeper; forks
 
-Until the last step nothing has been lost, and giving up means to fork the children
-again. After it the next program can go back by doing the same.
+Until the keeper is killed nothing is lost: the new program can become the old one as
+ever, which finds dead children, and forks others over the same memory. After that it
+goes back by doing the same once more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol
 
 import msgpack
 
@@ -37,6 +42,7 @@ from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HEADER,
     HEADER_RETIRING,
+    RowStatus,
     handler_row,
 )
 from mpbroker.network.connection_export import (
@@ -44,13 +50,14 @@ from mpbroker.network.connection_export import (
     KeptSocket,
     export_connections,
 )
-from mpbroker.network.connection_import import ConnectionImport
-from mpbroker.network.hand_over import HAND_OUT, HAS_ROW, KEEP, MAX_SOCKETS
+from mpbroker.network.hand_over import HAND_OUT, KEEP, MAX_SOCKETS
 from mpbroker.network.tcp_counters import socket_cookie
+from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child, Role
+from mpbroker.supervisor.loop import live
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
-from mpbroker.supervisor.takeover import TakeoverError
+from mpbroker.supervisor.roles import become_child
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,28 +67,12 @@ _KILL_S: Final = 10.0
 _COLLECT_S: Final = 2.0
 # A keeper that lives so long has been left all sockets.
 _KEEPER_S: Final = 1.0
-# So long new children may take to serve, until the program before us is back.
-_SERVE_S: Final = 10.0
-_LOOK_S: Final = 0.05
-_MAX_FAILURES: Final = 3
 _RETIRING: Final = (Role.ACCEPTOR, Role.HANDLER)
-_KILLED: Final = (Role.PROCESSOR, Role.COORDINATOR, Role.HOUSEKEEPER)
+_KILLED: Final = tuple(role for role in Role if role not in (*_RETIRING, Role.KEEPER))
 
 
 class GenerationError(MpbrokerError):
     """The children could not be stopped in order; they are started again."""
-
-
-class Export(NamedTuple):
-    """Descriptors for the next program, which are all it needs of our memory."""
-
-    records: int  # memfd: msgpack, a list of ConnectionRecords
-    arena: int  # memfd: the bytes that the records name
-    sockets: list[int]
-
-    @property
-    def fds(self) -> list[int]:
-        return [self.records, self.arena, *self.sockets]
 
 
 class Family(Protocol):
@@ -91,62 +82,106 @@ class Family(Protocol):
     only_ours: set[int]
     repair: Repair
 
-    def unwatch(self, fd: int) -> None: ...
 
-    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
-
-
-class Generation:
-    """The end of one generation of children, and the beginning of the next.
+class Leaver:
+    """Ends a generation of children, in a process of its own.
 
     Args:
-        partition_rows: how many rows of the partition table are in use.
+        sockets: those that the supervisor has itself, by cookie.
+        by_force: who does not retire in time is killed, since there is no way on.
     """
 
     def __init__(
-        self, family: Family, memory: BrokerMemory, partition_rows: Callable[[], int]
+        self,
+        family: Family,
+        memory: BrokerMemory,
+        registry: TopicRegistry,
+        sockets: dict[int, KeptSocket],
+        *,
+        by_force: bool,
     ) -> None:
         self._family = family
         self._memory = memory
         self._words = memory.control.words
-        self._partition_rows = partition_rows
-        self._sockets: dict[int, KeptSocket] = {}  # by cookie
-        self._records = -1
-        self._begun = 0.0
+        self._registry = registry
+        self._sockets = dict(sockets)
+        self._by_force = by_force
 
-    # -- the end -------------------------------------------------------------------
-
-    def export(self, *, by_force: bool = False) -> Export:
-        """End all children and describe their connections.
-
-        Args:
-            by_force: who does not retire in time is killed, since there is no way on.
+    def fork(self) -> tuple[socket.socket, int]:
+        """Start it; return how to reach it, and its process id.
 
         Raises:
-            GenerationError: it took too long; ``resume`` starts the children again.
+            GenerationError: it cannot be started, or would not find all sockets.
+        """
+        for child in self._of(Role.KEEPER):
+            is_new = time.monotonic() - child.started_at < _KEEPER_S
+            if is_new and not self._by_force:
+                raise GenerationError("the keeper is new, and may lack sockets")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise GenerationError(f"fork: {error.strerror}") from error
+        if pid == 0:
+            ours.close()
+            live(partial(self._run, theirs))
+        theirs.close()
+        return ours, pid
+
+    def _run(self, link: socket.socket) -> None:
+        # The control socket, for one, must be nobody's when its successor is made.
+        wanted = {child.pidfd for child in self._family.children}
+        wanted.update(kept.fd for kept in self._sockets.values())
+        for fd in self._family.only_ours - wanted:
+            os.close(fd)
+        become_child("leaver", self._memory)
+        if not link.recv(16):
+            return  # nobody wants to know
+        try:
+            records = self._export()
+        except (GenerationError, OSError) as error:
+            self._let_them_live()
+            link.send(msgpack.packb([str(error), 0]))
+            return
+        self._let_them_live()
+        self._send(link, records)
+
+    def _send(self, link: socket.socket, records: list[ConnectionRecord]) -> None:
+        file = os.memfd_create("mpbroker-connections", os.MFD_CLOEXEC)
+        with open(file, "wb") as writer:
+            msgpack.pack([records, self._logs()], writer)
+            writer.flush()
+            fds = [file, self._memory.arena.fd]
+            send_fds(link, msgpack.packb(["", len(records)]), fds)
+            for first in range(0, len(records), MAX_SOCKETS):
+                batch = records[first : first + MAX_SOCKETS]
+                send_fds(link, b"sockets", [record.fd for record in batch])
+
+    def _export(self) -> list[ConnectionRecord]:
+        """End all children but the keeper, and describe their connections.
+
+        Raises:
+            GenerationError: it took too long.
         """
         started = time.monotonic()
-        for child in self._of(Role.KEEPER):
-            if started - child.started_at < _KEEPER_S and not by_force:
-                raise GenerationError("the keeper is new, and may lack sockets")
-        self._retire(by_force)
+        self._retire()
         retired = time.monotonic()
         self._kill(_KILLED)
-        rows = self._partition_rows()
-        for child in self._of(Role.COORDINATOR):
-            self._family.repair.after_coordinator(rows, was_killed=True)
+        rows, repair = self._rows(), self._family.repair
+        for child in self._of(Role.HANDLER):
+            repair.after_handler(child.number, rows, was_killed=True)
+        repair.after_coordinator(rows, was_killed=True)
         for child in self._of(Role.PROCESSOR):
-            self._family.repair.after_processor(child.number)
-        self._collect(by_force)
-        self._kill((Role.KEEPER,))
+            repair.after_processor(child.number)
+        repair.hold_no_more()
+        self._collect()
         answered = {slot for ring in self._memory.responses for slot in ring.waiting()}
         found = export_connections(
             self._words, self._memory.arena, self._sockets, answered
         )
         records = list(found)
-        self._records = os.memfd_create("mpbroker-connections", os.MFD_CLOEXEC)
-        with open(self._records, "wb", closefd=False) as file:
-            msgpack.pack(records, file)
         _LOG.info(
             "generation: %d connections described, %d of them at a request; %d ms, of"
             " which %d for what was being executed",
@@ -155,28 +190,41 @@ class Generation:
             (time.monotonic() - started) * 1000,
             (retired - started) * 1000,
         )
-        return Export(
-            self._records, self._memory.arena.fd, [record.fd for record in records]
-        )
+        return records
 
-    def resume(self) -> None:
-        """Have the supervisor fork all children again, over the memory as it is."""
-        words = self._words
-        for child in self._family.children:
+    def _rows(self) -> int:
+        self._registry.catch_up()
+        return self._registry.row_count
+
+    def _logs(self) -> list[tuple[str, int, int, int]]:
+        """Topic, partition, log start and log end of all that were used."""
+        found = []
+        for index in range(self._rows()):
+            row = self._memory.table.row(index)
+            partition = self._registry.partition_by_row(index)
+            if partition is not None and row.status == RowStatus.ONLINE:
+                found.append(
+                    (
+                        partition.topic.name,
+                        partition[1],
+                        row.log_start_offset,
+                        row.log_end_offset,
+                    )
+                )
+        return found
+
+    def _let_them_live(self) -> None:
+        """Whoever is forked over this memory again shall not retire at once."""
+        for child in self._of(*_RETIRING):
             if child.role is Role.HANDLER:
-                words[handler_row(child.number) + HANDLER_ACTIVE] = 1
-            elif child.role is Role.ACCEPTOR:
-                words[HEADER + HEADER_RETIRING + child.listener] = 0
-        self.forget_sockets()
-        if self._records >= 0:
-            os.close(self._records)
-            self._records = -1
-        self._memory.wake_everybody()
+                self._words[handler_row(child.number) + HANDLER_ACTIVE] = 1
+            else:
+                self._words[HEADER + HEADER_RETIRING + child.listener] = 0
 
     def _of(self, *roles: Role) -> list[Child]:
         return [child for child in self._family.children if child.role in roles]
 
-    def _retire(self, by_force: bool) -> None:
+    def _retire(self) -> None:
         words = self._words
         for child in self._of(*_RETIRING):
             if child.role is Role.HANDLER:
@@ -186,7 +234,7 @@ class Generation:
                 words[HEADER + HEADER_RETIRING + child.listener] = child.pid
         self._memory.acceptor_bell.ring()
         late = self._wait(self._of(*_RETIRING), _RETIRE_S)
-        if late and not by_force:
+        if late and not self._by_force:
             names = ", ".join(f"{each.role.value} {each.number}" for each in late)
             raise GenerationError(
                 f"{names}: still at a request after {_RETIRE_S:g} s; try again when"
@@ -204,7 +252,7 @@ class Generation:
             raise GenerationError(f"{len(late)} processes do not die: a disk hangs")
 
     def _wait(self, children: Iterable[Child], patience_s: float) -> list[Child]:
-        """Bury the children that end in time; return the others."""
+        """Return the children that have not ended in time. Their parent reaps them."""
         waiting = {child.pidfd: child for child in children if child.is_alive}
         poll = select.poll()
         for pidfd in waiting:
@@ -216,24 +264,11 @@ class Generation:
                 break
             for pidfd, _ in poll.poll(left * 1000):
                 poll.unregister(pidfd)
-                self._bury(waiting.pop(pidfd))
+                del waiting[pidfd]
         return list(waiting.values())
 
-    def _bury(self, child: Child) -> None:
-        self._family.unwatch(child.pidfd)
-        self._family.only_ours.discard(child.pidfd)
-        _, status = os.waitpid(child.pid, 0)
-        child.exited(status)
-        child.failures, child.restart_at = 0, 0.0
-        if child.role is Role.HANDLER and status != 0:
-            self._family.repair.after_handler(
-                child.number, self._partition_rows(), was_killed=True
-            )
-
-    # -- sockets -------------------------------------------------------------------
-
-    def _collect(self, by_force: bool) -> None:
-        """Have the keeper give us all sockets, but for those that we still have.
+    def _collect(self) -> None:
+        """Have the keeper give us all sockets, but for those that we have.
 
         Raises:
             GenerationError: it does not.
@@ -250,111 +285,18 @@ class Generation:
                     if not message:
                         return
                     for fd in fds:
-                        self._take(fd, *KEEP.unpack(message))
+                        kept = KeptSocket(fd, *KEEP.unpack(message))
+                        self._sockets.setdefault(cookie_of(fd), kept)
             except OSError as error:
-                if not by_force:
+                if not self._by_force:
                     raise GenerationError(
                         f"the keeper does not give its sockets: {error}"
                     ) from error
 
-    def _take(self, fd: int, processor: int, listener: int, sequence: int) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd) as sock:
-            cookie = socket_cookie(sock)
-            if cookie in self._sockets:
-                return  # ours is the same; this one is closed
-            sock.detach()
-        self._sockets[cookie] = KeptSocket(fd, processor, listener, sequence)
-        self._family.only_ours.add(fd)
 
-    def forget_sockets(self) -> None:
-        """The next generation has them, or this one goes on."""
-        for kept in self._sockets.values():
-            self._family.only_ours.discard(kept.fd)
-            os.close(kept.fd)
-        self._sockets = {}
-
-    # -- the beginning -------------------------------------------------------------
-
-    def begin(self, records_fd: int, arena_fd: int) -> None:
-        """Make the connections of a generation before us ours, before the first fork.
-
-        The sockets stay ours too, until ``forget_sockets``: there may be a way back.
-
-        Raises:
-            TakeoverError: they cannot be read, or be given to the keeper.
-        """
-        started = time.monotonic()
-        data = os.pread(records_fd, os.fstat(records_fd).st_size, 0)
-        try:
-            records = [ConnectionRecord.of(each) for each in msgpack.unpackb(data)]
-        except (TypeError, ValueError) as error:
-            raise TakeoverError(f"its connections cannot be read: {error}") from error
-        children = self._family.children
-        processors: dict[int, list[int]] = {}
-        for child in self._of(Role.PROCESSOR):
-            processors.setdefault(child.listener, []).append(child.number)
-        size = os.fstat(arena_fd).st_size
-        with mmap.mmap(arena_fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as before:
-            made = ConnectionImport(
-                self._memory.control,
-                self._memory.arena,
-                self._memory.arena_layout,
-                processors,
-                [child.number for child in children if child.role is Role.HANDLER],
-                lambda offset, length: before[offset : offset + length],
-            )
-            now = time.monotonic_ns()
-            lost = [record for record in records if not made.add(record, now)]
-        self._memory.ring.put_back(made.in_hand)
-        for record in lost:
-            os.close(record.fd)
-        kept = [record.fd for record in records if record not in lost]
-        self._keep(kept)
-        os.close(records_fd)
-        os.close(arena_fd)
-        self._begun = time.monotonic()
-        self._family.every(_LOOK_S, self._watch_start)
-        _LOG.info(
-            "generation: %d connections carried on, %d requests in hand, %d"
-            " connections lost; %d ms",
-            len(kept),
-            len(made.in_hand),
-            len(lost),
-            (self._begun - started) * 1000,
-        )
-
-    def _keep(self, fds: Sequence[int]) -> None:
-        """Leave a duplicate of each with the keeper, which is still to be forked."""
-        for fd in fds:
-            self._take(fd, HAS_ROW, -1, 0)
-        sender = self._memory.keeper_pair[0]
-        for first in range(0, len(fds), MAX_SOCKETS):
-            batch = list(fds[first : first + MAX_SOCKETS])
-            try:
-                send_fds(sender, KEEP.pack(HAS_ROW, -1, 0), batch)
-            except OSError as error:
-                raise TakeoverError(
-                    f"{len(fds)} connections are more than can be handed over: {error}"
-                ) from error
-
-    def _watch_start(self) -> None:
-        """Raise TakeoverError if the first children do not work."""
-        if not self._begun:
-            return
-        children = self._family.children
-        if all(child.state.name == "READY" for child in children):
-            self._begun = 0.0
-            return
-        for child in children:
-            if child.failures >= _MAX_FAILURES:
-                raise TakeoverError(
-                    f"its {child.role.value} {child.number} died again and again:"
-                    f" {child.last_exit}"
-                )
-        if time.monotonic() - self._begun > _SERVE_S:
-            raise TakeoverError("its processes did not all serve in time")
-
-    def close(self) -> None:
-        """The broker stops."""
-        with contextlib.suppress(OSError):
-            self.forget_sockets()
+def cookie_of(fd: int) -> int:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    try:
+        return socket_cookie(sock)
+    finally:
+        sock.detach()

@@ -38,6 +38,7 @@ from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.signals import SignalSocket
 
 if TYPE_CHECKING:
+    from mpbroker.network.connection_export import KeptSocket
     from mpbroker.supervisor.upgrade import Upgrade
 
 _LOG = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class Supervisor(Loop):
         self.on_death: Callable[[Child], None] = _nothing_more
         self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
+        # Clients' sockets, by cookie: while a new generation of children is tried.
+        self.sockets_kept: dict[int, KeptSocket] = {}
         self._upgrade: Upgrade | None = None
         self.make_upgrade: Callable[[], Upgrade] | None = None
         self._telemetry = Telemetry()

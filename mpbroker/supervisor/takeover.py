@@ -9,13 +9,15 @@ whether the program shall only try itself:
 
 The name is not one of the broker's settings, and the variable is removed when read.
 
-Where memory is laid out in another way, the manifest names no shared memory and no
-children, but connections as no layout knows them: see generation.py.
+Where memory is laid out in another way, the manifest names somebody too who can end the
+children and describe what they leave: see generation.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -61,9 +63,10 @@ class Manifest(NamedTuple):
     directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
     children: list[tuple[Any, ...]]
     started: float
-    # To a new generation: descriptors of the records, of the arena that they name
-    # bytes of, and of the clients' sockets. Empty: memory is shared.
-    generation: Sequence[int] = ()
+    # To a new generation: a socket to the leaver, and its process id. -1: none, memory
+    # is shared.
+    generation: int = -1
+    leaver: int = 0
 
     @property
     def fds(self) -> set[int]:
@@ -71,8 +74,21 @@ class Manifest(NamedTuple):
         found = {fd for fds in self.parts.values() for fd in fds}
         found.update(fd for _, _, fd, _ in self.listeners)
         found.update(fd for _, fd, _ in self.directories)
-        found.update(self.generation)
+        if self.is_generation:
+            found.add(self.generation)
         return found
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether memory and children are not for the next program."""
+        return self.generation >= 0
+
+    def dismiss_leaver(self) -> None:
+        """It is not needed, or has done what it could."""
+        if self.leaver:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.leaver, signal.SIGKILL)
+                os.waitpid(self.leaver, 0)
 
     def write(self) -> int:
         """Return a memfd that holds it; the caller's to close."""
@@ -142,7 +158,8 @@ class Manifest(NamedTuple):
 
     def open_directories(self) -> list[LogDirectory]:
         return [
-            LogDirectory.taken_over(path, fd, clean=clean)
+            # What another generation has written is not as it was at a clean stop.
+            LogDirectory.taken_over(path, fd, clean=clean and not self.is_generation)
             for path, fd, clean in self.directories
         ]
 
@@ -231,21 +248,19 @@ def manifest_of(
     identity: Mapping[str, Any],
     command: list[str],
     going_back: str,
-    generation: Sequence[int] = (),
 ) -> Manifest:
     """Describe a running broker.
 
     Args:
         command: how to start the program that is running.
         going_back: why it gives up; "": it does not.
-        generation: instead of memory and children, which are no more.
     """
     return Manifest(
         layout=LAYOUT_VERSION,
         version=identity["version"],
         command=command,
         going_back=going_back,
-        parts={} if generation else memory.parts.fds,
+        parts=memory.parts.fds,
         max_request_bytes=config.socket_request_max_bytes,
         queued_bytes_each=memory.queued_bytes_each,
         node_id=config.node_id,
@@ -259,12 +274,7 @@ def manifest_of(
             for each in listeners
         ],
         log_dirs=list(config.log_dirs),
-        directories=[
-            # What another generation has written is not as it was at a clean stop.
-            (each.path, each.lock_fd, each.clean and not generation)
-            for each in directories
-        ],
-        children=[] if generation else [tuple(c.record) for c in family.children],
+        directories=[(each.path, each.lock_fd, each.clean) for each in directories],
+        children=[tuple(child.record) for child in family.children],
         started=identity["started"],
-        generation=list(generation),
     )

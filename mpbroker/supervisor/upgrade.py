@@ -11,8 +11,8 @@ do two supervisors repair the same memory. The steps, and who does them:
     renewal   the new program                replaces child after child by its own
     proof     the new program                sends a request through every stage
 
-Where the new program lays memory out in another way the children cannot stay: between
-trial and exec they all end, and connections go on in a second generation of them. See
+Where the new program lays memory out in another way the children cannot stay: when it
+is ready they all end, and connections go on in a second generation of them. See
 generation.py.
 
 A trial that fails has changed nothing. A new program that fails later goes back: it
@@ -99,6 +99,9 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     finally:
         for each in kept:
             os.set_inheritable(each, False)
+        if manifest.is_generation:
+            os.close(manifest.generation)
+            manifest.dismiss_leaver()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         os.close(fd)
 
@@ -110,8 +113,8 @@ class Upgrade:
         fork_aside: run something in a process of its own, then call back with its wait
             status; returns what kills it, or None if there can be none.
         manifest: describe the broker as it is now, for the next program.
-        hand_over: become another program, and leave it everything but memory and
-            children; raises UpgradeError if that cannot be.
+        leave: the same for one that cannot share memory; raises UpgradeError if that
+            cannot be.
         say: publish how it goes.
         is_quiet: whether no process starts or retires, for whatever reason.
     """
@@ -122,11 +125,11 @@ class Upgrade:
             [Callable[[], None], Callable[[int], None]], Callable[[], None] | None
         ],
         manifest: Callable[[], Manifest],
-        hand_over: Callable[[Sequence[str]], None],
+        leave: Callable[[], Manifest],
         say: Callable[[str], None],
         is_quiet: Callable[[], bool],
     ) -> None:
-        self._hand_over = hand_over
+        self._leave = leave
         self._is_quiet = is_quiet
         self._fork_aside = fork_aside
         self._manifest = manifest
@@ -218,11 +221,8 @@ class Upgrade:
             self._kill()
         if self._is_tried and self._is_quiet():
             try:
-                if self._new_generation:
-                    _LOG.info("upgrade: a new generation: %s", self._new_generation)
-                    self._hand_over(self._command)
-                else:
-                    replace_program(self._command, self._manifest())
+                manifest = self._leave if self._new_generation else self._manifest
+                replace_program(self._command, manifest())
             except UpgradeError as error:
                 self._failed(str(error))
         elif self._is_tried and time.monotonic() >= self._deadline:
