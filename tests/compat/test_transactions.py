@@ -12,6 +12,12 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from mpbroker.producer import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerFencedError,
+)
+from mpbroker.producer import Producer as OwnProducer
 from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
 from tests.compat.adapters.line_client import to_json
 from tests.compat.records import some_records
@@ -169,6 +175,36 @@ def test_consume_transform_produce_is_exactly_once(
     consumer.close()
     found = sorted(int(value) for value in values(bootstrap, target, 2))
     assert found == list(range(20))
+
+
+def test_our_own_producer_commits_aborts_and_is_fenced(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(3)
+    settings = {"bootstrap_servers": bootstrap, "transactional_id": topic}
+    with OwnProducer(settings) as producer:
+        producer.init_transactions()
+        for number, commit in enumerate((True, False, True)):
+            producer.begin_transaction()
+            for partition in range(3):
+                producer.send(topic, b"%d" % number, partition=partition)
+            position = {(topic, 0): OffsetAndMetadata(10 + number)}
+            producer.send_offsets_to_transaction(position, GroupMetadata(topic))
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+        with OwnProducer(settings) as successor:
+            successor.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, b"of a zombie", partition=0)
+            with pytest.raises(ProducerFencedError):
+                producer.commit_transaction()
+    assert sorted(values(bootstrap, topic, 3)) == [b"0"] * 3 + [b"2"] * 3
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
+    (committed,) = consumer.committed([TopicPartition(topic, 0)], 30)
+    consumer.close()
+    assert committed.offset == 12
 
 
 @needs_franz_go

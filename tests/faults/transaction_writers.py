@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from mpbroker.producer import AbortableError, ProducerError
+from mpbroker.producer import Producer as OwnProducer
 from tests.compat.adapters import Outgoing
 from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
 from tests.compat.adapters.line_client import ForeignClientError, to_json
@@ -184,6 +186,61 @@ class ConfluentWriter(Writer):
             return
         self._producer = None
         self.note(records, Outcome.UNKNOWN if asked else Outcome.ABORTED)
+
+
+class OwnWriter(Writer):
+    """mpbroker's own producer."""
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name, bootstrap, topics)
+        self._producer: OwnProducer | None = None
+
+    def _new_producer(self) -> OwnProducer | None:
+        producer = OwnProducer(
+            bootstrap_servers=self.bootstrap,
+            transactional_id=self.name,
+            transaction_timeout_ms=30_000,
+            max_block_ms=_CALL_S * 1000,
+        )
+        try:
+            producer.init_transactions()
+        except ProducerError:
+            producer.close(0)
+            return None
+        return producer
+
+    def one(self) -> None:
+        if self._producer is None:
+            self._producer = self._new_producer()
+            if self._producer is None:
+                return
+        producer, records = self._producer, self.records()
+        commits = self._random.random() < 0.8
+        asked = False
+        try:
+            producer.begin_transaction()
+            for topic, partition, value in records:
+                producer.send(topic, value, partition=partition)
+            if commits:
+                asked = True
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+            self.note(records, Outcome.COMMITTED if commits else Outcome.ABORTED)
+        except AbortableError:  # nothing was committed, it says
+            self.note(records, Outcome.ABORTED)
+            try:
+                producer.abort_transaction()
+            except ProducerError:
+                self.close()
+        except ProducerError:
+            self.note(records, Outcome.UNKNOWN if asked else Outcome.ABORTED)
+            self.close()
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close(0)
+            self._producer = None
 
 
 class FranzGoWriter(Writer):
