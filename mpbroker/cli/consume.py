@@ -5,14 +5,20 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from mpbroker.cli.delimiter import parse_delimiter
 from mpbroker.cli.exit_codes import CliError, ExitCode
-from mpbroker.cli.options import bootstrap_option, complete_topic, timeout_option
+from mpbroker.cli.options import (
+    bootstrap_option,
+    complete_group,
+    complete_topic,
+    timeout_option,
+)
 from mpbroker.cli.record_format import (
     FORMAT_HELP,
     RecordWriter,
@@ -20,7 +26,12 @@ from mpbroker.cli.record_format import (
     json_writer,
     plain_writer,
 )
-from mpbroker.cli.start_offset import Bounds, parse_offsets, resolve_bounds
+from mpbroker.cli.start_offset import (
+    Bounds,
+    OffsetRange,
+    parse_offsets,
+    resolve_bounds,
+)
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
@@ -35,6 +46,9 @@ from mpbroker.client.record_fetcher import (
 )
 from mpbroker.protocol.record_batch import Record, iter_records
 
+if TYPE_CHECKING:
+    from mpbroker.client.consumer import ConsumerRecord
+
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
 _HELP = """\
@@ -48,6 +62,12 @@ end when it starts, and exits with 10 if there was nothing to write.
   mpbroker consume -t events -p 0 -o -10 -e -K :
   mpbroker consume -t events -o s@1700000000000 -f '%p/%o %k: %s\\n'
   mpbroker consume -t events -J -e | jq .payload
+  mpbroker consume -G readers events
+
+With -G it reads as a member of a consumer group: what the other members do not read,
+from where the group has got to. What was written is committed. -o says where to begin
+where the group has no position: beginning or end. With -e it stops when all that it was
+given is read.
 
 -J writes kcat's JSON, one object a line. Keys, values and headers in it are strings if
 they are UTF-8; otherwise {"base64": "..."}. All other output is bytes as they are.
@@ -67,10 +87,20 @@ def _format(text: str) -> str:
     "-t",
     "--topic",
     "topics",
-    required=True,
     multiple=True,
     shell_complete=complete_topic,
     help="May be repeated.",
+)
+@click.option(
+    "-G",
+    "--group",
+    "group_id",
+    metavar="GROUP",
+    shell_complete=complete_group,
+    help="Read as a member of this group.",
+)
+@click.argument(
+    "group_topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic
 )
 @bootstrap_option
 @click.option(
@@ -132,6 +162,8 @@ def _format(text: str) -> str:
 @timeout_option
 def command(
     topics: Sequence[str],
+    group_id: str | None,
+    group_topics: Sequence[str],
     bootstrap: str,
     partitions: Sequence[int],
     offsets: Sequence[str],
@@ -155,7 +187,44 @@ def command(
     if print_offset and key_delimiter is None:
         raise click.UsageError("-O needs -K: offsets are written before that delimiter")
     wanted = parse_offsets(offsets)
+    topics = list(dict.fromkeys((*topics, *group_topics)))
+    if not topics:
+        raise click.UsageError("no topic is named: give -t TOPIC")
+    if group_id is None and group_topics:
+        raise click.UsageError(f"give -t {group_topics[0]}, or -G with a group")
+    if group_id is not None:
+        _check_group_options(wanted, partitions)
+
+    null_text = b"NULL" if null else b""
+
+    def make_writer(broker_of: Callable[[TopicPartition], int]) -> RecordWriter:
+        if as_json:
+            return json_writer(broker_of)
+        if record_format is not None:
+            return format_writer(record_format, null_text)
+        return plain_writer(delimiter, key_delimiter, print_offset, null_text)
+
     with Cluster(parse_addresses(bootstrap), timeout_s) as cluster:
+        if group_id is not None:
+            from mpbroker.cli.consume_group import read_as_member
+
+            writer = make_writer(_LeaderOf(cluster))
+            output = _Output(writer, count, unbuffered)
+            with suppress(KeyboardInterrupt):
+                read_as_member(
+                    cluster,
+                    bootstrap,
+                    group_id,
+                    topics,
+                    output.write_records,
+                    from_end=wanted.from_end == 0,
+                    exit_at_end=exit_at_end,
+                    count=count,
+                    isolation=isolation,
+                    quiet=quiet,
+                )
+            nothing = exit_at_end and not output.written
+            return ExitCode.NOT_FOUND if nothing else ExitCode.OK
         reader = _Reader(
             cluster, topics, partitions, isolation == "read_committed", quiet
         )
@@ -166,13 +235,7 @@ def command(
             stop_at_end=exit_at_end,
             read_committed=isolation == "read_committed",
         )
-        null_text = b"NULL" if null else b""
-        if as_json:
-            writer = json_writer(reader.leaders.__getitem__)
-        elif record_format is not None:
-            writer = format_writer(record_format, null_text)
-        else:
-            writer = plain_writer(delimiter, key_delimiter, print_offset, null_text)
+        writer = make_writer(reader.leaders.__getitem__)
         output = _Output(writer, count, unbuffered)
         try:
             for batches in reader.read(bounds):
@@ -183,6 +246,31 @@ def command(
     if not output.written and bounds.stops:
         return ExitCode.NOT_FOUND
     return ExitCode.OK
+
+
+def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None:
+    if partitions:
+        raise click.UsageError("a group says who reads which partition: -G or -p")
+    if wanted not in (OffsetRange(), OffsetRange(from_end=0)):
+        raise click.UsageError(
+            "a group goes on where it has got to; with -G, -o is beginning or end, and"
+            " `mpbroker group reset-offsets` sets other positions"
+        )
+
+
+class _LeaderOf:
+    """The broker of a partition, as of when it was first asked for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._leaders: dict[TopicPartition, int] = {}
+
+    def __call__(self, where: TopicPartition) -> int:
+        if where not in self._leaders:
+            for row in self._cluster.topic(where.topic).partitions:
+                partition = TopicPartition(where.topic, row.partition_index)
+                self._leaders[partition] = row.leader_id
+        return self._leaders[where]
 
 
 class _Output:
@@ -217,6 +305,28 @@ class _Output:
             if not self._left:
                 break
         stdout.flush()
+        return self._left > 0
+
+    def write_records(
+        self, where: TopicPartition, records: Sequence[ConsumerRecord]
+    ) -> bool:
+        """Write records of one partition; return whether more is wanted."""
+        _check_reader()
+        stdout = sys.stdout.buffer
+        for record in records:
+            line = Record(
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                record.headers,
+            )
+            stdout.writelines(self._writer(where, record, (line,)))
+            if self._unbuffered:
+                stdout.flush()
+        stdout.flush()
+        self.written += len(records)
+        self._left -= len(records)
         return self._left > 0
 
 

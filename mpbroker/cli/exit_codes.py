@@ -27,7 +27,7 @@ Exit codes:
   0   done
   1   an error, named on stderr
   2   the command line was wrong
-  10  not found: no such topic, partition, setting or record; nothing matched
+  10  not found: no such topic, partition, group, setting or record; nothing matched
   69  no broker could be reached
   78  the broker's settings are wrong: starting it again cannot help
 """

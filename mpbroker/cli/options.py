@@ -62,3 +62,19 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
         return []
     names = [topic.name or "" for topic in topics]
     return sorted(name for name in names if name.startswith(text))
+
+
+def complete_group(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    """Offer the consumer groups of that broker."""
+    from mpbroker.client.addresses import parse_addresses
+    from mpbroker.client.cluster import Cluster
+    from mpbroker.client.group_admin import list_groups
+    from mpbroker.errors import MpbrokerError
+
+    bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
+    try:
+        with Cluster(parse_addresses(bootstrap), timeout_s=1.0) as cluster:
+            names = [group.group_id for group in list_groups(cluster)]
+    except MpbrokerError:
+        return []
+    return [name for name in names if name.startswith(text)]

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from mpbroker.cli.delimiter import unescape
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.protocol.record_batch import BatchHeader, Record
+from mpbroker.protocol.record_batch import Record
 
-RecordWriter = Callable[[TopicPartition, BatchHeader, Iterable[Record]], list[bytes]]
+
+class Stamped(Protocol):
+    """What knows whose time the records' timestamps are: a batch's header."""
+
+    @property
+    def timestamp_type(self) -> int: ...
+
+
+RecordWriter = Callable[[TopicPartition, Stamped, Iterable[Record]], list[bytes]]
 _Part = Callable[[TopicPartition, Record], bytes]
 
 
@@ -87,7 +95,7 @@ def format_writer(text: str, null: bytes) -> RecordWriter:
         index += 1
 
     def write(
-        partition: TopicPartition, header: BatchHeader, records: Iterable[Record]
+        partition: TopicPartition, header: Stamped, records: Iterable[Record]
     ) -> list[bytes]:
         return [
             b"".join([part(partition, record) for part in parts]) for record in records
@@ -109,7 +117,7 @@ def plain_writer(
     if key_delimiter is None:
 
         def write_values(
-            partition: TopicPartition, header: BatchHeader, records: Iterable[Record]
+            partition: TopicPartition, header: Stamped, records: Iterable[Record]
         ) -> list[bytes]:
             return [
                 (null if record.value is None else record.value) + delimiter
@@ -119,7 +127,7 @@ def plain_writer(
         return write_values
 
     def write_keys(
-        partition: TopicPartition, header: BatchHeader, records: Iterable[Record]
+        partition: TopicPartition, header: Stamped, records: Iterable[Record]
     ) -> list[bytes]:
         return [
             b"".join(
@@ -151,7 +159,7 @@ def json_writer(broker_of: Callable[[TopicPartition], int]) -> RecordWriter:
     """Return a writer of kcat's JSON envelope, one line a record."""
 
     def write(
-        partition: TopicPartition, header: BatchHeader, records: Iterable[Record]
+        partition: TopicPartition, header: Stamped, records: Iterable[Record]
     ) -> list[bytes]:
         broker = broker_of(partition)
         tstype = "logappend" if header.timestamp_type else "create"

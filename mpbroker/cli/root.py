@@ -20,6 +20,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "consume": ("mpbroker.cli.consume", "Read records to stdout."),
     "ctl": ("mpbroker.cli.ctl", "Look after a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
+    "group": ("mpbroker.cli.group", "List, describe, delete, reset consumer groups."),
     "pipeline": ("mpbroker.cli.pipeline", "Move topics to a lake, and back (Spark)."),
     "produce": ("mpbroker.cli.produce", "Write records from stdin or files."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),

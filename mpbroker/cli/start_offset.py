@@ -59,7 +59,7 @@ def _parse_start(text: str) -> OffsetRange:
         return OffsetRange(from_end=0)
     if text == "stored":
         raise click.BadParameter(
-            "stored offsets belong to consumer groups, and consume joins none; give"
+            "stored offsets belong to consumer groups: join one with -G, or give"
             " beginning, end, an offset, -N, s@MS or e@MS"
         )
     if text.startswith("s@"):

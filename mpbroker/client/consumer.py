@@ -90,6 +90,7 @@ class ConsumerRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp_type: int = 0  # 1: the broker's time (LogAppendTime)
 
 
 class NoOffsetError(ClientError):
@@ -402,9 +403,17 @@ class Consumer:
 
 def _records_of(batch: FetchedBatch) -> Iterator[ConsumerRecord]:
     topic, partition = batch.partition
+    timestamp_type = batch.header.timestamp_type
     for record in iter_records(batch.data):
         if record.offset >= batch.first_offset:
             offset, timestamp, key, value, headers = record
             yield ConsumerRecord(
-                topic, partition, offset, timestamp, key, value, headers
+                topic,
+                partition,
+                offset,
+                timestamp,
+                key,
+                value,
+                headers,
+                timestamp_type,
             )

@@ -1,0 +1,379 @@
+"""`mpbroker group`: list, describe, delete, reset-offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    complete_group,
+    complete_topic,
+    format_option,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.cli.start_offset import parse_offsets, resolve_bounds
+from mpbroker.client import group_admin
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+_RESET_HELP = """\
+Store other positions for a group that has no members.
+
+Shows what would be stored; --execute stores it.
+
+\b
+  mpbroker group reset-offsets g -t events -o beginning
+  mpbroker group reset-offsets g -t events:0,1 -o 1200 --execute
+  mpbroker group reset-offsets g --all-topics -o s@1700000000000 --execute
+  mpbroker group reset-offsets g --all-topics --shift-by -10 --execute
+"""
+
+
+@click.group("group")
+def command() -> None:
+    """List, describe and delete consumer groups, and move their positions."""
+
+
+def _connect(bootstrap: str, timeout_s: float) -> Cluster:
+    return Cluster(parse_addresses(bootstrap), timeout_s)
+
+
+def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDescription:
+    try:
+        return group_admin.describe_group(cluster, group_id)
+    except ApiError as error:
+        if error.error_code is ErrorCode.GROUP_ID_NOT_FOUND:
+            raise CliError(str(error), ExitCode.NOT_FOUND) from None
+        raise
+
+
+@command.command("list")
+@click.option("--state", "states", multiple=True, help="Only these; may be repeated.")
+@click.option(
+    "--type", "types", type=click.Choice(["classic", "consumer"]), multiple=True
+)
+@bootstrap_option
+@timeout_option
+@format_option
+def list_groups(
+    states: Sequence[str],
+    types: Sequence[str],
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """List groups."""
+    with _connect(bootstrap, timeout_s) as cluster:
+        groups = group_admin.list_groups(cluster, states, types)
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "group": group.group_id,
+                    "type": group.group_type.lower(),
+                    "state": group.group_state,
+                    "protocol_type": group.protocol_type,
+                }
+                for group in groups
+            ]
+        )
+        return
+    for group in groups:
+        print(group.group_id)
+
+
+@command.command("describe")
+@click.argument(
+    "group_ids",
+    nargs=-1,
+    required=True,
+    metavar="GROUP...",
+    shell_complete=complete_group,
+)
+@bootstrap_option
+@timeout_option
+@format_option
+def describe(
+    group_ids: Sequence[str], bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """Show who reads what, how far each has come, and how much is left to read."""
+    with _connect(bootstrap, timeout_s) as cluster:
+        described = [_describe(cluster, group_id) for group_id in group_ids]
+    if output_format == "json":
+        print_json(described)
+        return
+    for index, group in enumerate(described):
+        if index:
+            print()
+        _print_group(group)
+
+
+def _describe(cluster: Cluster, group_id: str) -> dict[str, Any]:
+    group = _describe_existing(cluster, group_id)
+    committed = group_admin.committed_offsets(cluster, group_id)
+    reader = {where: member for member in group.members for where in member.partitions}
+    partitions = sorted(committed.keys() | reader.keys())
+    ends = _ends(cluster, partitions)
+    rows = []
+    for where in partitions:
+        offset, end = committed.get(where), ends.get(where)
+        known = offset is not None and end is not None
+        member = reader.get(where)
+        rows.append(
+            {
+                "topic": where.topic,
+                "partition": where.partition,
+                "offset": offset,
+                "end": end,
+                "lag": max(0, end - offset) if known else None,  # type: ignore[operator]
+                "member_id": member.member_id if member else None,
+                "host": member.host if member else None,
+                "client_id": member.client_id if member else None,
+            }
+        )
+    return {
+        "group": group_id,
+        "type": group.type,
+        "state": group.state,
+        "assignor": group.assignor or None,
+        "epoch": group.epoch,
+        "members": [
+            {
+                **member._asdict(),
+                "partitions": [
+                    {"topic": where.topic, "partition": where.partition}
+                    for where in member.partitions
+                ],
+            }
+            for member in group.members
+        ],
+        "partitions": rows,
+    }
+
+
+def _ends(
+    cluster: Cluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The ends of those partitions that there still are."""
+    wanted = set(partitions)
+    names = sorted({where.topic for where in wanted})
+    leaders = {
+        TopicPartition(topic.name or "", partition.partition_index): partition.leader_id
+        for topic in (cluster.metadata(names).topics if names else ())
+        if not topic.error_code
+        for partition in topic.partitions
+    }
+    asked = dict.fromkeys(wanted & leaders.keys(), LATEST)
+    answers = list_offsets(cluster, asked, leaders)
+    return {where: answer.offset for where, answer in answers.items()}
+
+
+def _print_group(group: dict[str, Any]) -> None:
+    members = group["members"]
+    how = f", {group['assignor']}" if group["assignor"] else ""
+    count = f"{len(members)} member{'' if len(members) == 1 else 's'}"
+    print(f"{group['group']}: {group['type']}, {group['state']}{how}, {count}")
+    names = (
+        "topic",
+        "partition",
+        "offset",
+        "end",
+        "lag",
+        "member_id",
+        "host",
+        "client_id",
+    )
+    if group["partitions"]:
+        headings = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+        headings += ["CONSUMER-ID", "HOST", "CLIENT-ID"]
+        print_table(
+            headings, [[row[name] for name in names] for row in group["partitions"]]
+        )
+    idle = [member for member in members if not member["partitions"]]
+    for member in idle:
+        print(f"{member['member_id']} ({member['host']}) reads nothing")
+
+
+@command.command("delete")
+@click.argument(
+    "group_ids",
+    nargs=-1,
+    required=True,
+    metavar="GROUP...",
+    shell_complete=complete_group,
+)
+@click.option("--if-exists", is_flag=True, help="A group that is not there is fine.")
+@bootstrap_option
+@timeout_option
+def delete(
+    group_ids: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
+) -> None:
+    """Delete groups without members, and their positions."""
+    with _connect(bootstrap, timeout_s) as cluster:
+        for group_id in group_ids:
+            try:
+                group_admin.delete_group(cluster, group_id)
+            except ApiError as error:
+                if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                    raise
+                if not if_exists:
+                    raise CliError(str(error), ExitCode.NOT_FOUND) from None
+                print(f"group {group_id} does not exist")
+            else:
+                print(f"group {group_id} deleted")
+
+
+@command.command("reset-offsets", help=_RESET_HELP)
+@click.argument("group_id", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:PARTITION,...]",
+    shell_complete=complete_topic,
+    help="May be repeated.",
+)
+@click.option("--all-topics", is_flag=True, help="All in which it has positions.")
+@click.option(
+    "-o",
+    "--to",
+    "to",
+    metavar="OFFSET",
+    help="beginning, end, an offset, -N (the last N of each partition), or s@MS (from"
+    " that time on).",
+)
+@click.option("--shift-by", type=int, metavar="N", help="On by N; back if negative.")
+@click.option("--execute", is_flag=True, help="Do it.")
+@bootstrap_option
+@timeout_option
+@format_option
+def reset_offsets(
+    group_id: str,
+    topics: Sequence[str],
+    all_topics: bool,
+    to: str | None,
+    shift_by: int | None,
+    execute: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    if bool(topics) == all_topics:
+        raise click.UsageError("give either --topic or --all-topics")
+    if (to is None) == (shift_by is None):
+        raise click.UsageError("give either --to or --shift-by")
+    if to is not None and to.startswith("e@"):
+        raise click.BadParameter("e@ is no place to start at", param_hint="'--to'")
+    with _connect(bootstrap, timeout_s) as cluster:
+        before = group_admin.committed_offsets(cluster, group_id)
+        if topics:
+            leaders = _chosen(cluster, topics)
+        else:
+            if not before:
+                raise CliError(
+                    f"group {group_id!r} has no positions; name topics with --topic",
+                    ExitCode.NOT_FOUND,
+                )
+            names = sorted({where.topic for where in before})
+            found = group_admin.partitions_of(cluster, names)
+            leaders = {where: found[where] for where in before if where in found}
+        after = _targets(cluster, leaders, before, to, shift_by)
+        if execute:
+            _check_is_empty(cluster, group_id)
+            group_admin.alter_offsets(cluster, group_id, after)
+    rows = [
+        {
+            "topic": where.topic,
+            "partition": where.partition,
+            "before": before.get(where),
+            "after": offset,
+        }
+        for where, offset in sorted(after.items())
+    ]
+    if output_format == "json":
+        print_json({"group": group_id, "executed": execute, "partitions": rows})
+        return
+    print_table(
+        ["TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"],
+        [list(row.values()) for row in rows],
+    )
+    if not execute:
+        print("nothing is stored yet: --execute does it")
+
+
+def _check_is_empty(cluster: Cluster, group_id: str) -> None:
+    """Raise CliError if a group has members: they would not notice."""
+    try:
+        group = group_admin.describe_group(cluster, group_id)
+    except ApiError as error:
+        if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        return  # its first positions
+    if group.members:
+        raise CliError(
+            f"group {group_id!r} has {len(group.members)} members and is"
+            f" {group.state}; positions can be moved while it has none"
+        )
+
+
+def _chosen(cluster: Cluster, items: Sequence[str]) -> dict[TopicPartition, int]:
+    """The partitions that are named, and their leaders."""
+    chosen: dict[TopicPartition, int] = {}
+    for item in items:
+        name, colon, numbers = item.partition(":")
+        found = group_admin.partitions_of(cluster, [name])
+        if not colon:
+            chosen |= found
+            continue
+        for number in numbers.split(","):
+            if not (number.isascii() and number.isdigit()):
+                raise click.BadParameter(
+                    f"{item!r} is not TOPIC:PARTITION,...", param_hint="'--topic'"
+                )
+            where = TopicPartition(name, int(number))
+            if where not in found:
+                raise CliError(
+                    f"topic {name!r} has no partition {number}, only"
+                    f" 0..{len(found) - 1}",
+                    ExitCode.NOT_FOUND,
+                )
+            chosen[where] = found[where]
+    return chosen
+
+
+def _targets(
+    cluster: Cluster,
+    leaders: dict[TopicPartition, int],
+    before: dict[TopicPartition, int],
+    to: str | None,
+    shift_by: int | None,
+) -> dict[TopicPartition, int]:
+    """Where the group shall go on; never before the first record or behind the end."""
+    if shift_by is None:
+        wanted = parse_offsets([to or ""])
+        starts = resolve_bounds(
+            cluster, leaders, wanted, stop_at_end=False, read_committed=False
+        ).starts
+    else:
+        missing = sorted(leaders.keys() - before.keys())
+        if missing:
+            raise CliError(
+                f"{missing[0]} has no position to shift; give --to instead",
+                ExitCode.NOT_FOUND,
+            )
+        starts = {where: before[where] + shift_by for where in leaders}
+    first = list_offsets(cluster, dict.fromkeys(leaders, EARLIEST), leaders)
+    last = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
+    return {
+        where: min(max(offset, first[where].offset), last[where].offset)
+        for where, offset in starts.items()
+    }
