@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from typing import Final
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import FetchResponse
 from mpbroker.protocol.record_batch import iter_records
+from tests.chaos.peek import Peek
 from tests.supervisor.load import (
     api_versions,
     ask,
@@ -167,6 +168,23 @@ def test_the_keepers_own_death_loses_nothing(broker):
             kill_processor(broker)
             for sock in socks:
                 api_versions(sock)
+
+
+def test_with_the_keeper_a_processor_takes_its_connections_along(broker):
+    """At once, so that clients dial again; and nothing of them is left."""
+    keeper = children(broker)["keeper", 0]
+    with dial(broker) as sock:
+        api_versions(sock)
+        sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(20_000))[:20])
+        os.kill(keeper, signal.SIGSTOP)  # killed before the repair, which looks for it
+        kill_processor(broker)
+        with suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+    wait_until(lambda: children(broker)["keeper", 0] != keeper)
+    with dial(broker) as sock:
+        assert api_versions(sock)
+    with closing(Peek(broker.pid)) as peek:
+        wait_until(lambda: not peek.in_use())
 
 
 def test_a_client_sees_the_end_of_its_connection_at_once(broker):
