@@ -24,6 +24,7 @@ from mpbroker.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
+from mpbroker.config.metrics_keys import METRICS_KEYS, parse_metrics_listener
 from mpbroker.config.pool_limits import (
     HANDLERS_KEY,
     PROCESSORS_KEY,
@@ -49,6 +50,7 @@ BROKER_CONFIG_DEF: Final = ConfigDef(
         *GROUP_KEYS,
         *TRANSACTION_KEYS,
         *SECURITY_KEYS,
+        *METRICS_KEYS,
     ],
 )
 
@@ -292,6 +294,7 @@ class BrokerConfig(BrokerValues):
         return definition
 
     def _check_together(self) -> None:
+        parse_metrics_listener(self.metrics_listeners)
         self.connection_overrides()
         names = {endpoint.listener_name for endpoint in self.endpoints}
         inter_broker = self.inter_broker_listener_name

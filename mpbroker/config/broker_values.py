@@ -151,6 +151,10 @@ class BrokerValues:
     ssl_truststore_location: str | None
     ssl_truststore_password: str | None
     ssl_truststore_certificates: str | None
+    metrics_listeners: tuple[str, ...]
+    metrics_kafka_names_enable: bool
+    request_log_path: str | None
+    slow_request_log_threshold_ms: int
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         """Take the value of every key, by Kafka's name."""

@@ -6,6 +6,8 @@ with by its successors. An answer that names several partitions counts each erro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mpbroker.ipc.layout import API_ROWS, ERROR_CODES, ERROR_TABLES
 
 _TABLE_WORDS = API_ROWS * ERROR_CODES
@@ -25,7 +27,9 @@ class ErrorCounts:
         self._words[self._base + api_key % API_ROWS * ERROR_CODES + column] += 1
 
 
-def read_errors(words: memoryview, handlers: range) -> dict[tuple[int, int], int]:
+def read_errors(
+    words: memoryview, handlers: Iterable[int]
+) -> dict[tuple[int, int], int]:
     """Answers by API key and error code, of all handlers there ever were."""
     found: dict[tuple[int, int], int] = {}
     for handler in handlers:

@@ -42,6 +42,13 @@ class Parts:
         self.fds[name] = [segment.fd]
         return segment
 
+    def listening(self, name: str, make: Callable[[], socket.socket]) -> socket.socket:
+        """A socket, which a program before us may have had, or not."""
+        found = (self._inherited or {}).get(name, ())
+        sock = socket.socket(fileno=found[0]) if found else make()
+        self.fds[name] = [sock.fileno()]
+        return sock
+
     def bell(self, name: str) -> Doorbell:
         return self.bells(name, 1)[0]
 

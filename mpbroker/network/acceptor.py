@@ -23,6 +23,8 @@ from mpbroker.ipc.layout import (
     HEADER_PHASE,
     HEADER_RETIRING,
     MAX_PROCESSORS,
+    METRICS,
+    METRICS_BLOCKED,
     PROCESSOR_HANDED,
     PROCESSOR_LISTENER,
     PROCESSOR_REGISTERED,
@@ -131,7 +133,10 @@ class Acceptor:
                 processor = (self._next + step) % MAX_PROCESSORS
                 if self._has_credit(processor):
                     if blocked_since:
-                        self.blocked_ns += time.monotonic_ns() - blocked_since
+                        blocked_ns = time.monotonic_ns() - blocked_since
+                        self.blocked_ns += blocked_ns
+                        word = METRICS + METRICS_BLOCKED + self._listener
+                        self._words[word] += blocked_ns
                     return processor
             if self._must_stop():
                 return None

@@ -37,6 +37,7 @@ from mpbroker.supervisor.control_setup import BrokerControl
 from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
 from mpbroker.supervisor.orphans import (
     INTERVAL_S,
     inherits_orphans,
@@ -187,10 +188,13 @@ class Broker:
                 paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
             )
         roles = Roles(config, memory, directories, listeners, cluster_id)
+        roles.metrics_socket = open_metrics_listener(config, memory.parts)
         registry = roles.registry()
         for row in range(0 if shares_memory else registry.row_count):
             memory.table.initialise_row(row)
         identity = _identity(cluster_id, listeners, paths)
+        if roles.metrics_socket is not None:
+            identity["metrics"] = metrics_url(roles.metrics_socket)
         supervisor = Supervisor(
             roles,
             memory,

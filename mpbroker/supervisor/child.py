@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from mpbroker.errors import MpbrokerError
+from mpbroker.ipc.layout import METRICS
 
 
 class Role(Enum):
@@ -18,6 +19,7 @@ class Role(Enum):
     COORDINATOR = "coordinator"
     HOUSEKEEPER = "housekeeper"
     KEEPER = "keeper"
+    EXPORTER = "exporter"  # only if metrics or a request log are wanted
 
 
 class ChildState(Enum):
@@ -169,6 +171,15 @@ class Child:
                 _LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(10, self.failures)
             )
         self.restart_at = now + pause
+
+
+def count_of_role(words: memoryview, counts: int, role: Role) -> None:
+    """The supervisor: count what has happened to a process of a role.
+
+    Args:
+        counts: METRICS_STARTS or METRICS_DEATHS.
+    """
+    words[METRICS + counts + list(Role).index(role)] += 1
 
 
 def explain_exit(status: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -68,6 +69,7 @@ class Roles:
         self._directories = directories
         self._listeners = listeners
         self._cluster_id = cluster_id
+        self.metrics_socket: socket.socket | None = None  # listening, for the exporter
 
     def use(self, config: BrokerConfig) -> None:
         """Give other settings to all processes that are started from now on."""
@@ -277,6 +279,23 @@ class Roles:
             memory.keeper_bell,
             memory.processor_bells,
         ).run()
+
+    @property
+    def has_exporter(self) -> bool:
+        """Whether anybody wants to know what was counted."""
+        config = self._config
+        return bool(config.metrics_listeners or config.request_log_path)
+
+    def run_exporter(self) -> None:
+        # Imported here: most brokers have no such process.
+        from mpbroker.supervisor.metrics.exporter import Exporter
+
+        memory = self._memory
+        become_child("metrics-exporter", memory)
+        registry = self.registry(lambda topic: logs.forget(topic))
+        logs = self._logs(registry)
+        names = [listener.endpoint.listener_name for listener in self._listeners]
+        Exporter(self._config, memory, self.metrics_socket, registry, logs, names).run()
 
     def run_housekeeper(self) -> None:
         # Imported here: nobody else needs them, and no client waits for this process.

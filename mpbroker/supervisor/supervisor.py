@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.black_box import EventKind, box_number, open_own_box
-from mpbroker.ipc.layout import Phase
+from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
 from mpbroker.ipc.telemetry import Telemetry
 from mpbroker.supervisor.child import (
     Child,
@@ -27,6 +27,7 @@ from mpbroker.supervisor.child import (
     ChildRecord,
     ChildState,
     Role,
+    count_of_role,
 )
 from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.loop import TICK_S, Loop, live
@@ -105,6 +106,8 @@ class Supervisor(Loop):
         self._add(Role.COORDINATOR, 0, roles.run_coordinator)
         self._add(Role.HOUSEKEEPER, 0, roles.run_housekeeper)
         self._add(Role.KEEPER, 0, roles.run_keeper)
+        if roles.has_exporter:
+            self._add(Role.EXPORTER, 0, roles.run_exporter)
         self._adopt(adopted)
         self.every(TICK_S, self._pools.tidy)
         self.each_turn(self.repair.look_at_held)
@@ -171,6 +174,7 @@ class Supervisor(Loop):
             open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
             live(child.run)
         child.started(pid)
+        count_of_role(self._words, METRICS_STARTS, child.role)
         self._watch_child(child)
         if row is not None:
             self._words[row.pid] = pid
@@ -251,6 +255,7 @@ class Supervisor(Loop):
                 child.pid,
                 child.last_exit,
             )
+            count_of_role(self._words, METRICS_DEATHS, child.role)
             self.on_death(child)
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         rows = self._partition_rows()

@@ -60,7 +60,7 @@ _LOOK_S: Final = 0.02
 _MAX_FAILURES: Final = 3
 _REASON_BYTES: Final = 4096
 # They come after those that have successors beside them.
-_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER)
+_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER, Role.EXPORTER)
 
 
 class UpgradeError(MpbrokerError):

@@ -1,0 +1,152 @@
+"""Exporter: the loop of one process that serves pages and writes the request log."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from mpbroker.ipc.layout import HEADER, HEADER_PHASE, HEADER_SUPERVISOR_PID, Phase
+from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.supervisor.metrics.collector import Collector, is_ready
+from mpbroker.supervisor.metrics.exposition import CONTENT_TYPE, Family, render
+from mpbroker.supervisor.metrics.group_lag import GroupLag
+from mpbroker.supervisor.metrics.http_server import HttpError, HttpServer, Page
+from mpbroker.supervisor.metrics.idle import IdleRatios
+from mpbroker.supervisor.metrics.kafka_names import kafka_families
+from mpbroker.supervisor.metrics.partitions import Partitions
+from mpbroker.supervisor.metrics.request_log import RequestLog
+from mpbroker.supervisor.metrics.status import status_of
+
+if TYPE_CHECKING:
+    from mpbroker.config import BrokerConfig
+    from mpbroker.storage.log_manager import LogManager
+    from mpbroker.storage.topics import TopicRegistry
+    from mpbroker.supervisor.memory import BrokerMemory
+
+_TURN_S: Final = 0.5
+_IDLE_LOOK_S: Final = 2.0
+# However many scrape: figures are read so often at most.
+_FRESH_S: Final = 0.5
+_TEXT: Final = "text/plain; charset=utf-8"
+_JSON: Final = "application/json"
+_HTML: Final = "text/html; charset=utf-8"
+
+
+class Exporter:
+    """One exporter process.
+
+    Args:
+        sock: where metrics are asked for; None: only a request log is written.
+        registry: of this process.
+        listeners: names of the broker's listeners, by index.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        memory: BrokerMemory,
+        sock: socket.socket | None,
+        registry: TopicRegistry,
+        logs: LogManager,
+        listeners: Sequence[str],
+    ) -> None:
+        self._words = memory.control.words
+        self._registry = registry
+        self._lag = GroupLag(registry, logs)
+        self._idle = IdleRatios(self._words)
+        self._with_kafka_names = config.metrics_kafka_names_enable
+        pid = self._words[HEADER + HEADER_SUPERVISOR_PID]
+        self._telemetry = f"/mpbroker-{pid}-{start_time(pid)}"
+        self._collector = Collector(
+            memory,
+            Partitions(memory, registry, [each.path for each in logs.directories]),
+            self._lag,
+            self._told,
+            listeners,
+        )
+        self._families: list[Family] = []
+        self._collected = 0.0
+        self._next_idle_look = 0.0
+        self._request_log = None
+        if config.request_log_path is not None:
+            above_ns = config.slow_request_log_threshold_ms * 1_000_000
+            self._request_log = RequestLog(
+                self._words, config.request_log_path, above_ns
+            )
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        # Everybody's eventfd for "look at the phase": never read, so it is ours too.
+        bell = memory.housekeeper_bell.fd
+        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._server = None
+        if sock is not None:
+            self._server = HttpServer(sock, self._epoll, self.page)
+
+    def run(self) -> None:
+        """Serve until the broker stops."""
+        while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            self.turn(_TURN_S)
+        if self._request_log is not None:
+            self._request_log.drain()
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for somebody, and do what is due."""
+        for fd, _ in self._epoll.poll(timeout_s):
+            if self._server is not None:
+                self._server.ready(fd)
+        now = time.monotonic()
+        if self._server is not None:
+            self._server.expire(now)
+            self._server.resume()
+        if now >= self._next_idle_look:
+            self._next_idle_look = now + _IDLE_LOOK_S
+            self._idle.look(time.monotonic_ns())
+        if self._request_log is not None:
+            self._request_log.drain()
+
+    # -- pages -----------------------------------------------------------------------
+
+    def page(self, path: str) -> Page:
+        """Make the page of a path.
+
+        Raises:
+            HttpError: there is none.
+        """
+        if path == "/metrics":
+            return Page(200, CONTENT_TYPE, render(self.families()))
+        if path == "/api/status":
+            return Page(200, _JSON, orjson.dumps(self._status()))
+        if path == "/":
+            html = files("mpbroker.supervisor.metrics").joinpath("page.html")
+            return Page(200, _HTML, html.read_bytes())
+        if path == "/health":
+            return Page(200, _TEXT, b"alive\n")
+        if path == "/ready":
+            reason = is_ready(self._words)
+            return Page(
+                503 if reason else 200, _TEXT, f"{reason or 'ready'}\n".encode()
+            )
+        raise HttpError(404, "there are /, /metrics, /health, /ready and /api/status")
+
+    def families(self) -> list[Family]:
+        """All metrics, as of now or half a second ago."""
+        now = time.monotonic()
+        if now - self._collected >= _FRESH_S or not self._families:
+            self._registry.catch_up()
+            self._lag.catch_up()
+            found = [*self._collector.collect(), self._idle.family()]
+            if self._with_kafka_names:
+                found.extend(kafka_families(found))
+            self._families, self._collected = found, time.monotonic()
+        return self._families
+
+    def _status(self) -> dict[str, Any]:
+        return status_of(self.families(), self._told(), time.time())
+
+    def _told(self) -> dict[str, Any]:
+        return read_telemetry(self._telemetry) or {}

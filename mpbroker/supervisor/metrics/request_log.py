@@ -1,0 +1,103 @@
+"""The request log: lines of JSON, written by the exporter out of shared memory.
+
+Processors note requests in rings of their own; whoever does not keep up with them is
+told how many were lost, in a line of the log. Nobody waits for this file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from mpbroker.ipc.client_software import software_of
+from mpbroker.ipc.layout import (
+    LOG_NOTED,
+    LOG_WORDS,
+    MAX_PROCESSORS,
+    REQUEST_LOGS,
+)
+from mpbroker.ipc.request_metrics import LoggedRequest, log_above, read_logged
+from mpbroker.network.connection_rows import connection_name
+from mpbroker.supervisor.control_view import api_name
+
+_LOG = logging.getLogger(__name__)
+_MODE: Final = 0o640
+
+
+class RequestLog:
+    """Appends what processors have noted to a file.
+
+    Args:
+        path: made if it is not there; never rotated here: it is opened for each batch,
+            so that it may be moved away at any time.
+        above_ns: requests that took less are not noted.
+    """
+
+    def __init__(self, words: memoryview, path: str, above_ns: int) -> None:
+        self._words = words
+        self._path = Path(path)
+        self._failed = False
+        # Those noted before us were written, or are lost: our predecessor knew.
+        self._next = [
+            words[REQUEST_LOGS + number * LOG_WORDS + LOG_NOTED]
+            for number in range(MAX_PROCESSORS)
+        ]
+        log_above(words, above_ns)
+
+    def drain(self) -> int:
+        """Write what was noted since the last call; return how many lines."""
+        lines: list[bytes] = []
+        ahead_ns = time.time_ns() - time.monotonic_ns()
+        for number in range(MAX_PROCESSORS):
+            found, missed, self._next[number] = read_logged(
+                self._words, number, self._next[number]
+            )
+            lines.extend(orjson.dumps(self._line(each, ahead_ns)) for each in found)
+            if missed:
+                lines.append(orjson.dumps({"processor": number, "lost": missed}))
+        if lines:
+            self._write(b"\n".join((*lines, b"")))
+        return len(lines)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            fd = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE
+            )
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:  # once, until it works again
+                _LOG.error("request.log.path=%s: %s", self._path, error.strerror)
+            self._failed = True
+
+    def _line(self, each: LoggedRequest, ahead_ns: int) -> dict[str, Any]:
+        words = self._words
+        name, version = software_of(words, each.connection)
+        wall = (each.received_ns + ahead_ns) / 1e9
+        return {
+            "time": wall,
+            "api": api_name(each.api_key),
+            "api_version": each.api_version,
+            "correlation_id": each.correlation_id,
+            "connection": connection_name(words, each.connection),
+            "client_software_name": name,
+            "client_software_version": version,
+            "request_bytes": each.request_bytes,
+            "response_bytes": each.response_bytes,
+            "received_ns": each.received_ns,
+            "dequeued_ns": each.dequeued_ns,
+            "parked_ns": each.parked_ns,
+            "completed_ns": each.completed_ns,
+            "taken_ns": each.taken_ns,
+            "sent_ns": each.sent_ns,
+            "total_ms": (each.sent_ns - each.received_ns) / 1e6,
+        }

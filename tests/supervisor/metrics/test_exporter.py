@@ -1,0 +1,215 @@
+"""The metrics of a real broker, as Prometheus gets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from urllib.parse import urlsplit
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
+from tests.supervisor.metrics.asking import (
+    METRICS,
+    get,
+    pids_of,
+    samples,
+    told,
+    url_of,
+    wait_until,
+)
+from tests.support.broker import Broker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("metrics")
+    config = {
+        **METRICS,
+        "num.io.threads": "1",
+        "metrics.kafka.names.enable": "true",
+        "request.log.path": str(directory / "requests.log"),
+    }
+    with Broker(directory / "data", config) as made:
+        producer = Producer({"bootstrap.servers": made.bootstrap})
+        for number in range(10):
+            producer.produce("flights", f"record {number}".encode(), partition=0)
+        assert not producer.flush(30)
+        consumer = Consumer(
+            {"bootstrap.servers": made.bootstrap, "group.id": "departures"}
+        )
+        consumer.commit(offsets=[TopicPartition("flights", 0, 4)], asynchronous=False)
+        consumer.close()
+        yield made
+
+
+def metrics(broker):
+    status, text = get(broker)
+    assert status == 200
+    return samples(text)
+
+
+def test_requests_are_counted_by_api_with_their_stages(broker):
+    now = metrics(broker)
+    assert now['mpbroker_requests_total{api="Produce"}'] >= 1
+    count = 'mpbroker_request_stage_seconds_count{api="Produce",stage="total"}'
+    assert now[count] == now['mpbroker_requests_total{api="Produce"}']
+    assert now['mpbroker_request_bytes_total{api="Produce"}'] > 100
+
+
+def test_logs_and_the_lag_of_groups_are_shown(broker):
+    place = 'topic="flights",partition="0"'
+
+    def is_shown():
+        now = metrics(broker)
+        return now.get(f'mpbroker_group_lag{{group="departures",{place}}}') == 6
+
+    wait_until(is_shown)
+    now = metrics(broker)
+    assert now[f"mpbroker_log_end_offset{{{place}}}"] == 10
+    assert now[f"mpbroker_log_size_bytes{{{place}}}"] > 100
+    lag = 'kafka_consumergroup_lag{consumergroup="departures",topic="flights"'
+    assert now[lag + ',partition="0"}'] == 6
+    assert now[f"kafka_topic_partition_current_offset{{{place}}}"] == 10
+
+
+def test_connections_are_shown_by_listener_and_by_software(broker):
+    client = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "seen"})
+    client.list_topics(timeout=30)
+    now = metrics(broker)
+    assert now['mpbroker_connections{listener="PLAINTEXT"}'] >= 1
+    named = [key for key in now if "client_connections" in key and "librdkafka" in key]
+    client.close()
+    assert named or [key for key in now if "confluent-kafka-python" in key]
+
+
+def test_idle_ratios_are_shares(broker):
+    def ratios():
+        return [v for k, v in metrics(broker).items() if k.startswith("mpbroker_idle")]
+
+    assert all(0 <= ratio <= 1 for ratio in wait_until(ratios))
+
+
+def test_promtool_and_the_official_parser_find_nothing_wrong(broker):
+    _, text = get(broker)
+    promtool = shutil.which("promtool")
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = list(parser.text_string_to_metric_families(text))
+    assert len(families) > 30
+    if promtool is None:
+        pytest.skip("promtool is not installed: the official parser alone has looked")
+    done = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    # Names of other people's dashboards are as they are.
+    complaints = [x for x in done.stderr.splitlines() if x.startswith("mpbroker_")]
+    assert not complaints and "error while linting" not in done.stderr
+
+
+def test_no_counter_runs_backwards_when_processes_die(broker):
+    def counters():
+        _, text = get(broker)
+        types = dict(
+            line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE")
+        )
+        now = samples(text)
+        return {
+            key: value
+            for key, value in now.items()
+            if types.get(key.partition("{")[0]) == "counter"
+        }
+
+    before = counters()
+    for pid in pids_of(broker, "handler", "processor", "exporter"):
+        os.kill(pid, signal.SIGKILL)
+    deaths = 'mpbroker_process_deaths_total{role="exporter"}'
+
+    def is_back():
+        try:
+            return (
+                counters()[deaths] > before[deaths] and get(broker, "ready")[0] == 200
+            )
+        except OSError:
+            return False
+
+    wait_until(is_back)
+    after = counters()
+    assert {key for key in before if after.get(key, -1) < before[key]} == set()
+
+
+def test_the_request_log_has_all_stages_of_each_request(broker):
+    path = broker.config["request.log.path"]
+    get(broker, "health")  # it serves, so it has begun to log
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce("landings", b"seen")
+    assert not producer.flush(30)
+
+    def lines():
+        with open(path, "rb") as file:
+            found = [json.loads(line) for line in file.read().splitlines()]
+        return [line for line in found if line.get("api") == "Produce"]
+
+    line = wait_until(lines)[0]
+    assert line["received_ns"] <= line["dequeued_ns"] <= line["completed_ns"]
+    assert line["completed_ns"] <= line["taken_ns"] <= line["sent_ns"]
+    assert line["total_ms"] > 0 and line["request_bytes"] > 50
+
+
+def test_health_readiness_and_paths_that_are_not_there(broker):
+    assert get(broker, "health") == (200, "alive\n")
+    wait_until(lambda: get(broker, "ready") == (200, "ready\n"))
+    assert get(broker, "nothing")[0] == 404
+
+
+def test_the_status_document_has_what_the_page_shows(broker):
+    status = json.loads(get(broker, "api/status")[1])
+    assert {each["role"] for each in status["processes"]} >= {"processor", "handler"}
+    assert "flights" in [each["topic"] for each in status["topics"]]
+    assert status["totals"]["requests"] > 0
+
+
+def test_whoever_says_nothing_does_not_keep_others_out(broker):
+    where = urlsplit(url_of(broker))
+    silent = [
+        socket.create_connection((where.hostname, where.port))
+        for _ in range(MAX_CONNECTIONS - 1)
+    ]
+    try:
+        silent[0].sendall(b"GET /metrics HT")
+        assert get(broker, "health")[0] == 200
+    finally:
+        for each in silent:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", b"405"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 4000, b"431"),
+        (b"\xff\x00\n\n", b"400"),
+    ],
+)
+def test_what_is_no_request_for_us_gets_an_error(broker, sent, expected):
+    where = urlsplit(url_of(broker))
+    with socket.create_connection((where.hostname, where.port)) as sock:
+        sock.settimeout(30)
+        sock.sendall(sent)
+        assert sock.recv(100).split(b" ")[1] == expected
+
+
+def test_without_the_setting_there_is_no_exporter(tmp_path):
+    with Broker(tmp_path / "data") as made:
+        assert pids_of(made, "exporter") == [] != pids_of(made, "handler")
+        assert "metrics" not in told(made)
