@@ -6,7 +6,7 @@ to it); the messages are its too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final
@@ -43,12 +43,19 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 
+SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
+HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
+
 _JOIN_EPOCH: Final = 0
 _CLIENT_MAKES_ID_SINCE: Final = 1
 
 
 class ConsumerGroupProtocol:
-    """What members say, and what comes of it."""
+    """What members say, and what comes of it.
+
+    Args:
+        overrides: what is set for a group that is otherwise set for the broker.
+    """
 
     def __init__(
         self,
@@ -58,8 +65,10 @@ class ConsumerGroupProtocol:
         topics: Topics,
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
+        overrides: Callable[[str], Mapping[str, str]],
     ) -> None:
         self._config = config
+        self._overrides = overrides
         self._out = outbox
         self._timers = timers
         self._topics = topics
@@ -412,7 +421,9 @@ class ConsumerGroupProtocol:
         """(Re)start a member's session timer."""
 
         member = group.members[member_id]
-        timeout_ms = self._config.group_consumer_session_timeout_ms
+        timeout_ms = self._own_or(
+            group, SESSION_TIMEOUT, self._config.group_consumer_session_timeout_ms
+        )
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
 
@@ -454,13 +465,20 @@ class ConsumerGroupProtocol:
             ConsumerGroupHeartbeatResponse(
                 member_id=member.member_id,
                 member_epoch=member.member_epoch,
-                heartbeat_interval_ms=(
-                    self._config.group_consumer_heartbeat_interval_ms
+                heartbeat_interval_ms=self._own_or(
+                    group,
+                    HEARTBEAT_INTERVAL,
+                    self._config.group_consumer_heartbeat_interval_ms,
                 ),
                 assignment=assignment,
             ),
             self._after(group),
         )
+
+    def _own_or(self, group: ConsumerGroup, name: str, default: int) -> int:
+        """A group's own setting; the broker's if it has none."""
+        text = self._overrides(group.group_id).get(name)
+        return default if text is None else int(text)
 
     def _after(self, group: ConsumerGroup) -> tuple[int, ...]:
         """What an answer rests on, if anything is to be written at all."""

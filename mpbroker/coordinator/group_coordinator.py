@@ -10,7 +10,7 @@ Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
@@ -92,6 +92,7 @@ class GroupCoordinator:
         num_partitions: of __consumer_offsets, once it is known.
         new_id: makes the random part of a member id.
         allows: the authoriser's hook: (call, operation, group id) -> allowed.
+        overrides: the dynamic configs of a group.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class GroupCoordinator:
         num_partitions: int,
         new_id: Callable[[], str],
         allows: Callable[[Call, str, str], bool] | None = None,
+        overrides: Callable[[str], Mapping[str, str]] = lambda group_id: {},
     ) -> None:
         self._config = config
         self._out = outbox
@@ -124,6 +126,7 @@ class GroupCoordinator:
             topics,
             self.partition_for,
             new_id,
+            overrides,
             self._classic,
             self._replaced,
         )

@@ -15,7 +15,7 @@ classicGroupJoinToConsumerGroup and what belongs to it).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
@@ -91,10 +91,13 @@ class MixedProtocol(ConsumerGroupProtocol):
         topics: Topics,
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
+        overrides: Callable[[str], Mapping[str, str]],
         classic: ClassicProtocol,
         replaced: Callable[[ClassicGroup | ConsumerGroup], None],
     ) -> None:
-        super().__init__(config, outbox, timers, topics, partition_of, new_id)
+        super().__init__(
+            config, outbox, timers, topics, partition_of, new_id, overrides
+        )
         self._classic = classic
         self._replaced = replaced
 

@@ -133,6 +133,7 @@ class AdminApis:
             self._registry,
             node_id=self._node_id,
             definition=self._definition,
+            static=self._config_texts,
         ).encode(request.api_version)
 
     def _incremental_alter_configs(self, request: Request) -> bytes:

@@ -20,6 +20,7 @@ MetadataRecord = dict[str, Any]
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
+GROUP_RESOURCE: Final = 32
 
 FEATURE_NAME: Final = "metadata.version"
 FEATURE_LEVEL: Final = 1

@@ -23,6 +23,7 @@ from mpbroker.storage.log_config_def import broker_log_keys
 from mpbroker.storage.meta_properties import random_uuid, uuid_of_text
 from mpbroker.storage.metadata_image import (
     BROKER_RESOURCE,
+    GROUP_RESOURCE,
     PRODUCER_ID_BLOCK,
     TOPIC_RESOURCE,
     MetadataImage,
@@ -187,6 +188,10 @@ class TopicRegistry:
         """Return dynamic broker configs: of one broker by id, or of all by ""."""
         return self._image.config(BROKER_RESOURCE, resource_name)
 
+    def group_overrides(self, group_id: str) -> Mapping[str, str]:
+        """Return the configs set on a group."""
+        return self._image.config(GROUP_RESOURCE, group_id)
+
     # -- changing topics --------------------------------------------------------------
 
     def create_topic(
@@ -329,6 +334,17 @@ class TopicRegistry:
             after = dict(change(dict(before)))
             if not validate_only:
                 self._commit_configs(BROKER_RESOURCE, resource_name, before, after)
+
+    def alter_group_config(
+        self, group_id: str, change: ConfigChange, *, validate_only: bool = False
+    ) -> None:
+        """Replace the configs set on a group, there or yet to come; as of a broker."""
+        with self._log.locked():
+            self.catch_up()
+            before = dict(self._image.config(GROUP_RESOURCE, group_id))
+            after = dict(change(dict(before)))
+            if not validate_only:
+                self._commit_configs(GROUP_RESOURCE, group_id, before, after)
 
     # -- producer ids -----------------------------------------------------------------
 

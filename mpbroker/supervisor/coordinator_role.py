@@ -146,6 +146,7 @@ class CoordinatorRole:
             RegistryTopics(registry),
             topic.num_partitions,
             lambda: str(uuid.uuid4()),
+            overrides=registry.group_overrides,
         )
         purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
         disk = DiskSync()

@@ -76,6 +76,7 @@ class Rig:
         self.topics = FakeTopics()
         self.log: list[tuple[int, bytes, bytes | None]] = []
         self._ids = itertools.count(1)
+        self.group_configs: dict[str, dict[str, str]] = {}
         self._start()
 
     def _start(self) -> None:
@@ -88,6 +89,7 @@ class Rig:
             self.topics,
             PARTITIONS,
             lambda: f"id{next(self._ids)}",
+            overrides=lambda group_id: self.group_configs.get(group_id, {}),
         )
 
     def restart(self) -> None:

@@ -150,6 +150,19 @@ def test_a_silent_member_is_out_after_its_session(rig):
     assert two.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_group_has_timeouts_of_its_own_from_its_next_heartbeat_on(rig):
+    beat(rig, "m", 0)
+    rig.group_configs["g"] = {
+        "consumer.session.timeout.ms": "60000",
+        "consumer.heartbeat.interval.ms": "9000",
+    }
+    assert beat(rig, "m", 1).heartbeat_interval_ms == 9000
+    rig.advance(59_999)
+    assert "m" in rig.group().members
+    rig.advance(1)
+    assert "m" not in rig.group().members
+
+
 def test_who_does_not_give_up_in_time_is_out(rig):
     one, two = Consumer(rig, "one"), Consumer(rig, "two")
     one.beat()

@@ -29,11 +29,13 @@ def handle_alter_configs(
     *,
     node_id: int,
     definition: ConfigDef,
+    static: Mapping[str, str],
 ) -> AlterConfigsResponse:
     """Change what can be changed; answer each resource for itself.
 
     Args:
         definition: the broker's keys.
+        static: texts set on the command line, in the environment or a file, by key.
     """
     named_once = NamedOnce(request.resources)
     responses = []
@@ -54,6 +56,7 @@ def handle_alter_configs(
                 registry,
                 node_id=node_id,
                 definition=definition,
+                static=static,
                 validate_only=request.validate_only,
             )
         except ApiError as error:

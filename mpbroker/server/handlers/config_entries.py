@@ -16,6 +16,7 @@ from mpbroker.storage.log_config_def import BROKER_SYNONYMS
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 BROKER_LOGGER_RESOURCE: Final = 8
+GROUP_RESOURCE: Final = 32
 
 
 class ConfigSource(IntEnum):
@@ -26,6 +27,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    GROUP_CONFIG = 8
 
 
 class Synonym(NamedTuple):

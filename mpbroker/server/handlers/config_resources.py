@@ -15,12 +15,21 @@ from typing import Final, Protocol
 from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, UpdateMode
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.server.handlers.config_entries import BROKER_RESOURCE, TOPIC_RESOURCE
+from mpbroker.server.handlers.config_entries import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    BrokerConfigs,
+)
+from mpbroker.server.handlers.group_config_def import (
+    check_group_configs,
+    check_group_name,
+)
 from mpbroker.storage.topics import Topic
 
 # Of a listener, not of the broker; and what is set here is kept as plain text.
 _SECURITY_PREFIXES: Final = ("ssl.key.", "ssl.keystore.", "ssl.truststore.")
-_NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
+_NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS"}
 
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
@@ -40,15 +49,19 @@ class Registry(Protocol):
         self, resource_name: str, change: ConfigChange, *, validate_only: bool = False
     ) -> None: ...
 
+    def alter_group_config(
+        self, group_id: str, change: ConfigChange, *, validate_only: bool = False
+    ) -> None: ...
+
 
 def unsupported_resource(resource_type: int) -> ApiError:
-    """Return the error for a resource that is neither a topic nor a broker."""
+    """Return the error for a resource of a kind that is not served."""
     name = _NAMES.get(resource_type)
     text = f"{name} configs are not served" if name else "there is no such resource"
     return ApiError(
         ErrorCode.INVALID_REQUEST,
-        f"Unsupported resource type {resource_type}: {text}; TOPIC (2) and BROKER (4)"
-        " are.",
+        f"Unsupported resource type {resource_type}: {text}; TOPIC (2), BROKER (4) and"
+        " GROUP (32) are.",
     )
 
 
@@ -93,6 +106,7 @@ def alter_resource(
     *,
     node_id: int,
     definition: ConfigDef,
+    static: Mapping[str, str],
     validate_only: bool,
 ) -> None:
     """Change the configs of one resource.
@@ -100,6 +114,7 @@ def alter_resource(
     Args:
         change: from the resource's overrides to the wanted ones; may raise ApiError.
         definition: the broker's keys.
+        static: texts set on the command line, in the environment or a file, by key.
 
     Raises:
         ApiError: INVALID_REQUEST, INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION,
@@ -111,6 +126,17 @@ def alter_resource(
                 ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
             )
         registry.alter_topic_config(name, change, validate_only=validate_only)
+        return
+    if resource_type == GROUP_RESOURCE:
+        check_group_name(name)
+        broker = broker_configs(registry, node_id, definition, static)
+
+        def of_group(before: dict[str, str]) -> Mapping[str, str]:
+            after = change(before)
+            check_group_configs(after, broker)
+            return after
+
+        registry.alter_group_config(name, of_group, validate_only=validate_only)
         return
     if resource_type != BROKER_RESOURCE:
         raise unsupported_resource(resource_type)
@@ -124,6 +150,24 @@ def alter_resource(
         return after
 
     registry.alter_broker_config(name, checked, validate_only=validate_only)
+
+
+class Overrides(Protocol):
+    """Who knows what was set of a broker."""
+
+    def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
+
+
+def broker_configs(
+    registry: Overrides, node_id: int, definition: ConfigDef, static: Mapping[str, str]
+) -> BrokerConfigs:
+    """Return this broker's configs in their layers."""
+    return BrokerConfigs(
+        definition,
+        registry.broker_overrides(str(node_id)),
+        registry.broker_overrides(""),
+        static,
+    )
 
 
 def _check_broker_configs(

@@ -22,16 +22,22 @@ from mpbroker.protocol.messages.describe_configs import (
 )
 from mpbroker.server.handlers.config_entries import (
     BROKER_RESOURCE,
+    GROUP_RESOURCE,
     TOPIC_RESOURCE,
-    BrokerConfigs,
     ConfigSource,
     Synonym,
     canonical,
 )
 from mpbroker.server.handlers.config_resources import (
     NamedOnce,
+    broker_configs,
     check_broker_name,
     unsupported_resource,
+)
+from mpbroker.server.handlers.group_config_def import (
+    GROUP_CONFIG_DEF,
+    check_group_name,
+    group_default,
 )
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from mpbroker.storage.topic_names import check_topic_name
@@ -44,6 +50,8 @@ class Registry(Protocol):
     def topic(self, name: str) -> Topic | None: ...
 
     def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
+
+    def group_overrides(self, group_id: str) -> Mapping[str, str]: ...
 
 
 def handle_describe_configs(
@@ -84,12 +92,7 @@ class _Describer:
         self._request = request
         self._registry = registry
         self._node_id = node_id
-        self._broker = BrokerConfigs(
-            definition,
-            registry.broker_overrides(str(node_id)),
-            registry.broker_overrides(""),
-            static,
-        )
+        self._broker = broker_configs(registry, node_id, definition, static)
 
     def describe(
         self, resource: DescribeConfigsResource, named_once: NamedOnce
@@ -113,6 +116,9 @@ class _Describer:
         name, wanted = resource.resource_name, set(resource.configuration_keys or ())
         if resource.resource_type == TOPIC_RESOURCE:
             return self._topic_entries(name, wanted)
+        if resource.resource_type == GROUP_RESOURCE:
+            check_group_name(name)
+            return self._group_entries(name, wanted)
         if resource.resource_type != BROKER_RESOURCE:
             raise unsupported_resource(resource.resource_type)
         if not name:
@@ -138,6 +144,21 @@ class _Describer:
                 own = Synonym(key.name, text, ConfigSource.TOPIC_CONFIG)
                 synonyms.insert(0, own)
             yield self._entry(key, text, synonyms, read_only=False)
+
+    def _group_entries(
+        self, group_id: str, wanted: Collection[str]
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        """Of any group, also of one that is yet to come."""
+        overrides = self._registry.group_overrides(group_id)
+        for key in _chosen(GROUP_CONFIG_DEF, wanted):
+            default = group_default(key.name, self._broker)
+            synonyms = [Synonym(key.name, default, ConfigSource.DEFAULT_CONFIG)]
+            text = overrides.get(key.name)
+            if text is not None:
+                own = Synonym(key.name, text, ConfigSource.GROUP_CONFIG)
+                synonyms.insert(0, own)
+            value = canonical(key, synonyms[0].text)
+            yield self._entry(key, value, synonyms, read_only=False)
 
     def _broker_entries(
         self, wanted: Collection[str]

@@ -18,12 +18,14 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from mpbroker.server.handlers.config_entries import TOPIC_RESOURCE, BrokerConfigs
+from mpbroker.server.handlers.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
 from mpbroker.server.handlers.config_resources import (
     NamedOnce,
     Registry,
     alter_resource,
+    broker_configs,
 )
+from mpbroker.server.handlers.group_config_def import GROUP_CONFIG_DEF
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 
 
@@ -70,6 +72,7 @@ def handle_incremental_alter_configs(
                 registry,
                 node_id=node_id,
                 definition=definition,
+                static=static,
                 validate_only=request.validate_only,
             )
         except ApiError as error:
@@ -115,6 +118,10 @@ class _Edit:
         self._registry = registry
         self._node_id = node_id
         self._is_topic = resource.resource_type == TOPIC_RESOURCE
+        self._definition = {
+            TOPIC_RESOURCE: LOG_CONFIG_DEF,
+            GROUP_RESOURCE: GROUP_CONFIG_DEF,
+        }.get(resource.resource_type, definition)
         self._broker_definition = definition
         self._static = static
 
@@ -137,8 +144,7 @@ class _Edit:
         resource inherits.
         """
         operation, name = OpType(config.config_operation), config.name
-        definition = LOG_CONFIG_DEF if self._is_topic else self._broker_definition
-        key = definition.get(name)
+        key = self._definition.get(name)
         if key is not None and key.type is not ConfigType.LIST:
             raise ApiError(
                 ErrorCode.INVALID_CONFIG,
@@ -154,11 +160,8 @@ class _Edit:
         return ",".join(members)
 
     def _inherited(self, name: str) -> str:
-        broker = BrokerConfigs(
-            self._broker_definition,
-            self._registry.broker_overrides(str(self._node_id)),
-            self._registry.broker_overrides(""),
-            self._static,
+        broker = broker_configs(
+            self._registry, self._node_id, self._broker_definition, self._static
         )
         if self._is_topic:
             synonyms = broker.synonyms_of_topic_key(name)

@@ -17,12 +17,13 @@ from mpbroker.server.handlers.incremental_alter_configs import (
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from tests.support.metadata import start
 
-TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
+TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 STATIC = {
     "log.retention.hours": "1",
     "ssl.key.password": "hunter2",
     "num.io.threads": "4",
+    "group.consumer.heartbeat.interval.ms": "7000",
 }
 VALUES = {"log.retention.hours": 1}
 
@@ -82,7 +83,7 @@ def replace(registry, kind, name, configs, **options):
         **options,
     )
     response = handle_alter_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF
+        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
     )
     (result,) = alter.AlterConfigsResponse.decode(2, response.encode(2)).responses
     assert (result.resource_type, result.resource_name) == (kind, name)
@@ -306,6 +307,7 @@ def test_a_resource_named_twice_is_refused_both_times(registry):
         registry,
         node_id=1,
         definition=BROKER_CONFIG_DEF,
+        static=STATIC,
     )
     assert [each.error_code for each in response.responses] == [
         ErrorCode.INVALID_REQUEST
@@ -395,3 +397,50 @@ def test_any_edit_is_made_or_refused_with_a_reason(
     if code is not ErrorCode.NONE:
         assert message
         assert registry.version == before
+
+
+# -- groups ----------------------------------------------------------------------------
+
+
+def test_a_group_has_the_brokers_configs_until_it_has_its_own(registry):
+    before = entries(registry, GROUP, "g")
+    assert {name: entry.value for name, entry in before.items()} == {
+        "consumer.session.timeout.ms": "45000",
+        "consumer.heartbeat.interval.ms": "7000",
+    }
+    session = "consumer.session.timeout.ms"
+    assert edit(registry, GROUP, "g", (SET, session, "50000"))[0] == 0
+    entry = entries(registry, GROUP, "g")[session]
+    assert (entry.value, entry.config_source) == ("50000", 8)
+    assert sources(entry) == [(session, "50000", 8), (session, "45000", 5)]
+    assert entries(registry, GROUP, "other")[session].value == "45000"
+    assert edit(registry, GROUP, "g", (DELETE, session, None))[0] == 0
+    assert registry.group_overrides("g") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("consumer.session.timeout.ms", "44999", "which is 45000; it is 44999"),
+        ("consumer.session.timeout.ms", "60001", "which is 60000"),
+        ("consumer.session.timeout.ms", "soon", "soon"),
+        ("consumer.heartbeat.interval.ms", "4999", "group.consumer.min.heartbeat"),
+        ("consumer.no.such.ms", "1", "consumer.no.such.ms"),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused(registry, name, value, words):
+    for code, message in (
+        edit(registry, GROUP, "g", (SET, name, value)),
+        replace(registry, GROUP, "g", [(name, value)]),
+    ):
+        assert code == ErrorCode.INVALID_CONFIG
+        assert words in message
+    assert registry.group_overrides("g") == {}
+
+
+def test_a_group_resource_has_a_name(registry):
+    name = "consumer.session.timeout.ms"
+    assert edit(registry, GROUP, "", (SET, name, "45000"))[0] == (
+        ErrorCode.INVALID_REQUEST
+    )
+    assert describe_one(registry, GROUP, "").error_code == ErrorCode.INVALID_REQUEST
