@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpbroker.spark.pipeline.decode import Decoder
@@ -24,8 +25,8 @@ from mpbroker.spark.pipeline.ingest import (
     main,
     read_stream,
     reason,
+    run_query,
     start,
-    wait,
 )
 from mpbroker.spark.pipeline.progress import Progress
 
@@ -48,12 +49,15 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
 
         # Times as the tables of `ingest` have them.
         schema = to_arrow_schema(windows.schema, timezone="UTC")
-        query = start(
-            description, windows, BatchSink(description, schema, None, progress)
+        # What a table's date is of, unless a column is named.
+        by = description.table.event_time or "window_start"
+        described = replace(
+            description, table=replace(description.table, event_time=by)
         )
+        sink = BatchSink(described, schema, None, progress)
+        query = run_query(lambda: start(described, windows, sink), progress)
     else:
-        query = _to_topic(description, windows)
-    wait(query, progress)
+        query = run_query(lambda: _to_topic(description, windows), progress)
     _count(query, progress, to_topic=description.table is None)
 
 

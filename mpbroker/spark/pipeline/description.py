@@ -218,6 +218,10 @@ def _check_whole(found: Description) -> None:
         )
     if found.job == "aggregate" and bool(found.table) == bool(found.topic):
         raise PipelineError("job aggregate writes to either a [table] or a [topic]")
+    if found.job != "ingest" and found.dead_letter is not None:
+        raise PipelineError(
+            f"[dead_letter] is ingest's; job {found.job} keeps no values"
+        )
     if found.topic and "topic" not in found.topic:
         raise PipelineError("topic.topic is not set; give the name of the topic")
     fields = set(found.value.fields) | (

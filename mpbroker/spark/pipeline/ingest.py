@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _METADATA: Final = "metadata"
+_STARTS: Final = 5
+_NO_PYTHON: Final = "failed to connect back"
+_DEFAULTS: Final = {
+    # All there is: a pipeline that is started late shall not begin in the middle.
+    "startingOffsets": "earliest",
+    # A broker that is restarted shall not end it: half a minute of patience.
+    "fetchOffset.numRetries": "60",
+    "fetchOffset.retryIntervalMs": "500",
+}
 
 
 class BatchSink:
@@ -155,8 +164,7 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     """
     sink = open_sink(description, progress)
     stream = read_stream(description, spark)
-    query = start(description, stream, sink)
-    wait(query, progress)
+    run_query(lambda: start(description, stream, sink), progress)
     if sink.rows.table.compact_every:
         sink.compact()
 
@@ -169,10 +177,13 @@ def open_sink(description: Description, progress: Progress) -> BatchSink:
 
 
 def read_stream(description: Description, spark: SparkSession) -> DataFrame:
+    """Return the source's rows; options that are not given are a pipeline's."""
     reader = spark.readStream.format("mpbroker")
-    options: dict[str, Any] = dict(description.source)
-    # All there is: a pipeline that is started late shall not begin in the middle.
-    options.setdefault("startingOffsets", "earliest")
+    given = {name.lower() for name in description.source}
+    defaults = {
+        each: _DEFAULTS[each] for each in _DEFAULTS if each.lower() not in given
+    }
+    options: dict[str, Any] = {**defaults, **description.source}
     return reader.options(**options).load()
 
 
@@ -192,21 +203,34 @@ def start(
     return writer.trigger(availableNow=True).start()
 
 
-def wait(query: StreamingQuery, progress: Progress) -> None:
-    """Wait for a query's end; a Ctrl-C stops it between batches.
+def run_query(
+    begin: Callable[[], StreamingQuery], progress: Progress
+) -> StreamingQuery:
+    """Begin a query and wait for its end; a Ctrl-C stops it between batches.
 
     Raises:
         PipelineError: it failed; the text is the reason, without Java's stack.
     """
     from pyspark.errors import StreamingQueryException
 
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        raise PipelineError(reason(error)) from error
-    except KeyboardInterrupt:
-        progress.say("stopping")
-        query.stop()
+    for attempt in range(1, _STARTS + 1):
+        query = begin()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            # Spark gives a Python process ten seconds to start, which no setting
+            # changes and a loaded machine needs more than. Nothing is lost by
+            # beginning again: the checkpoint knows where.
+            if _NO_PYTHON not in str(error) or attempt == _STARTS:
+                raise PipelineError(reason(error)) from error
+            progress.say("Python was too slow to start for Spark; trying again")
+        except KeyboardInterrupt:
+            progress.say("stopping")
+            query.stop()
+            return query
+        else:
+            return query
+    raise AssertionError("the loop above returns or raises")
 
 
 def reason(error: BaseException) -> str:
