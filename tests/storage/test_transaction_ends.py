@@ -1,0 +1,111 @@
+"""The end of a transaction in a partition: once, and nothing of it behind it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from mpbroker.protocol.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.partition_log import PartitionLog
+from tests.storage.batches import Validated, batch, batches_in, validated
+from tests.storage.conftest import OpenLog
+from tests.storage.forks import kill_at_line
+from tests.support import children
+
+PRODUCER = 7
+# A marker's append runs some 300 lines; each of these kills at another of them.
+STEPS = range(1, 420, 13)
+
+
+def marker(*, epoch: int = 0, commit: bool = True) -> Validated:
+    end = EndTransactionMarker(commit, 0)
+    return validated(build_end_transaction_marker(PRODUCER, epoch, end, 1_000))
+
+
+def records(epoch: int = 0, sequence: int = 0) -> Validated:
+    return batch(b"t", producer=(PRODUCER, epoch, sequence), transactional=True)
+
+
+def test_a_marker_that_ends_nothing_is_not_appended(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    first = log.append(marker(), now_ms=1)
+    again = log.append(marker(), now_ms=1)
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert log.latest() == again.last_offset + 1 == 2
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_next_transaction_has_an_end_of_its_own(
+    open_log: OpenLog, epoch: int
+) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    log.append(marker(epoch=epoch), now_ms=1)
+    log.append(records(epoch, 1 - epoch), now_ms=1)
+    assert log.last_stable_offset() == 2
+    assert not log.append(marker(epoch=2 * epoch), now_ms=1).duplicate
+    assert log.last_stable_offset() == log.latest() == 4
+
+
+def test_a_partition_without_records_takes_a_marker_that_fences(
+    open_log: OpenLog,
+) -> None:
+    log = open_log()
+    assert not log.append(marker(epoch=3), now_ms=1).duplicate
+    with pytest.raises(ApiError) as refused:
+        log.append(records(epoch=2), now_ms=1)
+    assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_batch_that_comes_after_its_transaction_is_refused(open_log: OpenLog) -> None:
+    log, open_ones = open_log(), {(PRODUCER, 0)}
+    log.is_open = lambda producer, epoch, row: (producer, epoch) in open_ones
+    log.append(records(), now_ms=1)
+    open_ones.clear()  # as the coordinator does before it writes the marker
+    # What has begun goes on until the marker comes.
+    log.append(records(sequence=1), now_ms=1)
+    log.append(marker(), now_ms=1)
+    with pytest.raises(ApiError) as refused:
+        log.append(records(sequence=2), now_ms=1)
+    assert refused.value.error_code == ErrorCode.INVALID_TXN_STATE
+    assert log.last_stable_offset() == log.latest() == 3
+    # A resent one is what it was, whatever has happened since.
+    assert log.append(records(sequence=1), now_ms=1).duplicate
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_coordinator_killed_at_any_line_leaves_each_marker_to_be_written_once(
+    open_log: OpenLog, tmp_path: Path, commit: bool
+) -> None:
+    died = 0
+    for step in STEPS:
+        names = [f"{commit}{step}-{number}" for number in range(2)]
+        logs: list[PartitionLog] = [open_log(name=name) for name in names]
+        for log in logs:
+            log.append(records(), now_ms=1)
+
+        def mark(logs: list[PartitionLog] = logs, step: int = step) -> None:
+            kill_at_line(step)
+            for log in logs:
+                log.append(marker(commit=commit), now_ms=1)
+
+        died += children.fork(mark) == -signal.SIGKILL
+        for log in logs:  # its successor
+            log.append(marker(commit=commit), now_ms=1)
+        for name, log in zip(names, logs, strict=True):
+            content = (tmp_path / name / f"{0:020d}.log").read_bytes()
+            found = [header.is_control for header, _ in batches_in(content)]
+            assert found == [False, True], step
+            assert log.last_stable_offset() == log.latest() == 2
+            read = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+            aborted = [] if commit else [(PRODUCER, 0)]
+            assert read.aborted_transactions == aborted, step
+    assert died > len(STEPS) // 2
