@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.fetch_clients import SPARK_DIR, have_spark_connector
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.readwriter import DataFrameReader
@@ -37,9 +39,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     before = {name: os.environ.get(name) for name in environ}
     os.environ.update(environ)
+    jars = sorted(SPARK_DIR.glob("*.jar")) if have_spark_connector() else []
     session = (
         SparkSession.builder.master("local[2]")
         .appName("mpbroker-tests")
+        .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
 _POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
+SPARK_DIR: Final = ROOT / ".downloads" / "spark"
+_SPARK_POM: Final = ROOT / "tests" / "compat" / "spark" / "pom.xml"
 FRANZ_GO: Final = ROOT / ".downloads" / "franz-go" / "franz"
 _GO_SOURCES: Final = ROOT / "tests" / "compat" / "go"
 NODE_DIR: Final = ROOT / ".downloads" / "node"
@@ -46,31 +49,48 @@ def have_java_tools() -> bool:
     )
 
 
+def have_spark_connector() -> bool:
+    """Return whether the jars of Spark's own Kafka connector are there."""
+    stamp = SPARK_DIR / "pom.xml"
+    return stamp.is_file() and stamp.read_bytes() == _SPARK_POM.read_bytes()
+
+
 def fetch_java_tools() -> str:
     """Copy the jars to .downloads/java; return why not, or an empty text."""
     if have_java_tools():
         return ""
+    return _fetch_jars("Apache Kafka's tools (54 MB)", _POM, JAVA_DIR)
+
+
+def fetch_spark_connector() -> str:
+    """Copy the jars to .downloads/spark; return why not, or an empty text."""
+    if have_spark_connector():
+        return ""
+    return _fetch_jars("Spark's Kafka connector (15 MB)", _SPARK_POM, SPARK_DIR)
+
+
+def _fetch_jars(what: str, pom: Path, directory: Path) -> str:
     for tool, package in (("java", "default-jre-headless"), ("mvn", "maven")):
         if shutil.which(tool) is None:
             return f"no {tool} on PATH (Debian: apt-get install {package})"
-    _say("fetching Apache Kafka's tools with Maven (54 MB)")
-    fresh = JAVA_DIR.with_name("java.new")
+    _say(f"fetching {what} with Maven")
+    fresh = directory.with_name(f"{directory.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
     error = _run(
         [
             *("mvn", "--quiet", "--batch-mode", "--no-transfer-progress"),
-            *("--file", str(_POM), goal),
+            *("--file", str(pom), goal),
             *(f"-DoutputDirectory={fresh}", "-DincludeScope=runtime"),
         ],
         _MAVEN_TIMEOUT_S,
     )
     if error:
-        return f"Maven could not fetch Apache Kafka's tools: {error}"
-    shutil.copy(_POM, fresh / "pom.xml")
-    shutil.rmtree(JAVA_DIR, ignore_errors=True)
-    fresh.rename(JAVA_DIR)
+        return f"Maven could not fetch {what}: {error}"
+    shutil.copy(pom, fresh / "pom.xml")
+    shutil.rmtree(directory, ignore_errors=True)
+    fresh.rename(directory)
     return ""
 
 
@@ -166,8 +186,10 @@ def _run(command: list[str], timeout_s: int, **variables: str) -> str:
         return f"no end after {timeout_s} s"
     if done.returncode == 0:
         return ""
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else f"exit code {done.returncode}"
+    text = re.sub(r"\x1b\[\d*m", "", done.stdout)  # Maven's colours
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if "[ERROR]" in line][:1] or lines[-1:]
+    return lines[0][:300] if lines else f"exit code {done.returncode}"
 
 
 def _say(text: str) -> None:
@@ -181,7 +203,8 @@ def main() -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         reasons = [fetch_debian(*each) for each in _DEBIAN]
-        reasons += [fetch_java_tools(), fetch_franz_go(), fetch_kafkajs()]
+        reasons += [fetch_java_tools(), fetch_spark_connector()]
+        reasons += [fetch_franz_go(), fetch_kafkajs()]
         for reason in reasons:
             if reason:
                 _say(f"{reason}; the tests with it will be skipped")
