@@ -383,14 +383,6 @@ class ResponseRing:
         pthread_mutex_unlock(self._mutex)
         return slots
 
-    def drain(self) -> list[int]:
-        """Empty a dead processor's ring; return what was on it."""
-        slots = self.waiting()
-        words, base = self._words, self._base
-        words[base + RING_HEAD] += len(slots)
-        words[base + RING_SLEEPERS] = 0
-        return slots
-
 
 class NotificationRing:
     """One handler's notices: "this partition has changed". Anyone puts.

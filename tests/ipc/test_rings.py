@@ -220,15 +220,6 @@ def test_a_push_rings_only_for_a_processor_that_sleeps(memory):
     assert bells.rung() == []  # once is enough
 
 
-def test_a_dead_processors_ring_is_emptied_for_its_successor(memory):
-    ring = memory.responses[0]
-    ring.push([1, 2])
-    assert ring.drain() == [1, 2]
-    assert ring.waiting() == ring.pop() == []
-    ring.push([3])
-    assert ring.pop() == [3]
-
-
 # -- the notification ring ----------------------------------------------------------
 
 
