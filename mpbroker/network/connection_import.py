@@ -25,7 +25,6 @@ from mpbroker.ipc.layout import (
     CONNECTION_ACTIVE,
     CONNECTION_EXTENT,
     CONNECTION_EXTENT_LENGTH,
-    CONNECTION_HOLDER,
     CONNECTION_OPENED,
     CONNECTION_POSITION,
     CONNECTION_SENT,
@@ -155,7 +154,6 @@ class ConnectionImport:
         words, word = self._words, home.rows.word(row)
         words[word + CONNECTION_OPENED] = record.opened_ns or now_ns
         words[word + CONNECTION_ACTIVE] = record.active_ns or now_ns
-        words[word + CONNECTION_HOLDER] = -1  # the keeper sends it
         words[word + CONNECTION_POSITION] = record.base << POSITION_SHIFT
         words[word + CONNECTION_SENT] = record.sent
         return True

@@ -183,7 +183,7 @@ class NextGeneration:
         for kept in self.sockets.values():
             self._family.only_ours.discard(kept.fd)
             os.close(kept.fd)
-        self.sockets = {}
+        self.sockets.clear()  # the supervisor has this very dict
 
 
 def bury(before: Manifest) -> None:

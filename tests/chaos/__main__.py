@@ -60,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     count("acceptors", 100, "timed kills of acceptors")
     count("resizes", 100, "resizes to random sizes from 1 to 8")
     count("upgrades", 10, "replacements of the whole broker in place")
+    count("generations", 6, "replacements by another layout of memory")
     count("supervisors", 30, "timed kills of the supervisor")
     count("lines", 1000, "self-kills at random source lines")
     count("connections", 64, "clients")
@@ -95,6 +96,9 @@ def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
             say(campaign.resizes(arguments.resizes, _promise(_RESIZE, arguments)))
         if arguments.upgrades:
             say(campaign.upgrades(arguments.upgrades, _promise(_UPGRADE, arguments)))
+        if arguments.generations:
+            pairs = arguments.generations // 2  # the census knows one layout
+            say(campaign.generations(2 * pairs, _promise(_UPGRADE, arguments)))
         say(campaign.leftovers())
         if arguments.supervisors:
             say(campaign.supervisor_kills(arguments.supervisors))

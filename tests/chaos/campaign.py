@@ -19,6 +19,7 @@ from tests.chaos.census import (
 from tests.chaos.clients import Fleet
 from tests.chaos.events import (
     Event,
+    Generations,
     Kills,
     Nothing,
     OwnDeaths,
@@ -179,6 +180,13 @@ class Campaign:
     def upgrades(self, count: int, promises: Promises) -> Result:
         """Replace the whole broker in place."""
         event = Upgrades(self.broker, count)
+        result = self.stage(event.name, [event], promises)
+        result.complaints += event.failed
+        return result
+
+    def generations(self, count: int, promises: Promises) -> Result:
+        """Replace it by programs with other layouts of shared memory."""
+        event = Generations(self.broker, count)
         result = self.stage(event.name, [event], promises)
         result.complaints += event.failed
         return result

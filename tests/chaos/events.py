@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
 from mpbroker.cli.ctl_connection import ControlClient
@@ -226,7 +227,8 @@ class Upgrades:
                 self._asked_at = now
                 self._ctl = subprocess.Popen(
                     [sys.executable, "-m", "mpbroker", "ctl", "upgrade"]
-                    + ["--socket", control_socket(self.broker)],
+                    + ["--socket", control_socket(self.broker)]
+                    + self._command(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -239,10 +241,31 @@ class Upgrades:
             self.done += 1
             self._ctl = None
 
+    def _command(self) -> list[str]:
+        """What takes the broker's place: the same again."""
+        return []
+
     def close(self) -> None:
         if self._ctl is not None:
             self._ctl.kill()
             self._ctl.communicate()
+
+
+@dataclass
+class Generations(Upgrades):
+    """Programs with another layout of shared memory, there and back again."""
+
+    name: str = "another layout"
+
+    def _command(self) -> list[str]:
+        text = Path(f"/proc/{self.broker.pid}/cmdline").read_text()
+        _, _, settings = text.rstrip("\0").partition("\0serve\0")
+        arguments = settings.split("\0")
+        if arguments[0] == "--ready-fd":
+            del arguments[:2]
+        layout = "none" if self.done % 2 else "layout"
+        newcomer = [sys.executable, "-m", "tests.supervisor.newcomer", "9.9", layout]
+        return ["--", *newcomer, "serve", *arguments]
 
 
 def control_socket(broker: Broker) -> str:

@@ -26,6 +26,7 @@ from tests.supervisor.load import (
 from tests.supervisor.test_connections import receive_rest
 from tests.supervisor.test_kills import fetch_body
 from tests.supervisor.test_upgrade import identity, newcomer, upgrade, wait_for_end
+from tests.support.children import wait_until
 
 LARGE = 5_000_000
 SETTINGS = {
@@ -62,6 +63,20 @@ def test_it_takes_over_under_load_and_nobody_notices(broker):
     assert not set(before.values()) & set(children(broker).values())
     broker.stop()
     load.verify(read_log(broker.data_dir))
+
+
+def test_it_goes_there_and_back_again_with_the_same_connections(broker):
+    with ExitStack() as stack:
+        socks = [stack.enter_context(dial(broker)) for _ in range(20)]
+        for number, fault in enumerate(["layout", "none", "layout", "none"]):
+            for sock in socks[: 5 * number + 5]:  # the others have not said a word
+                assert api_versions(sock)
+            upgrade(broker, newcomer(broker, f"9.{number}", fault))
+            # Told of the last one too, so not of any end.
+            wait_until(lambda v=f"9.{number}": identity(broker).get("version") == v)
+            assert wait_for_end(broker, "done", "failed").endswith(f"to 9.{number}")
+        for sock in socks:
+            assert api_versions(sock)
 
 
 def test_idle_connections_and_parts_of_frames_go_along(broker):
