@@ -45,16 +45,12 @@ from mpbroker.spark.options import (
     parse_source_options,
 )
 from mpbroker.spark.partition_reader import logger, read_range
-from mpbroker.spark.sink import (
-    BatchWriter,
-    StreamWriter,
-    check_schema,
-    parse_sink_options,
-)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from mpbroker.spark.sink import BatchWriter, StreamWriter
 
 
 class RangePartition(InputPartition):
@@ -80,6 +76,10 @@ class MpbrokerDataSource(DataSource):
         return BatchReader(parse_source_options(self.options, streaming=False))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        # Here: Spark imports this module in a new process for each query that reads,
+        # and the producer is a third of that.
+        from mpbroker.spark.sink import BatchWriter, check_schema, parse_sink_options
+
         options = parse_sink_options(self.options)
         if overwrite:
             raise OptionError(
@@ -92,6 +92,8 @@ class MpbrokerDataSource(DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> StreamWriter:
+        from mpbroker.spark.sink import StreamWriter, check_schema, parse_sink_options
+
         options = parse_sink_options(self.options)
         check_schema(schema, options)
         return StreamWriter(options)
