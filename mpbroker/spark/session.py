@@ -29,6 +29,8 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # A pipeline's final report adds up what its batches said of themselves.
+    "spark.sql.streaming.numRecentProgressUpdates": "2000",
 }
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",

@@ -153,7 +153,7 @@ def _to_topic(description: Description, windows: DataFrame) -> StreamingQuery:
 
 
 def _count(query: StreamingQuery, progress: Progress, *, to_topic: bool) -> None:
-    """Take what Spark counted: bad values, late rows."""
+    """Take what Spark counted in the last 2,000 batches: bad values, late rows."""
     for done in query.recentProgress:
         progress.late += sum(
             each.numRowsDroppedByWatermark for each in done.stateOperators
