@@ -7,6 +7,7 @@ other commands are click's and live in one module each, imported when they are n
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code (see `mpbroker.cli.exit_codes`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:
+        if argv is None:
+            # Nothing that a start imports is garbage; supervisor/broker.py enables it.
+            gc.disable()
         from mpbroker.cli.serve import run_serve
 
         return run_serve(arguments[1:])

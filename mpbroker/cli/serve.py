@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
 from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # For the other commands; MPBROKER_ otherwise begins the settings of a broker.
 BOOTSTRAP_VARIABLE: Final = "MPBROKER_BOOTSTRAP"
@@ -134,6 +136,8 @@ def _path(options: dict[str, str], name: str) -> Path | None:
         return None
     if not options[name]:
         raise _usage(f"{name} needs a file name")
+    from pathlib import Path  # 5 ms of import that a start without files does not owe
+
     return Path(options[name])
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.config.broker_keys import LOG_KEYS, SERVER_KEYS
 from mpbroker.config.broker_values import BrokerValues
@@ -40,6 +39,9 @@ from mpbroker.config.sources import (
 from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, ConfigValue
 from mpbroker.storage.log_config import defaults_of_broker
 from mpbroker.storage.log_config_def import broker_log_keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BROKER_CONFIG_DEF: Final = ConfigDef(
     "setting",

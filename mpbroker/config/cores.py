@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 
 def available_cores(
     *,
     affinity: int | None = None,
-    cgroup_root: Path = Path("/sys/fs/cgroup"),
-    cgroup_of_process: Path = Path("/proc/self/cgroup"),
+    cgroup_root: str | os.PathLike[str] = "/sys/fs/cgroup",
+    cgroup_of_process: str | os.PathLike[str] = "/proc/self/cgroup",
 ) -> int:
     """Return the cores that this process may keep busy, at least 1.
 
@@ -26,50 +25,49 @@ def available_cores(
         affinity = len(os.sched_getaffinity(0))
     quotas = [
         quota
-        for directory in _cgroup_directories(cgroup_root, cgroup_of_process)
+        for directory in _cgroup_directories(
+            os.fspath(cgroup_root), os.fspath(cgroup_of_process)
+        )
         if (quota := _quota(directory)) is not None
     ]
     # Half a core more than whole ones still runs one process more.
     return max(1, min([affinity, *(int(-(-quota // 1)) for quota in quotas)]))
 
 
-def _cgroup_directories(root: Path, membership: Path) -> list[Path]:
+def _cgroup_directories(root: str, membership: str) -> list[str]:
     """Every directory whose quota binds this process: its cgroup and those above."""
-    try:
-        lines = membership.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return []
     directories = []
-    for line in lines:
+    for line in (_read(membership) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        base = root / controllers if controllers else root
+        base = os.path.join(root, controllers) if controllers else root
         # In a container the path may be the host's and absent here: then only the
         # root, which is the container's own cgroup, can be read.
-        directory = base / path.lstrip("/")
+        directory = os.path.join(base, path.strip("/"))
         directories.append(base)
-        while directory != base and base in directory.parents:
+        while directory.startswith(f"{base}/") and len(directory) > len(base) + 1:
             directories.append(directory)
-            directory = directory.parent
+            directory = os.path.dirname(directory)
     return directories
 
 
-def _quota(directory: Path) -> float | None:
-    version_2 = _read(directory / "cpu.max")
+def _quota(directory: str) -> float | None:
+    version_2 = _read(f"{directory}/cpu.max")
     if version_2 is not None:
         quota, _, period = version_2.partition(" ")
     else:
-        quota = _read(directory / "cpu.cfs_quota_us") or "-1"
-        period = _read(directory / "cpu.cfs_period_us") or ""
+        quota = _read(f"{directory}/cpu.cfs_quota_us") or "-1"
+        period = _read(f"{directory}/cpu.cfs_period_us") or ""
     if not (quota.isdigit() and period.isdigit() and int(period)):
         return None  # "max" or -1: no quota
     return int(quota) / int(period)
 
 
-def _read(path: Path) -> str | None:
+def _read(path: str) -> str | None:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        with open(path, "rb") as file:  # pathlib takes 5 ms to import
+            return file.read().decode("ascii", "replace").strip()
     except OSError:
         return None

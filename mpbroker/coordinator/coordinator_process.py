@@ -16,7 +16,6 @@ Source: Kafka's CoordinatorRuntime.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -56,6 +55,7 @@ from mpbroker.ipc.layout import (
     handler_row,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
@@ -66,7 +66,7 @@ from mpbroker.server.request import CLOSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_log import PartitionLog
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # So many requests share an append and a sync; a turn of them takes some 5 ms.
 _MAX_BATCH: Final = 64

@@ -8,12 +8,12 @@ Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.coordinator.outbox import TransactionalRecord
+from mpbroker.logger import get_logger
 from mpbroker.protocol.batch_header import (
     iter_batches,
     parse_batch_header,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 # Records are cut into batches of about this size; one record may be larger.

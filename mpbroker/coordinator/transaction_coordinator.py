@@ -20,7 +20,6 @@ KIP-890.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -47,6 +46,7 @@ from mpbroker.coordinator.transaction_records import (
     transaction_key,
     transaction_value,
 )
+from mpbroker.logger import get_logger
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
@@ -55,7 +55,7 @@ from mpbroker.protocol.messages.init_producer_id import (
     InitProducerIdResponse,
 )
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 S = TransactionState
 Again = Callable[[int], None]

@@ -9,7 +9,6 @@ Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkers
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
 from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.logger import get_logger
 from mpbroker.protocol.batch_header import parse_batch_header
 from mpbroker.protocol.control_record import (
     EndTransactionMarker,
@@ -36,7 +36,7 @@ from mpbroker.protocol.messages.write_txn_markers import (
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # Which markers wait, and for what: by row, the partition and the offset to be durable.
 Waiting = dict[int, tuple[TopicPartition, PartitionLog, int]]

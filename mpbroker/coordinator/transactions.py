@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -24,12 +23,13 @@ from mpbroker.coordinator.transaction_offsets import TransactionOffsets
 from mpbroker.coordinator.transaction_partitions import TransactionPartitions
 from mpbroker.coordinator.transaction_records import read_transaction
 from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import TopicRegistry
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 TRANSACTION_TOPIC: Final = "__transaction_state"
 

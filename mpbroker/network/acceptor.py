@@ -8,7 +8,6 @@ Source: Kafka SocketServer.Acceptor.
 """
 
 import errno
-import logging
 import os
 import select
 import socket
@@ -32,10 +31,11 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink
 from mpbroker.network.processor import NEW_CONNECTIONS
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _POLL_S: Final = 0.5
 _BLOCKED_S: Final = 0.001

@@ -1,6 +1,5 @@
 """What comes through a processor's hand-over socket."""
 
-import logging
 import socket
 import time
 from typing import Final, NamedTuple
@@ -18,6 +17,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.hand_over import (
     HAND_OVER,
@@ -29,7 +29,7 @@ from mpbroker.network.hand_over import (
 )
 from mpbroker.network.tcp_counters import socket_cookie
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # The keeper sends a successor's sockets within milliseconds, if it lives.
 _DELIVERY_S: Final = 3.0

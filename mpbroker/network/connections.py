@@ -6,7 +6,6 @@ in between is the Processor's.
 """
 
 import contextlib
-import logging
 import socket
 from typing import Final
 
@@ -22,6 +21,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
@@ -31,7 +31,7 @@ from mpbroker.network.request_reader import RequestReader
 from mpbroker.network.succession import Resumption, restore
 from mpbroker.network.tcp_counters import StreamCounts, socket_cookie, stream_counts
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _READING: Final = ConnectionState.READING
 _SENDING: Final = ConnectionState.SENDING

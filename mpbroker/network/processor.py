@@ -11,7 +11,6 @@ carries their connections on, before it does anything else (see succession.py).
 Source: Kafka SocketServer.Processor.run.
 """
 
-import logging
 import socket
 import time
 from collections import deque
@@ -42,6 +41,7 @@ from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.arrivals import Arrivals, NewConnection
 from mpbroker.network.channel import Channel, ChannelEvent, next_state
 from mpbroker.network.channel_selector import (
@@ -69,7 +69,7 @@ from mpbroker.network.request_reader import (
 from mpbroker.network.response_sender import ResponseSender, SendResult
 from mpbroker.network.succession import Resumption
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # Kafka's ConnectionQueueSize: the acceptor's credit, and so many a turn at most.
 NEW_CONNECTIONS: Final = 20

@@ -12,7 +12,6 @@ a frame on each: when slots run short, such parts are moved to private memory (a
 a block each) until the rest arrives. Those alone are lost with their processor.
 """
 
-import logging
 import time
 from collections.abc import Iterable
 from enum import IntEnum
@@ -54,13 +53,14 @@ from mpbroker.ipc.layout import (
     slots_in_use,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.connection_rows import ConnectionRows, live_rows
 from mpbroker.network.errors import FrameLengthError
 from mpbroker.network.frame_length import explain_bad_length
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _SIZE: Final = Struct(">i")
 _SIZE_BYTES: Final = 4
 _HELD: Final = int(SlotState.HELD)

@@ -9,13 +9,13 @@ goes on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.response_parts import FilePart
+from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
@@ -27,7 +27,7 @@ from mpbroker.protocol.headers import (
 from mpbroker.server.handlers.api_versions import unsupported_version
 from mpbroker.server.request import CLOSE, Deferred, Request
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 Answer = bytes | list[bytes | FilePart] | Deferred
 # Returns the body of the answer, or says that there is none yet.

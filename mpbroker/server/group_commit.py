@@ -11,16 +11,16 @@ An owner that dies is replaced by the supervisor's repair, which clears the owne
 and makes every handler look again.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
 from mpbroker.ipc.partition_table import PartitionRow
+from mpbroker.logger import get_logger
 from mpbroker.storage.disk_sync import DiskSync
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 class SyncableLog(Protocol):

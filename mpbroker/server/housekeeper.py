@@ -7,7 +7,6 @@ files, each at its interval; and the clean end of the logs when the broker stops
 from __future__ import annotations
 
 import heapq
-import logging
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from typing import Final
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import HEADER, HEADER_PHASE, Phase
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _SECOND: Final = 1000.0
 
 

@@ -9,7 +9,6 @@ with records younger than min.compaction.lag.ms.
 Source: Kafka's LogCleanerManager; `cleaner-offset-checkpoint`.
 """
 
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.partition_table import LogState
+from mpbroker.logger import get_logger
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.checkpoints import TopicPartition
 from mpbroker.storage.compaction import CleaningAbortedError, CleanResult, Compaction
@@ -28,7 +28,7 @@ from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.throttler import Throttler
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DEFAULT_DEDUPE_BUFFER_BYTES: Final = 128 * 1024 * 1024
 Later = Callable[[int, str], None]

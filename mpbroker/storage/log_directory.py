@@ -9,11 +9,11 @@ Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint f
 
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from mpbroker.logger import get_logger
 from mpbroker.storage.checkpoints import (
     CLEANER_OFFSET,
     LOG_START_OFFSET,
@@ -41,7 +41,7 @@ LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
 _DIRECTORY_MODE: Final = 0o750
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class LogDirectory:

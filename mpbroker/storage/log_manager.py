@@ -4,13 +4,13 @@ Handlers call ``log``. The housekeeper also calls what lies in ``log_upkeep``.
 """
 
 import errno
-import logging
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
+from mpbroker.logger import get_logger
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log_config import LogConfig
@@ -29,7 +29,7 @@ from mpbroker.storage.partition_directory import (
 )
 from mpbroker.storage.partition_log import PartitionLog
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 

@@ -4,12 +4,12 @@ Each run walks all partitions and opens no more files than one partition's at a 
 partition that fails is reported and does not stop the others.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.logger import get_logger
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.checkpoints import TopicPartition
 from mpbroker.storage.errors import StorageError
@@ -24,7 +24,7 @@ from mpbroker.storage.partition_directory import (
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.retention import apply_retention
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A snapshot a few MiB after the last one keeps the next first touch short.
 SNAPSHOT_INTERVAL_BYTES: Final = 4 * 1024 * 1024

@@ -15,7 +15,6 @@ at worst a request that nobody got an answer to was carried out.
 
 from __future__ import annotations
 
-import json  # not orjson, whose import (18 ms against 2) a start would pay for
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -265,6 +264,8 @@ def _is_intact(batch: memoryview) -> bool:
 
 
 def _encode(records: Sequence[MetadataRecord], base_offset: int, now_ms: int) -> bytes:
+    import json
+
     builder = RecordBatchBuilder()
     for record in records:
         text = json.dumps(record, separators=(",", ":"))
@@ -288,6 +289,10 @@ def _decode(data: bytes, path: str, position: int) -> list[MetadataRecord]:
 
 
 def _json_object(value: bytes | None) -> MetadataRecord:
+    # Not orjson, whose import (18 ms against 2) a start would pay for; and a start with
+    # an empty log pays for neither.
+    import json
+
     record: Any = json.loads(value or b"")
     if not isinstance(record, dict):
         raise ValueError(f"a record's value is {value!r}, not a JSON object")

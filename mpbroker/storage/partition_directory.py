@@ -8,11 +8,11 @@ Source: Kafka's PartitionMetadataFile; base64url is Kafka's text form of a UUID.
 
 import base64
 import binascii
-import logging
 import os
 import re
 from typing import Final
 
+from mpbroker.logger import get_logger
 from mpbroker.storage.leader_epochs import FILE_NAME as LEADER_EPOCHS
 from mpbroker.storage.log_files import (
     DELETE_DIRECTORY_SUFFIX,
@@ -20,7 +20,7 @@ from mpbroker.storage.log_files import (
     write_file,
 )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PARTITION_METADATA: Final = "partition.metadata"
 _NAME: Final = re.compile(

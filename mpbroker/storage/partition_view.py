@@ -8,7 +8,6 @@ if the one who changed them died, finishes for it.
 """
 
 import errno
-import logging
 import time
 from collections.abc import Callable
 from struct import Struct
@@ -24,6 +23,7 @@ from mpbroker.ipc.layout import (
     RowStatus,
 )
 from mpbroker.ipc.partition_table import LogState, PartitionRow
+from mpbroker.logger import get_logger
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.errors import CorruptLogError
@@ -35,7 +35,7 @@ from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.producer_state import ProducerState
 from mpbroker.storage.segment_list import SegmentList
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 STATE: Final = Struct(f"{len(LogState._fields)}q")
 # Errors that a later attempt may not meet: the partition stays online.

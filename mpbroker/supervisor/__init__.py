@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpbroker.config import BrokerConfig
+
+# Set where a program takes over from the one before it: see takeover.py.
+TAKEOVER_VARIABLE: Final = "_MPBROKER_TAKEOVER"
 
 
 def serve(
@@ -30,10 +35,10 @@ def serve(
     """
     gc.disable()  # until all is imported and made, and then frozen
     from mpbroker.supervisor.broker import Broker
-    from mpbroker.supervisor.daemon import serve_as_daemon
-    from mpbroker.supervisor.takeover import is_taking_over
 
     # A program that takes over from another is a daemon already, if that was one.
-    if daemon and not is_taking_over():
+    if daemon and TAKEOVER_VARIABLE not in os.environ:
+        from mpbroker.supervisor.daemon import serve_as_daemon
+
         return serve_as_daemon(config, ready_fd=ready_fd, pid_file=pid_file)
     return Broker(config).serve(ready_fd=ready_fd, pid_file=pid_file)

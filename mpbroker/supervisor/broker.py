@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
-import logging
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker import __version__
@@ -27,53 +23,33 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     processor_row,
 )
-from mpbroker.ipc.telemetry import remove_leftovers
+from mpbroker.logger import get_logger, log_to_stderr
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
-from mpbroker.supervisor.canaries import Canaries
+from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.child import Role
-from mpbroker.supervisor.control_setup import BrokerControl
-from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
-from mpbroker.supervisor.orphans import (
-    INTERVAL_S,
-    inherits_orphans,
-    reap_orphans,
-)
 from mpbroker.supervisor.pool_settings import PoolSettings
-from mpbroker.supervisor.quarantine import Quarantine
 from mpbroker.supervisor.roles import Roles
-from mpbroker.supervisor.service import Service
 from mpbroker.supervisor.supervisor import Supervisor
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
-from mpbroker.supervisor.takeover import (
-    NEW_GENERATION,
-    Manifest,
-    Takeover,
-    manifest_of,
-    takeover,
-)
-from mpbroker.supervisor.upgrade import (
-    Renewal,
-    Upgrade,
-    UpgradeError,
-    go_back,
-    own_command,
-)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpbroker.storage.topics import TopicRegistry
     from mpbroker.supervisor.next_generation import Left
+    from mpbroker.supervisor.takeover import Manifest, Takeover
+    from mpbroker.supervisor.upgrade import Upgrade
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 # After the start, when it disturbs nobody; from the second time on it does nothing.
 _WARM_UP_S: Final = 1.0
 # Metadata of any size has been read by then; nobody can say so while it is.
 _RECOVERY_S: Final = 300.0
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 class Broker:
@@ -90,10 +66,10 @@ class Broker:
         Raises:
             MpbrokerError: it cannot start.
         """
-        configure_logging()
+        log_to_stderr()  # the service manager, or the terminal, keeps it
         for warning in self._config.warnings:
             _LOG.warning("%s", warning)
-        before = takeover()
+        before = _takeover()
         if before is not None and before.is_trial:
             return self._try(before)
         if before is not None:
@@ -115,7 +91,7 @@ class Broker:
             ) from error
         except Exception as error:
             if manifest is not None and not self._has_children:
-                go_back(manifest, partial(_same_again, manifest), repr(error))
+                _go_back(manifest, partial(_same_again, manifest), repr(error))
             raise
         finally:
             for directory in directories:
@@ -142,6 +118,8 @@ class Broker:
             broker._is_trial = True
             status = broker.serve(ready_fd=None, pid_file=None)
             if changed and not status:
+                from mpbroker.supervisor.takeover import NEW_GENERATION
+
                 os.write(before.reason_fd, (NEW_GENERATION + changed).encode())
             return status
         except (MpbrokerError, OSError) as error:
@@ -160,7 +138,6 @@ class Broker:
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets() if before is None else before.sockets()
         _raise_file_limit()
-        remove_leftovers()
         paths = [directory.path for directory in directories]
         cluster_id = open_data_directories(paths, config.node_id)
         listeners = open_listeners(
@@ -204,33 +181,57 @@ class Broker:
             identity,
             before.records() if before is not None and shares_memory else (),
         )
-        describe = partial(
-            manifest_of, config, memory, listeners, directories, supervisor, identity
-        )
+
+        def describe(command: list[str], going_back: str) -> Manifest:
+            from mpbroker.supervisor.takeover import manifest_of
+
+            return manifest_of(
+                config,
+                memory,
+                listeners,
+                directories,
+                supervisor,
+                identity,
+                command,
+                going_back,
+            )
+
         leave = partial(_fork_leaver, supervisor, memory, registry, describe)
         supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe, leave)
         back: Callable[[list[str], str], Manifest] = describe
         if before is not None and left is not None:
             back = partial(_same_again, before)
-        service = Service(
-            manager,
-            supervisor,
-            listeners,
-            partial(self._serving, supervisor, listeners, paths, ready_fd, pid_file),
-            partial(_describe, supervisor, memory),
-            lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
-            supervisor.is_accepting,
-            [each.name for each in inherited],
-        )
+        if ready_fd is not None:
+            supervisor.only_ours.add(ready_fd)
         # What exists now is never collected: the children share its pages. There is
         # no garbage worth a collection, which would take a tenth of the start.
         gc.freeze()
         gc.enable()
-        if ready_fd is not None:
-            supervisor.only_ours.add(ready_fd)
-        control = None
-        self._has_children = True
+        control = service = None
         try:
+            if before is None:
+                self._has_children = True
+                supervisor.fork_pools()
+            gc.disable()
+            # What only this process needs is imported while those get ready; it makes
+            # them neither later nor larger.
+            from mpbroker.supervisor.control_setup import BrokerControl
+            from mpbroker.supervisor.guards import post_guards
+            from mpbroker.supervisor.service import Service
+
+            service = Service(
+                manager,
+                supervisor,
+                listeners,
+                partial(
+                    self._serving, supervisor, listeners, paths, ready_fd, pid_file
+                ),
+                partial(_describe, supervisor, memory),
+                lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
+                supervisor.is_accepting,
+                [each.name for each in inherited],
+            )
+            self._has_children = True
             control = BrokerControl(
                 config,
                 memory,
@@ -241,13 +242,11 @@ class Broker:
                 service.reload,
             )
             supervisor.on_hangup = control.hang_up
-            Leases(supervisor, memory.control.words).begin()
-            Quarantine(supervisor, memory, paths[0]).begin()
-            Canaries(supervisor, memory.control.words, listeners).begin()
-            if inherits_orphans():
-                supervisor.every(INTERVAL_S, partial(_reap_orphans, supervisor))
+            post_guards(supervisor, memory, listeners, paths[0])
             supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
+            gc.freeze()
+            gc.enable()
             proved = _nothing_more
             if before is not None and left is not None:
                 proved = _begin_generation(supervisor, memory, before, left)
@@ -259,10 +258,11 @@ class Broker:
                 supervisor.run()
         except Exception as error:
             if before is not None and not supervisor.is_running:
-                go_back(before, back, repr(error))
+                _go_back(before, back, repr(error))
             raise
         finally:
-            service.stopping()
+            if service is not None:
+                service.stopping()
             supervisor.stop()
             if control is not None:
                 control.close()
@@ -279,6 +279,7 @@ class Broker:
         pid_file: Path | None,
     ) -> None:
         """A request has come through every stage."""
+        supervisor.start_rest()
         if self._is_trial:
             supervisor.request_stop()
         _announce(supervisor, listeners, paths, ready_fd, pid_file)
@@ -292,11 +293,31 @@ def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Mani
     )
 
 
+def _takeover() -> Takeover | None:
+    """What the program before us has left, if there was one."""
+    if TAKEOVER_VARIABLE not in os.environ:
+        return None
+    from mpbroker.supervisor.takeover import takeover
+
+    return takeover()
+
+
+def _go_back(
+    before: Manifest, back: Callable[[list[str], str], Manifest], reason: str
+) -> None:
+    from mpbroker.supervisor.upgrade import go_back
+
+    go_back(before, back, reason)
+
+
 def _make_upgrade(
     supervisor: Supervisor,
     describe: Callable[[list[str], str], Manifest],
     leave: Callable[[list[str], str], Manifest],
 ) -> Upgrade:
+    from mpbroker.supervisor.own_command import own_command
+    from mpbroker.supervisor.upgrade import Upgrade
+
     return Upgrade(
         supervisor.fork_aside,
         lambda: describe(own_command(), ""),
@@ -326,6 +347,7 @@ def _fork_leaver(
         UpgradeError: nobody can be started who would end this generation.
     """
     from mpbroker.supervisor.generation import GenerationError, Leaver
+    from mpbroker.supervisor.upgrade import UpgradeError
 
     sockets = supervisor.sockets_kept
     leaver = Leaver(supervisor, memory, registry, sockets, by_force=by_force)
@@ -388,13 +410,15 @@ def _renew(
 
     def ended(reason: str) -> None:
         if reason:
-            go_back(before, back, reason)
+            _go_back(before, back, reason)
         elif not before.going_back:
             _LOG.info("upgrade: done, %s to %s", before.version, __version__)
             supervisor.say_of_upgrade(f"done: {before.version} to {__version__}")
         proved()
 
     if before.is_generation:
+        from mpbroker.supervisor.upgrade import Renewal
+
         proof = Renewal(
             supervisor,
             supervisor.children,
@@ -442,10 +466,6 @@ def _describe(supervisor: Supervisor, memory: BrokerMemory) -> str:
     return f"{connections} connections, {restarts} restarts"
 
 
-def _reap_orphans(supervisor: Supervisor) -> None:
-    reap_orphans({child.pid for child in supervisor.children} | supervisor.asides)
-
-
 def _announce(
     supervisor: Supervisor,
     listeners: list[Listener],
@@ -460,19 +480,12 @@ def _announce(
     _LOG.info("request path: %s", compiled.DESCRIPTION)
     _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
     if ready_fd is not None:
+        import json
+
         message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
         os.write(ready_fd, json.dumps(message).encode() + b"\n")
         os.close(ready_fd)
         supervisor.only_ours.discard(ready_fd)  # its number may be used again
-
-
-def configure_logging() -> None:
-    """To standard error: the service manager, or the terminal, keeps it."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format=_LOG_FORMAT,
-        stream=sys.stderr,
-    )
 
 
 def _raise_file_limit() -> None:

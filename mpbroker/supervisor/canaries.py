@@ -13,7 +13,6 @@ Source: LISTEN_FDS as in sd_listen_fds(3).
 
 import contextlib
 import fcntl
-import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -30,11 +29,12 @@ from mpbroker.ipc.layout import (
     fences,
 )
 from mpbroker.ipc.telemetry import start_time
+from mpbroker.logger import get_logger, shut_down
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.listeners import Listener
-from mpbroker.supervisor.upgrade import own_command
+from mpbroker.supervisor.own_command import own_command
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 INTERVAL_S: Final = 5.0
 _FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
@@ -126,5 +126,5 @@ class Canaries:
             os.dup2(fd, _FIRST_FD + number, inheritable=True)
         # In the background it is already, if that is where it was sent.
         command = [each for each in own_command() if each != "--daemon"]
-        logging.shutdown()
+        shut_down()
         os.execve(command[0], command, environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, Final
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.black_box import Fault
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import Child, Role
 from mpbroker.supervisor.control_commands import (
     ControlError,
@@ -21,7 +21,7 @@ from mpbroker.supervisor.control_reload import Reload
 from mpbroker.supervisor.control_view import BrokerView
 from mpbroker.supervisor.supervisor import Supervisor
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _DRAIN_LOOK_S: Final = 0.2
 _MAX_DRAIN_S: Final = 86_400

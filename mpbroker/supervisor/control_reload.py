@@ -7,15 +7,15 @@ what the whole broker is built on, which waits for the next start.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from mpbroker.config import BrokerConfig
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.supervisor import Supervisor
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _POOLS: Final = ("num.io.threads", "num.network.threads")
 

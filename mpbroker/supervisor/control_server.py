@@ -11,7 +11,6 @@ mode is easily changed, and a directory on its way may be anybody's.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from mpbroker.errors import MpbrokerError
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.control_protocol import (
     MAX_REQUEST_BYTES,
     ControlProtocolError,
@@ -32,7 +32,7 @@ from mpbroker.supervisor.control_protocol import (
     socket_address,
 )
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _MODE: Final = 0o660
 _BACKLOG: Final = 16

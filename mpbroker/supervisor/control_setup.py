@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.config import BrokerConfig
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.compiled import DESCRIPTION
+from mpbroker.logger import get_logger
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.control_protocol import (
@@ -25,7 +25,7 @@ from mpbroker.supervisor.supervisor import Supervisor
 if TYPE_CHECKING:
     from mpbroker.supervisor.control_commands import ControlCommands
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _LOOK_S: Final = 1.0
 

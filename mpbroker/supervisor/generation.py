@@ -24,7 +24,6 @@ goes back by doing the same once more.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -45,6 +44,7 @@ from mpbroker.ipc.layout import (
     RowStatus,
     handler_row,
 )
+from mpbroker.logger import get_logger
 from mpbroker.network.connection_export import (
     ConnectionRecord,
     KeptSocket,
@@ -59,7 +59,7 @@ from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
 from mpbroker.supervisor.roles import become_child
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # So long requests that are being executed may take; nobody is answered meanwhile.
 _RETIRE_S: Final = 2.0

@@ -16,7 +16,6 @@ and the keeper killed within the same few milliseconds take connections along.
 """
 
 import contextlib
-import logging
 import os
 import select
 import socket
@@ -43,6 +42,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
+from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import is_held, live_rows
 from mpbroker.network.hand_over import (
     HAND_OUT,
@@ -55,7 +55,7 @@ from mpbroker.network.hand_over import (
 )
 from mpbroker.network.tcp_counters import counters_are_exact, socket_cookie
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _POLL_S: Final = 1.0
 _RETRY_S: Final = 0.005  # a processor's queue was full

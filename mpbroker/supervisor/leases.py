@@ -16,7 +16,6 @@ Source: proc_pid_stat(5), proc_pid_syscall(5).
 """
 
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -34,9 +33,10 @@ from mpbroker.ipc.layout import (
     handler_row,
     processor_row,
 )
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import Child, Role
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 INTERVAL_S: Final = 1.0
 # The longest that a sound handler computes without a word: a request of 100 MB whose

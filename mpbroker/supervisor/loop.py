@@ -6,7 +6,6 @@ once, for while it runs nobody sees to the dead.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -16,8 +15,9 @@ from functools import partial
 from typing import Final, NoReturn
 
 from mpbroker.ipc.black_box import note_failure
+from mpbroker.logger import get_logger, shut_down
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 TICK_S: Final = 1.0
 
@@ -148,9 +148,9 @@ def live(run: Callable[[], None]) -> NoReturn:
     try:
         run()
         status = 0
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever ended it is told
         note_failure(error)
-        logging.getLogger(__name__).exception("a child process failed")
+        _LOG.exception("a child process failed")
     finally:
-        logging.shutdown()
+        shut_down()
         os._exit(status)

@@ -6,7 +6,6 @@ See generation.py for the whole, and who does what.
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import msgpack
 
 from mpbroker.ipc.fdpass import recv_fds, send_fds
+from mpbroker.logger import get_logger
 from mpbroker.network.connection_export import ConnectionRecord, KeptSocket
 from mpbroker.network.connection_import import ConnectionImport
 from mpbroker.network.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
@@ -26,7 +26,7 @@ from mpbroker.supervisor.generation import cookie_of
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.takeover import Manifest, TakeoverError
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # The leaver gives up before that.
 _LEAVE_S: Final = 20.0

@@ -8,17 +8,17 @@ cannot be written.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpbroker.config import BrokerConfig
 from mpbroker.config.pool_limits import HANDLERS_KEY, PROCESSORS_KEY
 from mpbroker.config_def import ConfigError
+from mpbroker.logger import get_logger
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.pools import PoolSizes
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 class _Asked(NamedTuple):

@@ -17,7 +17,6 @@ process has been reaped and what it left, if it was killed, has been repaired.
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +50,7 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
     Child,
     ChildEvent,
@@ -70,7 +70,7 @@ from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.roles import Roles
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # A batch takes milliseconds, a slow disk perhaps seconds. Whoever takes longer is
 # killed: repair knows what to do with all that it had.

@@ -7,14 +7,14 @@ by time, hold the frame as it came (so that it can be sent again), and are few: 
 oldest make room.
 """
 
-import logging
+from __future__ import annotations
+
 import os
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.ipc.arena import ANSWER_AT, ANSWER_BYTES
 from mpbroker.ipc.layout import (
@@ -25,6 +25,7 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     slot_row,
 )
+from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import connection_name
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -35,7 +36,10 @@ from mpbroker.server.request import Request
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
 
-_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOG = get_logger(__name__)
 
 FOLDER: Final = "quarantine"
 MAX_FILES: Final = 16
@@ -66,7 +70,7 @@ class Quarantine:
     def __init__(self, owner: Owner, memory: BrokerMemory, directory: str) -> None:
         self._owner = owner
         self._memory = memory
-        self._folder = Path(directory, FOLDER)
+        self._directory = directory
 
     def begin(self) -> None:
         """Be called for every condemned request from now on."""
@@ -96,7 +100,9 @@ class Quarantine:
 
     def _keep(self, frame: memoryview, connection: str) -> None:
         try:
-            path = keep_frame(self._folder, frame)
+            from pathlib import Path
+
+            path = keep_frame(Path(self._directory, FOLDER), frame)
         except OSError as error:
             _LOG.error("the request of %s cannot be kept: %s", connection, error)
         else:

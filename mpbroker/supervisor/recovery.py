@@ -6,7 +6,6 @@ settled before any request is put back, or the next append would make a batch th
 never written look committed. After every repair everybody is woken.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from enum import Enum, auto
@@ -42,10 +41,11 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.last_tries import LastTries
 from mpbroker.supervisor.memory import BrokerMemory
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 # A request that its third handler did not survive is not tried again.
 MAX_RETRIES: Final = 2

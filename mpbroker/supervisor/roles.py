@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import setproctitle
-
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.client_software import ClientSoftware
 from mpbroker.ipc.error_counts import ErrorCounts
@@ -42,9 +40,9 @@ from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
-from mpbroker.supervisor.keeper import Keeper
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.process_title import set_process_title
 from mpbroker.supervisor.signals import reset_in_child
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -253,11 +251,12 @@ class Roles:
 
     @staticmethod
     def warm_up() -> None:
-        """Import what a coordinator needs: its successor must be back at once.
+        """Import what a coordinator and a keeper need: successors are back at once.
 
         Not before the first fork: no client should wait for it.
         """
-        import mpbroker.supervisor.coordinator_role  # noqa: F401
+        import mpbroker.supervisor.coordinator_role
+        import mpbroker.supervisor.keeper  # noqa: F401
 
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
         """Set dynamic configs of this broker, on behalf of the supervisor.
@@ -270,6 +269,8 @@ class Roles:
         )
 
     def run_keeper(self) -> None:
+        from mpbroker.supervisor.keeper import Keeper
+
         memory = self._memory
         become_child("socket-keeper", memory)
         Keeper(
@@ -348,7 +349,7 @@ def become_child(title: str, memory: BrokerMemory) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != memory.control.words[HEADER + HEADER_SUPERVISOR_PID]:
         os._exit(0)  # it died before the kernel knew what we asked for
-    setproctitle.setproctitle(f"mpbroker: {title}")
+    set_process_title(f"mpbroker: {title}")
 
 
 def _now_ms() -> int:

@@ -13,12 +13,12 @@ disk: a restart would lose what it has done and wait for the same disk.
 from __future__ import annotations
 
 import faulthandler
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from mpbroker.logger import get_logger
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.probe import Outcome, Round
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
 
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,6 @@ answered), then handlers, then the logs.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.black_box import EventKind, box_number, open_own_box
 from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
-from mpbroker.ipc.telemetry import Telemetry
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
     Child,
     ChildEvent,
@@ -39,10 +38,11 @@ from mpbroker.supervisor.roles import Roles
 from mpbroker.supervisor.signals import SignalSocket
 
 if TYPE_CHECKING:
+    from mpbroker.ipc.telemetry import Telemetry
     from mpbroker.network.connection_export import KeptSocket
     from mpbroker.supervisor.upgrade import Upgrade
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _READY_POLL_S: Final = 0.002
 _READY_TIMEOUT_S: Final = 60.0
@@ -52,6 +52,10 @@ _STOP_S: Final = 20.0
 # Deaths in a row without half a second of life: something is wrong for good.
 _MAX_FAILURES: Final = 10
 _FORK_RETRY_S: Final = 1.0
+_IN_POOLS: Final = (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR)
+# Started with the first answer, or after so long if there is none.
+_LATER: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER)
+_LATER_S: Final = 1.0
 
 
 class Supervisor(Loop):
@@ -93,7 +97,7 @@ class Supervisor(Loop):
         self.sockets_kept: dict[int, KeptSocket] = {}
         self._upgrade: Upgrade | None = None
         self.make_upgrade: Callable[[], Upgrade] | None = None
-        self._telemetry = Telemetry()
+        self._telemetry: Telemetry | None = None
         self._pools = Pools(
             roles,
             memory,
@@ -131,10 +135,28 @@ class Supervisor(Loop):
 
     # -- start -----------------------------------------------------------------------
 
-    def start(self) -> bool:
-        """Fork all children and wait until they serve; False if they do not."""
+    def fork_pools(self) -> None:
+        """Fork whoever answers clients, and do not wait."""
         for child in self.children:
-            if not child.is_alive:
+            if child.role in _IN_POOLS and not child.is_alive:
+                self._spawn(child)
+
+    def start(self) -> bool:
+        """Fork the others and wait until all serve; False if they do not.
+
+        Coordinator and housekeeper come later: no first answer waits for what they
+        import. What a group asks meanwhile waits on the coordinator's lane.
+        """
+        from mpbroker.ipc.telemetry import Telemetry, remove_leftovers
+
+        remove_leftovers()
+        self._telemetry = Telemetry()
+        for child in self.children:
+            if child.is_alive:
+                continue
+            if child.role in _LATER:
+                child.restart_at = time.monotonic() + _LATER_S
+            else:
                 self._spawn(child)
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not self._all_ready():
@@ -150,6 +172,13 @@ class Supervisor(Loop):
         self._memory.phase = Phase.SERVING
         self._publish()
         return True
+
+    def start_rest(self) -> None:
+        """Fork those whom ``start`` has left for later, unless they are there."""
+        for child in self.children:
+            if child.role in _LATER and child.incarnation == 0 and not child.is_alive:
+                self._spawn(child)
+        self._publish()
 
     def _spawn(self, child: Child) -> None:
         row = child_words(child)
@@ -195,7 +224,11 @@ class Supervisor(Loop):
         if changed:
             self._publish()
         serving = (ChildState.READY, ChildState.DRAINING)
-        return all(child.state in serving for child in self.children)
+        return all(
+            child.state in serving
+            for child in self.children
+            if child.role not in _LATER or child.incarnation or child.is_alive
+        )
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -411,7 +444,8 @@ class Supervisor(Loop):
         self.kill_asides()
         if self._upgrade is not None:
             self._upgrade.close()
-        self._telemetry.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
         self._signals.close()
 
     def _end(self, phase: Phase, roles: tuple[Role, ...], patience_s: float) -> None:
@@ -441,6 +475,8 @@ class Supervisor(Loop):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def _publish(self) -> None:
+        if self._telemetry is None:
+            return
         self._telemetry.publish(
             self._identity
             | {

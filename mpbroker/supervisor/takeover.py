@@ -29,12 +29,13 @@ from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.layout import LAYOUT_VERSION
 from mpbroker.ipc.parts import Parts
 from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.child import Child, ChildRecord
 from mpbroker.supervisor.listeners import STORED_PREFIX, Listener, Origin
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.systemd import InheritedSocket, listening_socket
 
-VARIABLE: Final = "_MPBROKER_TAKEOVER"
+VARIABLE: Final = TAKEOVER_VARIABLE
 _TRIAL: Final = "trial"
 _TAKEOVER: Final = "takeover"
 
@@ -218,11 +219,6 @@ def takeover(environ: MutableMapping[str, str] = os.environ) -> Takeover | None:
         os.close(manifest_fd)
     manifest.keep_private()
     return Takeover(manifest, directory, reason_fd)
-
-
-def is_taking_over() -> bool:
-    """Whether there was a program before us."""
-    return VARIABLE in os.environ
 
 
 def environment_of_trial(manifest_fd: int, directory: str, reason_fd: int) -> str:

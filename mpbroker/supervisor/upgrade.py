@@ -23,11 +23,9 @@ be repaired when they die, waits the tenth of a second that a program takes to s
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -35,8 +33,10 @@ from typing import Final
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.telemetry import remove_leftovers
+from mpbroker.logger import get_logger, shut_down
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.own_command import own_command
 from mpbroker.supervisor.probe import Loop, Outcome, Round, targets_of
 from mpbroker.supervisor.signals import HANDLED
 from mpbroker.supervisor.takeover import (
@@ -48,7 +48,7 @@ from mpbroker.supervisor.takeover import (
     environment_of_trial,
 )
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 _TRIAL_S: Final = 60.0
 # So long other changes of processes may take before the program is replaced.
@@ -67,17 +67,6 @@ class UpgradeError(MpbrokerError):
     """The broker was not replaced; it goes on as it was."""
 
 
-def own_command() -> list[str]:
-    """How this program was started, but for what belongs to that one start."""
-    command, arguments = [sys.executable], iter(sys.orig_argv[1:])
-    for argument in arguments:
-        if argument == "--ready-fd":
-            next(arguments, None)
-        elif not argument.startswith("--ready-fd="):
-            command.append(argument)
-    return command
-
-
 def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     """Become another program, which takes over. Returns only by an exception.
 
@@ -86,7 +75,7 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     """
     fd = manifest.write()
     kept = {*manifest.fds, fd}
-    logging.shutdown()
+    shut_down()
     # A signal that comes now waits until there is somebody who knows what to do.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:

@@ -8,7 +8,6 @@ Source: RFC 9110, RFC 9112.
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import time
@@ -16,7 +15,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
-_LOG = logging.getLogger(__name__)
+from mpbroker.logger import get_logger
+
+_LOG = get_logger(__name__)
 
 MAX_CONNECTIONS: Final = 32
 MAX_HEAD_BYTES: Final = 8 * 1024

@@ -6,7 +6,6 @@ told how many were lost, in a line of the log. Nobody waits for this file.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
@@ -22,10 +21,11 @@ from mpbroker.ipc.layout import (
     REQUEST_LOGS,
 )
 from mpbroker.ipc.request_metrics import LoggedRequest, log_above, read_logged
+from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import connection_name
 from mpbroker.supervisor.control_view import api_name
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _MODE: Final = 0o640
 
 
