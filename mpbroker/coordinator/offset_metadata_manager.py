@@ -65,12 +65,15 @@ class OffsetMetadataManager:
         self._groups: dict[str, GroupOffsets] = {}
         # Which groups have positions in a topic, for the day that it is deleted.
         self._groups_of_topic: dict[str, set[str]] = {}
+        # In which groups a producer's transaction has positions.
+        self._groups_of_producer: dict[int, set[str]] = {}
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
         return self._groups.get(group_id)
 
-    def group_ids(self) -> list[str]:
-        return list(self._groups)
+    def groups_of_producer(self, producer_id: int) -> list[str]:
+        """The groups in which a producer's transaction under way has positions."""
+        return list(self._groups_of_producer.get(producer_id, ()))
 
     # -- commit --------------------------------------------------------------------
 
@@ -290,6 +293,7 @@ class OffsetMetadataManager:
         if producer_id >= 0:
             offsets = self._groups.setdefault(group_id, GroupOffsets())
             offsets.put_pending(producer_id, topic, partition, committed)
+            self._groups_of_producer.setdefault(producer_id, set()).add(group_id)
         elif committed is None:
             self._drop(group_id, topic, partition)
         else:
@@ -299,6 +303,10 @@ class OffsetMetadataManager:
         self, group_id: str, producer_id: int, *, commit: bool
     ) -> None:
         """A marker says how a transaction has ended that committed offsets here."""
+        groups = self._groups_of_producer.get(producer_id, set())
+        groups.discard(group_id)
+        if not groups:
+            self._groups_of_producer.pop(producer_id, None)
         offsets = self._groups.get(group_id)
         if offsets is None:
             return

@@ -190,12 +190,15 @@ class RequestRing:
             self._doorbells[woken.bit_length() - 1].ring()
         return taken
 
-    def put_back(self, slots: Sequence[int]) -> None:
-        """Redeliver claimed slots of a dead or retiring handler, without the limit.
+    def put_back(self, slots: Sequence[int], *, wake_all: bool = True) -> None:
+        """Redeliver claimed slots, without the limit.
 
         At the tail: they have waited before, but a request that kills handlers must
-        not stand in front of the innocent again and again. All are woken: a wake-up
-        may have been lost with the handler, or be lost on it.
+        not stand in front of the innocent again and again.
+
+        Args:
+            wake_all: the slots are of a dead or retiring handler: a wake-up may have
+                been lost with it, or be lost on it. Else one sleeper is enough.
         """
         words = self._words
         result = spin_lock(self._mutex)
@@ -211,10 +214,16 @@ class RequestRing:
         for slot in slots:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _READY
-        words[REQUEST_RING + RING_SLEEPERS] = 0
+        sleepers = words[REQUEST_RING + RING_SLEEPERS]
+        words[REQUEST_RING + RING_SLEEPERS] = (
+            0 if wake_all else sleepers & (sleepers - 1)
+        )
         pthread_mutex_unlock(self._mutex)
-        for doorbell in self._doorbells:
-            doorbell.ring()
+        if wake_all:
+            for doorbell in self._doorbells:
+                doorbell.ring()
+        elif sleepers:
+            self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
 
     def bury(self, first_slot: int, end_slot: int) -> None:
         """Turn a dead processor's waiting entries into tombs."""

@@ -364,6 +364,10 @@ class HandlerEnd:
             self.unpark(slot)  # the ring knows no parked requests, nor repairs them
         self._ring.put_back(slots)
 
+    def give_back(self, slot: int) -> None:
+        """Let another handler go on with a request that this one has claimed."""
+        self._ring.put_back([slot], wake_all=False)
+
     def session_claim(self, slot: int) -> int:
         return self._words[slot_row(slot) + SLOT_SESSION_CLAIM]
 

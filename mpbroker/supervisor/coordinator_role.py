@@ -183,7 +183,7 @@ class CoordinatorRole:
             registry,
             logs.log,
             TransactionTable(memory.transactions),
-            lambda call: channel.put_back([call.request.slot]),
+            lambda call: channel.give_back(call.request.slot),
             lambda log: purgatory.notify_waiters(log.row),
             config.offset_metadata_max_bytes,
         )
