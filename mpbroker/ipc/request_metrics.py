@@ -11,8 +11,8 @@ answer to is not counted.
        |---------------------------- total ----------------------|
 
 What did not have to wait has no remote time. A histogram is a word a bucket, and the
-sum; bucket n ends at 2**(HISTOGRAM_SHIFT + n) ns, the last has no end. The sum is the
-last store: killed before it, we are off by one request in one of the two.
+sum; bucket n ends below 2**(HISTOGRAM_SHIFT + n) ns, the last has no end. The sum is
+the last store: killed before it, we are off by one request in one of the two.
 
 The twin of ``record`` is in native/processor_end.c.
 
@@ -22,6 +22,7 @@ Source: Kafka's RequestChannel.Request.updateRequestMetrics.
 from __future__ import annotations
 
 from enum import IntEnum
+from struct import Struct
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import (
@@ -43,9 +44,12 @@ from mpbroker.ipc.layout import (
     METRICS,
     METRICS_LOG_ABOVE,
     REQUEST_LOGS,
+    SLOT_COMPLETED,
     SLOT_CONNECTION,
     SLOT_DEQUEUED,
+    SLOT_PARKED,
     SLOT_RECEIVED,
+    SLOT_REQUEST_OFFSET,
     SLOT_RESPONSE_LENGTH,
     SLOT_TAKEN,
     SLOT_WORDS,
@@ -57,6 +61,11 @@ _SIZE_BYTES: Final = 4
 _SHORTEST_HEADER: Final = 8
 _NO_API: Final = API_ROWS - 1
 _LAST_BUCKET: Final = HISTOGRAM_BUCKETS - 1
+_SLOT: Final = Struct(f"{SLOT_WORDS}q")
+# By the length of the time in bits.
+_BUCKETS: Final = tuple(
+    min(max(0, bits - HISTOGRAM_SHIFT), _LAST_BUCKET) for bits in range(65)
+)
 
 
 class Stage(IntEnum):
@@ -97,7 +106,7 @@ class Histogram(NamedTuple):
 
 def bucket_of(ns: int) -> int:
     """The bucket that a time belongs to."""
-    return min((max(ns - 1, 0) >> HISTOGRAM_SHIFT).bit_length(), _LAST_BUCKET)
+    return _BUCKETS[ns.bit_length()]
 
 
 def bounds_s() -> list[float]:
@@ -110,6 +119,7 @@ class RequestMetrics:
 
     def __init__(self, processor: int, control: Segment, arena: Segment) -> None:
         self._words = control.words
+        self._bytes = control.view
         self._arena = arena.view
         self._table = API_TABLES + processor * API_ROWS * API_ROW_WORDS
         self._log = REQUEST_LOGS + processor * LOG_WORDS
@@ -123,28 +133,26 @@ class RequestMetrics:
 
         Before its connection is unmuted: the request's first bytes are looked at.
         """
-        words, row = self._words, SLOTS + slot * SLOT_WORDS
-        _, offset, length, received = words[
-            row + SLOT_CONNECTION : row + SLOT_RECEIVED + 1
-        ].tolist()
-        dequeued, completed, _, parked, taken = words[
-            row + SLOT_DEQUEUED : row + SLOT_TAKEN + 1
-        ].tolist()
-        # Stamps may be missing: whoever resumes a dead processor's work has not all.
-        dequeued = max(dequeued, received)
-        completed = max(completed, dequeued)
+        words, arena = self._words, self._arena
+        row = _SLOT.unpack_from(self._bytes, (SLOTS + slot * SLOT_WORDS) * 8)
+        offset, length, received = row[SLOT_REQUEST_OFFSET : SLOT_RECEIVED + 1]
+        dequeued, completed = row[SLOT_DEQUEUED], row[SLOT_COMPLETED]
+        parked, taken = row[SLOT_PARKED], row[SLOT_TAKEN]
+        if not received <= dequeued <= completed <= taken <= sent:
+            # Stamps may be missing: whoever resumes a dead one's work has not all.
+            dequeued = max(dequeued, received)
+            completed = max(completed, dequeued)
+            taken = max(taken, completed)
+            sent = max(sent, taken)
         if not dequeued <= parked <= completed:
             parked = completed
-        taken = max(taken, completed)
-        sent = max(sent, taken)
-        head = self._arena[offset : offset + _SHORTEST_HEADER]
         key = _NO_API
-        if length >= _SHORTEST_HEADER and head[0] == 0 and head[1] < API_ROWS:
-            key = head[1]
+        if length >= _SHORTEST_HEADER and not arena[offset]:
+            key = min(arena[offset + 1], _NO_API)
+        # The least of Python for all that: it is much of what a request costs here.
         at = self._table + key * API_ROW_WORDS
         words[at + API_REQUEST_BYTES] += length + _SIZE_BYTES
-        response_bytes = words[row + SLOT_RESPONSE_LENGTH]
-        words[at + API_RESPONSE_BYTES] += response_bytes
+        words[at + API_RESPONSE_BYTES] += row[SLOT_RESPONSE_LENGTH]
         at += API_HISTOGRAMS
         for ns in (
             dequeued - received,
@@ -154,17 +162,18 @@ class RequestMetrics:
             sent - taken,
             sent - received,
         ):
-            words[at + bucket_of(ns)] += 1
-            words[at + HISTOGRAM_BUCKETS] += ns
+            words[at + _BUCKETS[ns.bit_length()]] += 1
+            if ns:
+                words[at + HISTOGRAM_BUCKETS] += ns
             at += HISTOGRAM_WORDS
         above = words[METRICS + METRICS_LOG_ABOVE]
         if above and sent - received >= above - 1:
             self._log_request(
                 key,
-                bytes(head),
-                words[row + SLOT_CONNECTION],
+                bytes(arena[offset : offset + _SHORTEST_HEADER]),
+                row[SLOT_CONNECTION],
                 (received, dequeued, parked, completed, taken, sent),
-                (length + _SIZE_BYTES, response_bytes),
+                (length + _SIZE_BYTES, row[SLOT_RESPONSE_LENGTH]),
             )
 
     def _log_request(

@@ -388,7 +388,7 @@ static int64_t
 bucket_of(int64_t ns)
 {
     int64_t bucket = 0;
-    for (ns = ns > 0 ? (ns - 1) >> L.HISTOGRAM_SHIFT : 0; ns > 0; ns >>= 1)
+    for (ns >>= L.HISTOGRAM_SHIFT; ns > 0; ns >>= 1)
         bucket++;
     return bucket < L.HISTOGRAM_BUCKETS ? bucket : L.HISTOGRAM_BUCKETS - 1;
 }

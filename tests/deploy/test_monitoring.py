@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.broker import Broker
 from tests.supervisor.metrics.asking import METRICS, get
+from tests.support.broker import Broker
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\bmpbroker_[a-z_]+")

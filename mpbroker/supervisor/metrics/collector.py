@@ -300,7 +300,8 @@ class Collector:
             row = handler_row(number)
             counters = row + HANDLER_COUNTERS
             name = "coordinator" if number == COORDINATOR else number
-            idle.add(words[counters + HandlerCounter.IDLE_NS] / _NS, handler=name)
+            if number != COORDINATOR:  # which does not count it
+                idle.add(words[counters + HandlerCounter.IDLE_NS] / _NS, handler=name)
             syncs.add(words[counters + HandlerCounter.SYNCS], handler=name)
             if words[row + HANDLER_ACTIVE]:
                 parked.add(words[counters + HandlerCounter.PARKED], handler=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HANDLER_COUNTERS,
-    HANDLER_IDS,
+    MAX_HANDLERS,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
     PROCESSOR_LISTENER,
@@ -41,7 +41,7 @@ class IdleRatios:
     def _idle_ns(self) -> dict[tuple[str, int], int]:
         words = self._words
         found = {}
-        for number in range(HANDLER_IDS):
+        for number in range(MAX_HANDLERS):
             row = handler_row(number)
             if words[row + HANDLER_ACTIVE]:
                 word = row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
