@@ -118,7 +118,9 @@ class Keeper:
 
     def run(self) -> None:
         """Hold sockets until the broker has stopped."""
-        exact = counters_are_exact()
+        # What a predecessor found holds: a machine that has no descriptor or no time to
+        # spare just now must not make us doubt its kernel.
+        exact = self._words[HEADER + HEADER_COUNTERS] == 1 or counters_are_exact()
         if not exact:
             _LOG.warning(
                 "this kernel's TCP counters are not exact: connections are closed"

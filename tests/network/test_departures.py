@@ -7,7 +7,10 @@ import pytest
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
+    HEADER,
+    HEADER_COUNTERS,
     PROCESSOR_LISTENER,
+    Phase,
     ProcessorCounter,
     connection_row,
     processor_row,
@@ -278,3 +281,16 @@ def test_connections_given_to_one_that_is_no_more_are_given_to_another(two):
     two.pump(lambda: two.connections == 1)
     client.send(frame(b"2"))
     two.pump(lambda: client.frames() == [b"1", b"2"])
+
+
+@pytest.mark.parametrize(("before", "found", "then"), [(0, False, -1), (1, False, 1)])
+def test_the_counters_are_doubted_at_the_start_or_never(
+    two, monkeypatch, before, found, then
+):
+    monkeypatch.setattr("mpbroker.supervisor.keeper.counters_are_exact", lambda: found)
+    words = two.memory.control.words
+    words[HEADER + HEADER_COUNTERS] = before
+    phase, two.memory.phase = two.memory.phase, Phase.STOPPED
+    two.keeper.run()
+    two.memory.phase = phase
+    assert words[HEADER + HEADER_COUNTERS] == then
