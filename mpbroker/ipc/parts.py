@@ -21,12 +21,22 @@ _PAIR_BUFFER: Final = 256 * 1024
 class Parts:
     """Where segments, doorbells and socket pairs come from.
 
+    Args:
+        inherited: what a program before us had, by name; None: nothing.
+        listeners: the same where nothing else is inherited, since only memory is laid
+            out in another way.
+
     Attributes:
         fds: what was asked for so far, by name.
     """
 
-    def __init__(self, inherited: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self,
+        inherited: Mapping[str, Sequence[int]] | None = None,
+        listeners: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self._inherited = inherited
+        self._listeners = inherited or listeners or {}
         self.fds: dict[str, list[int]] = {}
 
     @property
@@ -44,7 +54,7 @@ class Parts:
 
     def listening(self, name: str, make: Callable[[], socket.socket]) -> socket.socket:
         """A socket, which a program before us may have had, or not."""
-        found = (self._inherited or {}).get(name, ())
+        found = self._listeners.get(name, ())
         sock = socket.socket(fileno=found[0]) if found else make()
         self.fds[name] = [sock.fileno()]
         return sock

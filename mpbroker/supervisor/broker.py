@@ -23,6 +23,7 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     processor_row,
 )
+from mpbroker.ipc.parts import Parts
 from mpbroker.logger import get_logger, log_to_stderr
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
@@ -156,6 +157,7 @@ class Broker:
                 config.socket_request_max_bytes,
                 config.queued_max_requests,
                 config.queued_max_request_bytes // _processors(config, names),
+                Parts(None, None if before is None else before.parts),
             )
             clean = all(directory.clean for directory in directories)
             memory.control.words[HEADER + HEADER_CLEAN_START] = clean
@@ -388,7 +390,7 @@ def _begin_generation(
 
     generation = NextGeneration(supervisor, memory)
     generation.begin(left)
-    bury(before)
+    bury(before, memory.parts.fds)
     supervisor.sockets_kept = generation.sockets
     return generation.forget_sockets
 

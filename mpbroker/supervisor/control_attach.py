@@ -83,7 +83,10 @@ def attach(pid: int) -> BrokerView | None:
     folder = f"/proc/{pid}/fd"
     try:
         for fd in os.listdir(folder):
-            target = os.readlink(f"{folder}/{fd}")
+            try:
+                target = os.readlink(f"{folder}/{fd}")
+            except FileNotFoundError:  # closed meanwhile: none that we want
+                continue
             name = target.removeprefix(_MEMFD).removesuffix(_DELETED)
             if target.startswith(_MEMFD) and name in _WANTED:
                 found.setdefault(name, []).append(_map(f"{folder}/{fd}"))

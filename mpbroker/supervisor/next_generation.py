@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgpack
@@ -186,13 +186,18 @@ class NextGeneration:
         self.sockets.clear()  # the supervisor has this very dict
 
 
-def bury(before: Manifest) -> None:
-    """Let go of the generation before us: from here on there is no way back to it."""
+def bury(before: Manifest, ours: Mapping[str, Sequence[int]]) -> None:
+    """Let go of the generation before us: from here on there is no way back to it.
+
+    Args:
+        ours: descriptors by name, of which some may have been its.
+    """
     for record in before.records():
         if record.pid:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(record.pid, signal.SIGKILL)
                 os.waitpid(record.pid, 0)
+    used = {fd for fds in ours.values() for fd in fds}
     for fds in before.parts.values():
-        for fd in fds:
+        for fd in set(fds) - used:
             os.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import urllib.request
 from contextlib import ExitStack
 
 import pytest
@@ -25,6 +26,7 @@ from tests.supervisor.load import (
 )
 from tests.supervisor.test_connections import receive_rest
 from tests.supervisor.test_kills import fetch_body
+from tests.supervisor.test_resize import holdings
 from tests.supervisor.test_upgrade import identity, newcomer, upgrade, wait_for_end
 from tests.support.children import wait_until
 
@@ -159,3 +161,31 @@ def test_another_largest_request_is_a_new_generation_too(broker):
         upgrade(broker, command)
         assert wait_for_end(broker, "done", "failed").startswith("done")
         assert api_versions(sock)
+
+
+def test_the_metrics_stay_where_they_are(make_broker):
+    broker = make_broker({**SETTINGS, "metrics.listeners": "HTTP://127.0.0.1:0"})
+    where = identity(broker)["metrics"]
+    assert change_generation(broker).startswith("done")
+    assert identity(broker)["metrics"] == where
+    with urllib.request.urlopen(f"{where}metrics", timeout=30) as answer:
+        assert answer.status == 200
+
+
+def test_nothing_is_left_of_the_generation_before(broker):
+    wait_until(lambda: not holdings(broker)["rows"])
+    before = holdings(broker)
+    old = set(children(broker).values())
+    with dial(broker) as sock:
+        for number, fault in enumerate(["layout", "none"]):
+            upgrade(broker, newcomer(broker, f"9.{number}", fault))
+            wait_until(lambda v=f"9.{number}": identity(broker).get("version") == v)
+            wait_for_end(broker, "done")
+            assert api_versions(sock)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in old)
+
+    def kept():
+        now = holdings(broker)
+        return all(now[kind] == before[kind] for kind in ("descriptors", "rows"))
+
+    wait_until(kept)
