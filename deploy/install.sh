@@ -174,6 +174,9 @@ write_settings() { # CORES
 # this host by a name that is not its address, advertised.listeners.
 listeners=PLAINTEXT://127.0.0.1:9092
 
+# Metrics, a status page and health checks on this machine (deploy/prometheus.yml).
+#metrics.listeners=HTTP://127.0.0.1:9404
+
 # For $1 cores: half of them read and write sockets, as many execute requests as there
 # are cores.
 num.network.threads=$processors
