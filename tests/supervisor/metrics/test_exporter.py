@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
 from tests.supervisor.metrics.asking import (
     METRICS,
@@ -213,3 +214,26 @@ def test_without_the_setting_there_is_no_exporter(tmp_path):
     with Broker(tmp_path / "data") as made:
         assert pids_of(made, "exporter") == [] != pids_of(made, "handler")
         assert "metrics" not in told(made)
+
+
+def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
+    with Broker(tmp_path / "data", METRICS) as made:
+        producer = Producer({"bootstrap.servers": made.bootstrap})
+        producer.produce("flights", b"before")
+        assert not producer.flush(30)
+        address, before = url_of(made), pids_of(made, "exporter")
+        produced = 'mpbroker_requests_total{api="Produce"}'
+        count = metrics(made)[produced]
+        with ControlClient(str(made.data_dir / "control.sock"), 30.0) as client:
+            client.request("upgrade", argv=None)
+        wait_until(lambda: str(told(made).get("upgrade", "")).startswith("done"))
+        assert url_of(made) == address
+        assert pids_of(made, "exporter") not in ([], before)
+
+        def is_back():
+            try:
+                return metrics(made)
+            except OSError:
+                return None
+
+        assert wait_until(is_back)[produced] >= count
