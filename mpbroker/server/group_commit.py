@@ -68,19 +68,23 @@ class GroupCommit:
         if not self._wanted:
             return
         wanted, self._wanted = self._wanted, {}
+        syncs: list[tuple[int, int]] = []
         for index, log in wanted.items():
             if index not in self._running:
-                self._start(log)
+                syncs += self._start(log)
             else:
                 self._wanted[index] = log  # the next one, when this one has ended
+        if syncs:
+            self._disk.start_all(syncs)
 
-    def _start(self, log: SyncableLog) -> None:
+    def _start(self, log: SyncableLog) -> list[tuple[int, int]]:
+        """Take over the syncing of a log; return tokens and files, to be synced."""
         row = log.row
         words = row.words
         with row.locked():
             if words[row.base + ROW_SYNC_OWNER]:
                 words[row.base + ROW_SYNC_WAITERS] |= self._bit
-                return
+                return []
             words[row.base + ROW_SYNC_OWNER] = self._owner
             target = row.log_end_offset
         self._running[row.index] = _Sync(log, target)
@@ -89,16 +93,16 @@ class GroupCommit:
         except OSError as error:
             self._files_left[row.index] = set()
             self._finish(row.index, error.errno or 5)
-            return
-        self._files_left[row.index] = set()
+            return []
+        syncs = []
         for fd in fds:
             token = self._next_token = self._next_token + 1
             self._tokens[token] = row.index
-            self._files_left[row.index].add(token)
-        for token in list(self._files_left[row.index]):
-            self._disk.start(token, fds.pop())
-        if not self._files_left[row.index]:
+            syncs.append((token, fd))
+        self._files_left[row.index] = {token for token, _ in syncs}
+        if not syncs:
             self._finish(row.index, 0)
+        return syncs
 
     def process_finished(self) -> bool:
         """Publish what syncs that have ended made durable; say if any has."""

@@ -12,7 +12,7 @@ Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.storage.sync_ring import SyncRing
@@ -100,21 +100,36 @@ class DiskSync:
 
         A token is in use for one sync at a time.
         """
-        if self.event_fd < 0 or not self._submit(token, fd):
-            try:
-                os.fdatasync(fd)
-                self._done.append(SyncDone(token, 0))
-            except OSError as error:
-                self._done.append(SyncDone(token, error.errno or errno.EIO))
+        self.start_all([(token, fd)])
+
+    def start_all(self, syncs: Sequence[tuple[int, int]]) -> None:
+        """Begin several, as ``start``, in one system call where that is to be had."""
+        started = 0
+        if self._ring is not None:
+            room = _MAX_EVENTS - len(self._outstanding)
+            if room > 0:
+                started = self._ring.start(syncs[:room])
+            for token, _ in syncs[:started]:
+                self._outstanding[token] = None
+        for token, fd in syncs[started:]:
+            if (
+                self._ring is not None
+                or self.event_fd < 0
+                or not self._submit(token, fd)
+            ):
+                self._sync(token, fd)
+
+    def _sync(self, token: int, fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+            self._done.append(SyncDone(token, 0))
+        except OSError as error:
+            self._done.append(SyncDone(token, error.errno or errno.EIO))
 
     def _submit(self, token: int, fd: int) -> bool:
+        """Ask the older asynchronous I/O."""
         if len(self._outstanding) >= _MAX_EVENTS:
             return False
-        if self._ring is not None:
-            if not self._ring.start(token, fd):
-                return False
-            self._outstanding[token] = None
-            return True
         assert self._numbers is not None
         iocb = _Iocb(
             data=token,

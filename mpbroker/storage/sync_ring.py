@@ -13,7 +13,7 @@ import ctypes
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 _SETUP: Final = 425
@@ -98,27 +98,34 @@ class SyncRing:
         for index in range(sq_entries):
             self._words[array + index] = index  # entries are used in order
 
-    def start(self, token: int, fd: int) -> bool:
-        """Begin an fdatasync; False if the kernel takes no more just now."""
+    def start(self, syncs: Sequence[tuple[int, int]]) -> int:
+        """Begin an fdatasync of each (token, descriptor), in one system call.
+
+        Returns:
+            How many the kernel has taken, from the first on; perhaps not all just now.
+        """
+        syncs = syncs[: self._sq_mask + 1]
         words, tail = self._words, self._words[self._sq_tail]
-        at = (tail & self._sq_mask) * _ENTRY.size
-        _ENTRY.pack_into(
-            self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
-        )
-        words[self._sq_tail] = (tail + 1) & 0xFFFF_FFFF
+        for number, (token, fd) in enumerate(syncs):
+            at = (tail + number & self._sq_mask) * _ENTRY.size
+            _ENTRY.pack_into(
+                self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
+            )
+        words[self._sq_tail] = (tail + len(syncs)) & 0xFFFF_FFFF
         submitted = self._syscall(
             ctypes.c_long(_ENTER),
             ctypes.c_int(self._fd),
-            ctypes.c_uint(1),
+            ctypes.c_uint(len(syncs)),
             ctypes.c_uint(0),
             ctypes.c_uint(0),
             None,
             ctypes.c_size_t(0),
         )
-        if submitted != 1:
-            words[self._sq_tail] = tail  # nobody has seen it
-            return False
-        return True
+        submitted = max(0, submitted)
+        if submitted < len(syncs):
+            # Nobody has seen the others: the kernel only looks when it is called.
+            words[self._sq_tail] = (tail + submitted) & 0xFFFF_FFFF
+        return submitted
 
     def ended(self) -> list[tuple[int, int]]:
         """Take what has ended: each token, and its errno or 0. Never waits."""

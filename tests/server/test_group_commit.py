@@ -24,8 +24,8 @@ class Disk:
     def is_idle(self):
         return not self.started and not self._done
 
-    def start(self, token, fd):
-        self.started.append((token, fd))
+    def start_all(self, syncs):
+        self.started += syncs
 
     def end(self, error=0, count=None):
         ending = self.started[:count]

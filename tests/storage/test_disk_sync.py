@@ -65,6 +65,18 @@ def test_every_one_of_many_syncs_ends_once(disk, file):
     assert ended(disk, 300) == [(token, 0) for token in range(300)]
 
 
+def test_syncs_that_are_begun_together_end_each_for_itself(disk, file):
+    reader, writer = os.pipe()
+    disk.start_all([(n, writer if n % 3 == 0 else file) for n in range(300)])
+    found = ended(disk, 300)
+    assert [token for token, _ in found] == list(range(300))
+    assert {bool(error) for token, error in found if token % 3 == 0} == {True}
+    assert {error for token, error in found if token % 3} == {0}
+    assert disk.is_idle
+    os.close(reader)
+    os.close(writer)
+
+
 @pytest.mark.parametrize("what", ["closed", "pipe"])
 def test_what_cannot_be_synced_ends_with_an_error(disk, what):
     reader, writer = os.pipe()
