@@ -6,6 +6,7 @@ An answer comes by the outbox, at once or much later; so every API is "parked" h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -80,7 +81,7 @@ class CoordinatorApis:
             call = Call(
                 request.api_version,
                 request.client_id or "",
-                self._client_host(request.connection),
+                partial(self._client_host, request.connection),
                 request,
             )
             self._began(call)

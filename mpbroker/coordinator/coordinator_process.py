@@ -80,6 +80,7 @@ _HOLD_NS: Final = 2_000_000
 _LOAD_PATIENCE_S: Final = 0.5
 # A turn's share of loading, once requests are served beside it.
 _LOAD_TURN_S: Final = 0.02
+_LOOK_AGAIN_MS: Final = 2000
 
 
 # By row: a log's name, the log, and the offset below which all must be on disk.
@@ -150,6 +151,9 @@ class CoordinatorProcess:
             apis.apis, {}, answer_error, connection_name
         )
         self._loads: list[Iterator[int]] = []
+        self._has_loaded = False  # all that there was at the start
+        # What was last appended to each log: the log, and the offset behind it.
+        self._ends: dict[int, tuple[PartitionLog, int]] = {}
         # Answers whose records are still to be written, and since when the first waits.
         self._held: list[Answer] = []
         self._held_since_ns = 0
@@ -285,7 +289,7 @@ class CoordinatorProcess:
                 else:
                     self._send(answer)
             return False
-        appended: dict[int, tuple[PartitionLog, int]] = {}
+        lost: set[int] = set()
         now_ms = self._clock.now_ms()
         for partition, records in out.take_records().items():
             try:
@@ -297,8 +301,9 @@ class CoordinatorProcess:
                     log, end = self._topic.append(partition, records, now_ms)
             except ApiError as error:
                 self._failed(partition, error)
+                lost.add(partition)
                 continue
-            appended[partition] = log, end
+            self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
         for partition, transactional in out.take_transactional().items():
             try:
@@ -307,17 +312,17 @@ class CoordinatorProcess:
                 )
             except ApiError as error:
                 self._failed(partition, error)
-                appended.pop(partition, None)
+                lost.add(partition)
                 continue
-            appended[partition] = log, end
+            self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
         for markers in out.take_markers():
             self._mark(markers, now_ms)
         held, self._held, self._held_since_ns = self._held, [], 0
         for answer in (*held, *out.take_answers()):
-            self._give(answer, appended)
+            self._give(answer, lost)
         for step in out.take_steps():
-            self._go_on(step, appended)
+            self._go_on(step, lost)
         return True
 
     def _failed(self, log: int, error: ApiError) -> None:
@@ -326,10 +331,32 @@ class CoordinatorProcess:
         self._lose(log)
 
     def _lose(self, log: int) -> None:
+        self._ends.pop(log, None)
         if log < 0:
             self._transactions.coordinator.failed(transaction_log(log))
         else:
             self._coordinator.failed(log)
+            self._load_again(log)
+
+    def _load_again(self, partition: int) -> None:
+        """See every so often whether a log that was lost can be used again.
+
+        A disk that was full may have room; what a sync has failed on is off line until
+        the broker's next start.
+        """
+
+        def look(now_ms: int) -> None:
+            try:
+                self._topic.log_of(partition).require_online()
+            except (ApiError, OSError):
+                self._load_again(partition)
+                return
+            _LOG.info("partition %d of groups is loaded again", partition)
+            self._coordinator.begin_loading([partition])
+            self._loads.insert(0, self._load_partition(partition))
+
+        due_ms = self._clock.now_ms() + _LOOK_AGAIN_MS
+        self._timers.schedule(("load again", partition), due_ms, look)
 
     def _holds_back(self) -> bool:
         """Whether what is to be written waits for the syncs under way.
@@ -346,10 +373,8 @@ class CoordinatorProcess:
             self._held_since_ns = now_ns
         return now_ns - self._held_since_ns < _HOLD_NS
 
-    def _give(
-        self, answer: Answer, appended: dict[int, tuple[PartitionLog, int]]
-    ) -> None:
-        waiting = self._waiting(answer.after, appended)
+    def _give(self, answer: Answer, lost: set[int]) -> None:
+        waiting = self._waiting(answer.after, lost)
         if waiting is None:
             self._give_error(answer.call)
             return
@@ -357,20 +382,19 @@ class CoordinatorProcess:
             waiting, lambda failed: self._complete(answer, cast("list[int]", failed))
         )
 
-    def _waiting(
-        self, after: tuple[int, ...], appended: dict[int, tuple[PartitionLog, int]]
-    ) -> Waiting | None:
+    def _waiting(self, after: tuple[int, ...], lost: set[int]) -> Waiting | None:
         """Which logs are still to be synced; None: one could not be written."""
         waiting: Waiting = {}
         for number in after:
-            found = appended.get(number)
-            if found is None:
+            if number in lost:
                 return None
-            waiting[found[0].row.index] = number, *found
+            found = self._ends.get(number)
+            if found is not None:
+                waiting[found[0].row.index] = number, *found
         return waiting
 
-    def _go_on(self, step: Step, appended: dict[int, tuple[PartitionLog, int]]) -> None:
-        waiting = self._waiting(step.after, appended)
+    def _go_on(self, step: Step, lost: set[int]) -> None:
+        waiting = self._waiting(step.after, lost)
         if waiting is None:
             step.run(False)
             return
@@ -454,6 +478,7 @@ class CoordinatorProcess:
         )
         self._loads.reverse()
         if not self._loads:
+            self._has_loaded = True
             transactions.all_loaded()
 
     def _load(self, patience_s: float) -> None:
@@ -462,7 +487,8 @@ class CoordinatorProcess:
         while self._loads and time.monotonic() < until:
             if next(self._loads[-1], None) is None:
                 self._loads.pop()
-                if not self._loads:
+                if not self._loads and not self._has_loaded:
+                    self._has_loaded = True
                     self._transactions.all_loaded()
 
     def _load_partition(self, partition: int) -> Iterator[int]:
@@ -478,6 +504,11 @@ class CoordinatorProcess:
         except (ApiError, OSError) as error:
             _LOG.error("partition %d of groups cannot be loaded: %s", partition, error)
             coordinator.failed(partition)
+            self._load_again(partition)
+        else:
+            # A predecessor may have died between its append and its sync.
+            log = self._topic.log_of(partition)
+            self._ends[partition] = log, log.row.log_end_offset
         coordinator.loaded(partition, clock.now_ms())
 
     def _replay(self, partition: int, record: LoadedRecord, now_ms: int) -> None:

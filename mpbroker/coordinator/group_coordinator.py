@@ -18,7 +18,7 @@ from mpbroker.coordinator.classic_protocol import ClassicProtocol
 from mpbroker.coordinator.consumer_group import ConsumerGroup
 from mpbroker.coordinator.consumer_group_records import replay, tombstones
 from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_listing import GroupListing
+from mpbroker.coordinator.group_listing import GroupListing, is_empty
 from mpbroker.coordinator.group_records import (
     ConsumerGroupMetadataKey,
     GroupMetadataKey,
@@ -336,7 +336,9 @@ class GroupCoordinator:
                 self._fetch_group(call, group, stable=request.require_stable)
                 for group in request.groups
             ]
-            self._out.answer(call, OffsetFetchResponse(groups=groups))
+            # Nothing is shown that is not on disk: a power cut would take it back.
+            after = tuple({self.partition_for(row.group_id) for row in request.groups})
+            self._out.answer(call, OffsetFetchResponse(groups=groups), after)
             return
         rows = None
         if request.topics is not None:
@@ -348,7 +350,8 @@ class GroupCoordinator:
             ]
         asked = OffsetFetchRequestGroup(group_id=request.group_id, topics=rows)
         found = self._fetch_group(call, asked, stable=request.require_stable)
-        self._out.answer(call, single_group(call.version, request, found))
+        answer = single_group(call.version, request, found)
+        self._out.answer(call, answer, (self.partition_for(request.group_id),))
 
     def _fetch_group(
         self, call: Call, asked: OffsetFetchRequestGroup, *, stable: bool
@@ -405,7 +408,7 @@ class GroupCoordinator:
             group = self._groups.get(group_id)
             if group is None:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-            if not _is_empty(group) and group.protocol_type != "consumer":
+            if not is_empty(group) and group.protocol_type != "consumer":
                 raise ApiError(ErrorCode.NON_EMPTY_GROUP)
         except ApiError as error:
             self._out.answer(call, OffsetDeleteResponse(error_code=error.error_code))
@@ -413,7 +416,7 @@ class GroupCoordinator:
         topics = self.offsets.delete(
             group_id,
             request.topics,
-            lambda topic: not _is_empty(group) and group.is_subscribed_to(topic),
+            lambda topic: not is_empty(group) and group.is_subscribed_to(topic),
         )
         after = self._written([group_id])
         self._out.answer(call, OffsetDeleteResponse(topics=topics), after)
@@ -452,7 +455,7 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-        if not _is_empty(group):
+        if not is_empty(group):
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
         self.offsets.remove_all(group_id)
         self._remove_group(group, now_ms)
@@ -491,7 +494,7 @@ class GroupCoordinator:
             if group is None or self.partition_for(group_id) in self._loading:
                 continue
             self.offsets.expire(group_id, group, now_ms)
-            if _is_empty(group) and self.offsets.offsets(group_id) is None:
+            if is_empty(group) and self.offsets.offsets(group_id) is None:
                 self._remove_group(group, now_ms)
         rest = group_ids[_EXPIRY_SLICE:]
         if rest:
@@ -504,8 +507,9 @@ class GroupCoordinator:
     # -- the log ---------------------------------------------------------------------
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Serve no group of these until they are loaded."""
+        """Serve no group of these until they are loaded, perhaps once more."""
         self._loading.update(partitions)
+        self._failed.difference_update(self._loading)
 
     def replay(
         self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
@@ -591,10 +595,3 @@ class GroupCoordinator:
                     self._classic.forget(group, ErrorCode.NOT_COORDINATOR)
                     group.state = S.DEAD
         self._out.records.pop(partition, None)
-
-
-def _is_empty(group: Group) -> bool:
-    """Nobody is in it, or about to be."""
-    if isinstance(group, ConsumerGroup):
-        return group.is_empty
-    return group.is_in(S.EMPTY) and not group.pending_join_members

@@ -203,3 +203,10 @@ class GroupListing:
 
 def _not_found(message: str) -> NoReturn:
     raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, message)
+
+
+def is_empty(group: ClassicGroup | ConsumerGroup) -> bool:
+    """Say whether nobody is in a group, or about to be."""
+    if isinstance(group, ConsumerGroup):
+        return group.is_empty
+    return group.is_in(S.EMPTY) and not group.pending_join_members

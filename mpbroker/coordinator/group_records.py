@@ -19,6 +19,7 @@ Source: Kafka's group-coordinator/src/main/resources/common/message, field by fi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct as Packing
 from typing import Final, TypeVar
 
@@ -267,6 +268,7 @@ def read_record(
     return read_key, known[1].decode(value_version, value, _VERSION.size)
 
 
+@lru_cache(maxsize=16384)
 def offset_key(group: str, topic: str, partition: int) -> bytes:
     """The key of a committed offset; by hand, for there is one in every commit."""
     group_bytes, topic_bytes = group.encode(), topic.encode()

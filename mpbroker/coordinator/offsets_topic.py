@@ -149,15 +149,19 @@ class OffsetsTopic:
             end = _append(log, builder, now_ms)
         return log, end
 
+    def log_of(self, partition: int) -> PartitionLog:
+        """Return the log of a partition of a topic that there is."""
+        topic = self._registry.topic(self.name)
+        assert topic is not None
+        return self._log(topic, partition)
+
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
         """Read a partition from its start to its end, some at a time.
 
         Raises:
             ApiError: it cannot be read.
         """
-        topic = self._registry.topic(self.name)
-        assert topic is not None
-        log = self._log(topic, partition)
+        log = self.log_of(partition)
         log.require_online()
         offset = log.row.log_start_offset
         while offset < log.row.log_end_offset:

@@ -28,16 +28,28 @@ def transaction_log(partition: int) -> int:
 class Call:
     """One request as the coordinator sees it: who asks, and in which version."""
 
-    __slots__ = ("answered", "client_host", "client_id", "request", "version")
+    __slots__ = ("_client_host", "answered", "client_id", "request", "version")
 
     def __init__(
-        self, version: int, client_id: str, client_host: str, request: Any = None
+        self,
+        version: int,
+        client_id: str,
+        client_host: str | Callable[[], str],
+        request: Any = None,
     ) -> None:
         self.version = version
         self.client_id = client_id
-        self.client_host = client_host
+        self._client_host = client_host
         self.request = request  # the process's own; nobody here looks at it
         self.answered = False
+
+    @property
+    def client_host(self) -> str:
+        """Whose connection it is; found out only if somebody asks: few do."""
+        host = self._client_host
+        if not isinstance(host, str):
+            host = self._client_host = host()
+        return host
 
 
 class Answer(NamedTuple):

@@ -13,6 +13,7 @@ from mpbroker.coordinator.group_records import (
 )
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
+from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
 from mpbroker.protocol.messages.describe_groups import DescribeGroupsRequest
@@ -411,3 +412,33 @@ def test_the_end_of_the_broker_answers_all_who_wait(rig):
     rig.collect()
     assert rig.answer(waits).error_code == ErrorCode.NOT_COORDINATOR
     assert rig.group().is_in(S.PREPARING_REBALANCE)
+
+
+def test_what_is_fetched_rests_on_what_is_not_on_disk_yet(rig):
+    rig.commit({("t", 0): 3})
+    for version in (7, 8):
+        request = OffsetFetchRequest(
+            group_id="g",
+            topics=None,
+            groups=[OffsetFetchRequestGroup(group_id="g", topics=None)],
+        )
+        call = Call(version, "c", "/host")
+        rig.coordinator.offset_fetch(call, request, rig.now_ms)
+        (answer,) = rig.out.take_answers()
+        assert answer.after == (rig.coordinator.partition_for("g"),)
+
+
+def test_groups_of_a_lost_log_are_back_when_it_is_loaded_again(rig):
+    rig.commit({("t", 0): 3})
+    partition = rig.coordinator.partition_for("g")
+    rig.coordinator.failed(partition)
+    assert rig.commit({("t", 0): 4}) == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    rig.coordinator.begin_loading([partition])
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert rig.commit({("t", 0): 4}) == {("t", 0): loading}
+    for number, key, value in rig.log:
+        if number == partition:
+            rig.coordinator.replay(*read_record(key, value), rig.now_ms)
+    rig.coordinator.loaded(partition, rig.now_ms)
+    assert rig.fetch() == {("t", 0): 3}
+    assert rig.commit({("t", 0): 4}) == {("t", 0): 0}
