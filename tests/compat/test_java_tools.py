@@ -254,3 +254,49 @@ def test_apache_kafkas_own_check_of_a_clients_broker_passes(
     finally:
         with ADAPTERS["confluent-kafka"](broker.bootstrap) as admin:
             admin.delete_topic("newtopic")  # the check's own, left behind
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_java_consumer_group_reads_and_is_looked_after(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic, protocol: str
+) -> None:
+    topic = make_topic(2)
+    group = f"group-of-{topic}"
+    with ADAPTERS["confluent-kafka"](bootstrap) as client:
+        client.produce(topic, some_records(10))
+    printed = tool(
+        f"{TOOLS}.consumer.ConsoleConsumer",
+        *("--topic", topic, "--group", group, "--from-beginning"),
+        *("--max-messages", "10", "--timeout-ms", str(TIMEOUT_S * 1000)),
+        *("--consumer-property", f"group.protocol={protocol}"),
+    )
+    assert len(printed.splitlines()) == 10
+    groups = f"{TOOLS}.consumer.group.ConsumerGroupCommand"
+    this = ("--group", group)
+    assert group_offsets(tool(groups, "--describe", *this), topic)[0] == (
+        "10",
+        "10",
+        "0",
+    )
+    state = tool(groups, "--describe", *this, "--state").splitlines()[-1].split()
+    assert state[0] == group
+    assert "Empty" in state
+    reset = ("--reset-offsets", *this, "--topic", f"{topic}:0", "--to-offset", "4")
+    tool(groups, *reset, "--execute")
+    assert group_offsets(tool(groups, "--describe", *this), topic)[0] == (
+        "4",
+        "10",
+        "6",
+    )
+    tool(groups, "--delete", *this)
+    assert group not in tool(groups, "--list").split()
+
+
+def group_offsets(described: str, topic: str) -> dict[int, tuple[str, str, str]]:
+    """Position, end and lag, by partition."""
+    rows = [line.split() for line in described.splitlines() if topic in line.split()]
+    return {
+        int(row[at + 1]): (row[at + 2], row[at + 3], row[at + 4])
+        for row in rows
+        for at in (row.index(topic),)
+    }
