@@ -367,6 +367,10 @@ def _take_over_from(before: Manifest, directories: Sequence[LogDirectory]) -> Le
     Raises:
         TakeoverError: it could not be ended; it can go on.
     """
+    # All that is imported until the first fork: nobody shall wait for it.
+    import mpbroker.supervisor.control_setup
+    import mpbroker.supervisor.guards
+    import mpbroker.supervisor.service  # noqa: F401
     from mpbroker.supervisor.next_generation import take_over_from
 
     left = take_over_from(before)
