@@ -68,13 +68,16 @@ class ProduceService:
         is_open: IsOpen | None = None,
         verify: bool = True,
         forward: Callable[[int], None] | None = None,
+        count_error: Callable[[int, int], None] | None = None,
     ) -> None:
         """Args:
         is_open: says whether a producer has a transaction open in a partition; None:
             nobody asks, and nobody adds partitions.
         verify: transaction.partition.verification.enable.
         forward: hands a request's slot to the coordinator.
+        count_error: told of the API key and the code of each partition's error.
         """
+        self._count_error = count_error
         self._forward = forward
         self._channel = channel
         self._purgatory = purgatory
@@ -112,6 +115,9 @@ class ProduceService:
                 self._forward(request.slot)
                 return PARKED
             outcome = self._handler.handle(message, version, progress, now_ms)
+            if outcome.failed and self._count_error is not None:
+                for code in outcome.errors():
+                    self._count_error(request.api_key, code)
             if message.acks == 0:
                 # Nobody reads an answer: a closed connection is how it is noticed.
                 return CLOSE if outcome.failed else NO_RESPONSE

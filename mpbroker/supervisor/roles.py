@@ -172,6 +172,7 @@ class Roles:
 
             plain, disk, dispatcher_type = None, FailingSync(), SlowDispatcher
         commit = GroupCommit(handler, disk, purgatory.notify)
+        errors = ErrorCounts(handler, memory.control.words)
         produce = ProduceService(
             channel,
             registry,
@@ -183,6 +184,7 @@ class Roles:
             is_open=TransactionTable(memory.transactions).contains,
             verify=config.transaction_partition_verification_enable,
             forward=memory.lane.forward,
+            count_error=errors.count,
         )
         fetch = FetchService(
             channel,
@@ -225,7 +227,7 @@ class Roles:
             apis.advertised_versions,
             apis.error_answer,
             apis.connection_name,
-            ErrorCounts(handler, memory.control.words).count,
+            errors.count,
         )
         RequestHandler(
             handler,

@@ -94,6 +94,15 @@ class ProduceOutcome:
     def encode(self, version: int) -> bytes:
         return self.response.encode(version)
 
+    def errors(self) -> set[int]:
+        """The codes of the partitions that failed, each once."""
+        codes = {
+            partition.error_code
+            for topic in self.response.responses
+            for partition in topic.partition_responses
+        }
+        return codes - {ErrorCode.NONE}
+
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
         """A partition that was appended could not be made durable."""
         answer = self.answers[row]

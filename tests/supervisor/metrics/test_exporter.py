@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
+from tests.server.plain_stage import produce_request
 from tests.supervisor.metrics.asking import (
     METRICS,
     get,
@@ -156,14 +158,15 @@ def test_the_request_log_has_all_stages_of_each_request(broker):
     assert not producer.flush(30)
 
     def lines():
-        with open(path, "rb") as file:
-            found = [json.loads(line) for line in file.read().splitlines()]
+        file = Path(str(path))
+        text = file.read_bytes() if file.exists() else b""
+        found = [json.loads(line) for line in text.splitlines()]
         return [line for line in found if line.get("api") == "Produce"]
 
     line = wait_until(lines)[0]
     assert line["received_ns"] <= line["dequeued_ns"] <= line["completed_ns"]
     assert line["completed_ns"] <= line["taken_ns"] <= line["sent_ns"]
-    assert line["total_ms"] > 0 and line["request_bytes"] > 50
+    assert line["total_ms"] > 0 and line["request_bytes"] > 20
 
 
 def test_health_readiness_and_paths_that_are_not_there(broker):
@@ -237,3 +240,15 @@ def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
                 return None
 
         assert wait_until(is_back)[produced] >= count
+
+
+def test_errors_are_counted_by_api_and_code(broker):
+    with socket.create_connection(broker.bootstrap.rsplit(":", 1)) as sock:
+        sock.settimeout(30)
+        frame = produce_request("no-such-topic", 0, b"")
+        sock.sendall(len(frame).to_bytes(4, "big") + frame)
+        assert sock.recv(100)
+    name = 'mpbroker_request_errors_total{api="Produce",error='
+    assert wait_until(
+        lambda: metrics(broker).get(name + '"UNKNOWN_TOPIC_OR_PARTITION"}')
+    )
