@@ -263,7 +263,8 @@ class TransactionCoordinator:
         if transaction.state is S.ONGOING and transaction.partitions.issuperset(
             partitions
         ):
-            return NOW
+            # Its record may be on the way to the disk still: who asks twice waits too.
+            return (self.log_of(transaction.transactional_id),)
         transaction.add(partitions, client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
         return self._write(transaction)
@@ -308,7 +309,7 @@ class TransactionCoordinator:
                     now_ms,
                 )
                 return
-            after: tuple[int, ...] = NOW
+            after: tuple[int, ...] = (self.log_of(request.transactional_id),)
             if begins:
                 version = EPOCH_BUMPS_SINCE if call.version >= _END_TXN_V2 else 0
                 after = self._prepare(transaction, request.committed, version, now_ms)
