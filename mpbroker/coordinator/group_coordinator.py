@@ -114,6 +114,7 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
         self._loading: set[int] = set()
         self._failed: set[int] = set()
+        self._replayed: set[str] = set()  # groups of partitions still being loaded
         self.offsets = OffsetMetadataManager(config, outbox, topics, self.partition_for)
         self._topics = topics
         self._classic = ClassicProtocol(
@@ -311,12 +312,10 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if group is None:
             if generation >= 0:
-                known = call.version >= _GROUP_ID_NOT_FOUND_SINCE
-                raise ApiError(
-                    ErrorCode.GROUP_ID_NOT_FOUND
-                    if known
-                    else ErrorCode.ILLEGAL_GENERATION
-                )
+                code = ErrorCode.ILLEGAL_GENERATION
+                if call.version >= _GROUP_ID_NOT_FOUND_SINCE:
+                    code = ErrorCode.GROUP_ID_NOT_FOUND
+                raise ApiError(code)
             # No group management: a group that only holds offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
@@ -515,6 +514,7 @@ class GroupCoordinator:
         self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
     ) -> None:
         """Take over a record of the log, in the log's order."""
+        self._replayed.add(getattr(key, "group", "") or getattr(key, "group_id", ""))
         if isinstance(key, OffsetCommitKey):
             committed = None
             if isinstance(value, OffsetCommitValue):
@@ -556,9 +556,11 @@ class GroupCoordinator:
     def loaded(self, partition: int, now_ms: int) -> None:
         """All records of a partition are replayed: serve its groups."""
         self._loading.discard(partition)
-        for group_id, group in self._groups.items():
+        for group_id in list(self._replayed):
             if self.partition_for(group_id) == partition:
-                self._loaded_group(group, now_ms)
+                self._replayed.discard(group_id)
+                if (group := self._groups.get(group_id)) is not None:
+                    self._loaded_group(group, now_ms)
 
     def _loaded_group(self, group: Group, now_ms: int) -> None:
         if isinstance(group, ConsumerGroup):
