@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -104,7 +105,8 @@ def cluster(environ, tmp_path):
     yield address, workers
     for process in reversed(running):
         for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         process.kill()
         process.wait()
 
@@ -142,8 +144,9 @@ def executors(workers):
     found = []
     for worker in workers:
         for child in psutil.Process(worker.pid).children(recursive=True):
-            if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
-                found.append(child)
+            with suppress(psutil.Error):  # gone meanwhile, or not reaped yet
+                if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline()):
+                    found.append(child)
     return found
 
 
@@ -229,7 +232,8 @@ def test_no_row_is_lost_or_doubled_whoever_is_killed(
                 driver.kill()
         elif victim == "executor":
             for process in executors(workers)[: moment.randint(1, 2)]:
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         else:
             broker.kill()
             broker.start()
