@@ -205,7 +205,7 @@ install_all() {
             "apt-get install python3-venv; or name one with --python"
     case $(readlink -f "$found") in
     /root/* | /home/*)
-        say "$found lies in a home directory, which the units hide (ProtectHome=)"
+        say "$found lies in a home directory, which the units hide (ProtectHome=)" >&2
         [[ $root || $dry_run ]] || die "name a Python of the system's with --python"
         ;;
     esac
