@@ -78,6 +78,11 @@ class Telemetry:
         words[3] = len(text)
         words[2] += 1
 
+    def unmap(self) -> None:
+        """In a child: give up the mapping, and the descriptor that goes with it."""
+        self._words.release()
+        self._map.close()
+
     def close(self) -> None:
         """Remove the name."""
         with contextlib.suppress(posix_ipc.ExistentialError):

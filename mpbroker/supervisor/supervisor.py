@@ -141,6 +141,13 @@ class Supervisor(Loop):
             if child.role in _IN_POOLS and not child.is_alive:
                 self._spawn(child)
 
+    def close_ours(self) -> None:
+        """In a child: close what is only the supervisor's."""
+        super().close_ours()
+        if self._telemetry is not None:
+            # The first children were forked before it was there: all are alike.
+            self._telemetry.unmap()
+
     def start(self) -> bool:
         """Fork the others and wait until all serve; False if they do not.
 
