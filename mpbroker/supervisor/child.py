@@ -70,6 +70,8 @@ _FIRST_BACKOFF_S: Final = 0.02
 _LAST_BACKOFF_S: Final = 2.0
 # A child that served this long before it died is started again at once.
 _GOOD_LIFE_S: Final = 0.5
+# A keeper that lives so long has been left all sockets.
+KEEPER_FILLS_S: Final = 1.0
 
 
 class ChildRecord(NamedTuple):
@@ -111,6 +113,11 @@ class Child:
     @property
     def is_alive(self) -> bool:
         return self.pidfd >= 0
+
+    @property
+    def age_s(self) -> float:
+        """How long the process that has the id now has lived."""
+        return time.monotonic() - self.started_at
 
     def happens(self, event: ChildEvent) -> None:
         """Go to the next state.

@@ -53,7 +53,7 @@ from mpbroker.network.connection_export import (
 from mpbroker.network.hand_over import HAND_OUT, KEEP, MAX_SOCKETS
 from mpbroker.network.tcp_counters import socket_cookie
 from mpbroker.storage.topics import TopicRegistry
-from mpbroker.supervisor.child import Child, Role
+from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
 from mpbroker.supervisor.loop import live
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
@@ -65,8 +65,6 @@ _LOG = get_logger(__name__)
 _RETIRE_S: Final = 2.0
 _KILL_S: Final = 10.0
 _COLLECT_S: Final = 2.0
-# A keeper that lives so long has been left all sockets.
-_KEEPER_S: Final = 1.0
 _RETIRING: Final = (Role.ACCEPTOR, Role.HANDLER)
 _KILLED: Final = tuple(role for role in Role if role not in (*_RETIRING, Role.KEEPER))
 
@@ -114,8 +112,7 @@ class Leaver:
             GenerationError: it cannot be started, or would not find all sockets.
         """
         for child in self._of(Role.KEEPER):
-            is_new = time.monotonic() - child.started_at < _KEEPER_S
-            if is_new and not self._by_force:
+            if child.age_s < KEEPER_FILLS_S and not self._by_force:
                 raise GenerationError("the keeper is new, and may lack sockets")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

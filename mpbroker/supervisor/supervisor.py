@@ -21,6 +21,7 @@ from mpbroker.ipc.black_box import EventKind, box_number, open_own_box
 from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
+    KEEPER_FILLS_S,
     Child,
     ChildEvent,
     ChildRecord,
@@ -380,7 +381,12 @@ class Supervisor(Loop):
 
     @property
     def is_quiet(self) -> bool:
-        """No process starts, retires, or runs aside."""
+        """No process starts, retires, or runs aside; the keeper has all sockets."""
+        if any(
+            child.role is Role.KEEPER and child.age_s < KEEPER_FILLS_S
+            for child in self.children
+        ):
+            return False
         return (
             self._pools.settled
             and not self.asides
