@@ -45,6 +45,16 @@ def log_to_stderr() -> None:
     _State.to_stderr = True
 
 
+def load() -> None:
+    """Import it now, before the first fork.
+
+    A process that is out of descriptors can import nothing, and has something to say.
+    """
+    import logging
+
+    assert logging
+
+
 def shut_down() -> None:
     """Write out what is buffered, as at the end of a process."""
     if "logging" in sys.modules:

@@ -25,6 +25,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.parts import Parts
 from mpbroker.logger import get_logger, log_to_stderr
+from mpbroker.logger import load as load_logging
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
@@ -205,6 +206,7 @@ class Broker:
             back = partial(_same_again, before)
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
+        load_logging()
         # What exists now is never collected: the children share its pages. There is
         # no garbage worth a collection, which would take a tenth of the start.
         gc.freeze()

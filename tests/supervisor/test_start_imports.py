@@ -72,12 +72,13 @@ BEFORE_READY = """
     supervisor.own_command supervisor.probe supervisor.quarantine supervisor.service
 """
 
-# Each is large itself, or brings others; all have been here.
+# Each is large itself, or brings others; all have been here. logging (string, textwrap,
+# threading, tokenize, traceback, weakref) must be: see mpbroker.logger.load.
 NOT_BEFORE_THE_FORK = """
     asyncio click concurrent.futures dataclasses datetime difflib
-    encodings.idna hashlib inspect ipaddress logging msgpack multiprocessing orjson
-    pathlib platform posix_ipc random setproctitle shutil string subprocess tempfile
-    textwrap threading tokenize tomllib traceback urllib.parse uuid weakref
+    encodings.idna hashlib inspect ipaddress msgpack multiprocessing orjson
+    pathlib platform posix_ipc random setproctitle shutil subprocess tempfile
+    tomllib urllib.parse uuid
 """
 # The segment outside the family, and what is told in it.
 ALLOWED_BEFORE_READY = {"datetime", "msgpack", "posix_ipc"}
