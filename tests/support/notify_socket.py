@@ -49,7 +49,10 @@ class NotifySocket:
         Raises:
             TimeoutError: there is none in time.
         """
-        if not select.select([self._sock], [], [], timeout_s)[0]:
+        # Not select(): the tests before may have left a thousand descriptors in use.
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
             raise TimeoutError(f"no state within {timeout_s} s; heard: {self.heard}")
         message, fds, _, _ = socket.recv_fds(self._sock, 4096, _MAX_FDS)
         states = dict(line.split("=", 1) for line in message.decode().split("\n"))
