@@ -281,8 +281,10 @@ def _read_nullable_bytes(data: bytes, pos: int, end: int) -> tuple[bytes | None,
     byte = data[pos]
     if byte & 0x81:  # null, or of several bytes
         length, pos = read_varint(data, pos)
-        if length < 0:
+        if length == -1:
             return None, pos
+        if length < 0:
+            raise RecordBatchError(f"field of {length} bytes")
     else:
         length = byte >> 1
         pos += 1
