@@ -87,6 +87,8 @@ class NotifySocket:
     def drain(self) -> list[dict[str, str]]:
         """Read what is there already, and return it."""
         got = []
-        while select.select([self._sock], [], [], 0)[0]:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while poll.poll(0):
             got.append(self.next())
         return got
