@@ -13,6 +13,7 @@ setup(
         Extension(
             "mpbroker.protocol._records",
             ["mpbroker/protocol/_records.c"],
+            depends=["mpbroker/protocol/_varint.h"],
             optional=True,
         ),
         Extension(
