@@ -119,3 +119,4 @@ def test_an_owner_killed_at_any_store_leaves_a_table_its_successor_can_mend():
             successor.contains(4, 1, 40),
             len(successor),
         ] == [True, False, True, False, 2], stores
+        os.close(segment.fd)

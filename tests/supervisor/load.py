@@ -194,10 +194,12 @@ class Load:
             if len(self.acknowledged) != last:
                 last, deadline = len(self.acknowledged), time.monotonic() + TIMEOUT_S
             assert time.monotonic() < deadline, "the broker answers no more"
-            socks = {c.sock: c for c in self.connections if c.sock is not None}
-            ready, _, _ = select.select(list(socks), [], [], 1.0)
-            for sock in ready:
-                socks[sock].readable()
+            socks = {c.sock.fileno(): c for c in self.connections if c.sock is not None}
+            poll = select.poll()  # unlike select() of any descriptor
+            for fd in socks:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(1000):
+                socks[fd].readable()
 
     @property
     def losses(self) -> list[int]:

@@ -30,24 +30,14 @@ def broker_memory(
     try:
         yield memory
     finally:
-        for segment in (
-            memory.control,
-            memory.arena,
-            memory.table.segment,
-            memory.sessions,
-        ):
-            os.close(segment.fd)
-        for bell in (
-            *memory.handler_bells,
-            *memory.processor_bells,
-            memory.acceptor_bell,
-            memory.housekeeper_bell,
-            memory.supervisor_bell,
-        ):
-            os.close(bell.fd)
-        for pair in (*memory.handovers, memory.keeper_pair):
-            for end in pair:
-                end.close()
+        ends = [end for pair in (*memory.handovers, memory.keeper_pair) for end in pair]
+        owned = {end.fileno() for end in ends}
+        for end in ends:
+            end.close()
+        for fds in memory.parts.fds.values():
+            for fd in fds:
+                if fd not in owned:
+                    os.close(fd)
 
 
 def state_of(memory: BrokerMemory, slot: int) -> SlotState:
