@@ -37,7 +37,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
@@ -338,6 +338,8 @@ class ResponseKind(IntEnum):
 #   22    owner + 1        the processor that has, or is to have, the socket
 #   23    holder           owner's incarnation << 8 | owner, once it has the socket
 #   24    cookie           SO_COOKIE: which socket this row is about, beyond doubt
+#   25    principal        who it is, a number in the principals table; 0: anonymous
+#   26    muted until      monotonic ns: nothing more is read before then (KIP-219)
 #
 # How much of the stream has been received, and how much of an answer sent, is not
 # here: the kernel counts it (network/tcp_counters.py) and counts right whenever we
@@ -361,6 +363,8 @@ CONNECTION_PEER_PORT: Final = 21
 CONNECTION_OWNER: Final = 22
 CONNECTION_HOLDER: Final = 23
 CONNECTION_COOKIE: Final = 24
+CONNECTION_PRINCIPAL: Final = 25
+CONNECTION_MUTED_UNTIL: Final = 26
 CONNECTION_WORDS: Final = 32
 
 CONNECTION_COPY_SHIFT: Final = 8
