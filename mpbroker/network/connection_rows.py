@@ -22,11 +22,13 @@ from mpbroker.ipc.layout import (
     CONNECTION_LISTENER,
     CONNECTION_LOCAL_ADDRESS,
     CONNECTION_LOCAL_PORT,
+    CONNECTION_MUTED_UNTIL,
     CONNECTION_OPENED,
     CONNECTION_OWNER,
     CONNECTION_PEER_ADDRESS,
     CONNECTION_PEER_PORT,
     CONNECTION_POSITION,
+    CONNECTION_PRINCIPAL,
     CONNECTION_SENT,
     CONNECTION_SLOT,
     CONNECTION_STATE,
@@ -153,6 +155,8 @@ class ConnectionRows:
         words[word + CONNECTION_POSITION] = 0
         words[word + CONNECTION_EXTENT] = 0
         words[word + CONNECTION_SENT] = 0
+        words[word + CONNECTION_PRINCIPAL] = 0
+        words[word + CONNECTION_MUTED_UNTIL] = 0
         words[word + CONNECTION_OWNER] = self._processor + 1
         words[word + CONNECTION_HOLDER] = self._holder
         words[word + CONNECTION_COOKIE] = cookie
