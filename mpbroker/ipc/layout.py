@@ -102,7 +102,7 @@ HEADER_RETIRING: Final = 64  # to 64 + MAX_PROCESSORS: no listener without a pro
 #   32      tail      a producer, under mutex          total ever put; never wraps
 #   48      sleepers  both, under mutex                bit per sleeping consumer
 #   63      fence     supervisor, at start             see canaries.py
-#   64..    entries   a producer, under mutex          slot index, or TOMB
+#   64..    entries   a producer, under mutex          slot index
 # (*) a response ring has one consumer, which moves head without the mutex.
 RING_MUTEX: Final = 0
 RING_HEAD: Final = 16
@@ -111,7 +111,6 @@ RING_SLEEPERS: Final = 48
 RING_OVERFLOW: Final = 49  # notification rings only: entries were dropped, look at all
 RING_FENCE: Final = 63
 RING_ENTRIES: Final = 64
-TOMB: Final = -1  # an entry whose request went away with its processor
 
 REQUEST_RING_CAPACITY: Final = MAX_SLOTS  # so that it can never overflow
 RESPONSE_RING_CAPACITY: Final = SLOTS_PER_PROCESSOR  # likewise

@@ -36,7 +36,6 @@ from mpbroker.ipc.layout import (
     SLOT_WORDS,
     SLOTS,
     STATE_HANDLER_SHIFT,
-    TOMB,
     SlotState,
     notification_ring,
     response_ring,
@@ -151,16 +150,8 @@ class RequestRing:
         if result:
             owner_died(self._mutex, result)
         head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
-        # Tombs are nobody's share: a handler that was given nothing else would sleep
-        # in front of the requests behind them, and not be marked as asleep.
-        while (
-            head < tail
-            and words[REQUEST_RING + RING_ENTRIES + (head & _REQUEST_MASK)] == TOMB
-        ):
-            head += 1
         queued = tail - head
         if queued <= 0:
-            words[REQUEST_RING + RING_HEAD] = head
             if arm:
                 words[REQUEST_RING + RING_SLEEPERS] |= 1 << handler
             pthread_mutex_unlock(self._mutex)
@@ -171,10 +162,9 @@ class RequestRing:
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         for position in range(head, head + count):
             slot = words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
-            if slot != TOMB:
-                state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
-                words[state] = (words[state] & _GENERATION) | claimed
-                taken.append(slot)
+            state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
+            words[state] = (words[state] & _GENERATION) | claimed
+            taken.append(slot)
         words[REQUEST_RING + RING_HEAD] = head + count
         sleepers = words[REQUEST_RING + RING_SLEEPERS]
         woken = 0
@@ -225,19 +215,6 @@ class RequestRing:
         elif sleepers:
             self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
 
-    def bury(self, first_slot: int, end_slot: int) -> None:
-        """Turn a dead processor's waiting entries into tombs."""
-        words = self._words
-        result = spin_lock(self._mutex)
-        if result:
-            owner_died(self._mutex, result)
-        head = words[REQUEST_RING + RING_HEAD]
-        for position in range(head, words[REQUEST_RING + RING_TAIL]):
-            entry = REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)
-            if first_slot <= words[entry] < end_slot:
-                words[entry] = TOMB
-        pthread_mutex_unlock(self._mutex)
-
     def retract(self, slots: Iterable[int]) -> list[int]:
         """Undo a put that its dead processor did not commit.
 
@@ -278,8 +255,6 @@ class RequestRing:
         head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
         for position in range(head, tail):
             slot = words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
-            if slot == TOMB:
-                continue
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             if words[state] & ~_GENERATION == claimed:
                 words[state] = (words[state] & _GENERATION) | _READY
@@ -297,7 +272,7 @@ class RequestRing:
             for position in range(head, tail)
         ]
         pthread_mutex_unlock(self._mutex)
-        return [slot for slot in slots if slot != TOMB]
+        return slots
 
     def forget_sleepers(self) -> None:
         """Clear all sleep flags. Whoever does must then ring every doorbell."""

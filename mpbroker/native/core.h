@@ -33,7 +33,6 @@
     X(RING_TAIL, "layout.RING_TAIL")                                                  \
     X(RING_SLEEPERS, "layout.RING_SLEEPERS")                                          \
     X(RING_ENTRIES, "layout.RING_ENTRIES")                                            \
-    X(TOMB, "layout.TOMB")                                                            \
     X(MAX_SLOTS, "layout.MAX_SLOTS")                                                  \
     X(MAX_PROCESSORS, "layout.MAX_PROCESSORS")                                        \
     X(MAX_PARTITIONS, "layout.MAX_PARTITIONS")                                        \

@@ -217,8 +217,6 @@ claim(ring *r, int64_t head, int64_t count, int64_t handler, int64_t *taken)
     Py_ssize_t found = 0;
     for (int64_t position = head; position < head + count; position++) {
         int64_t slot = load(control, entry(r, position));
-        if (slot == L.TOMB)
-            continue;
         if (!is_slot(slot))
             return -1;
         set_state(control, slot, claimed);
@@ -258,13 +256,8 @@ take(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     if (!lock_ring(r, &mutex))
         return NULL;
     int64_t head = load(control, HEAD), tail = load(control, TAIL);
-    /* Tombs are nobody's share: see the twin. */
-    while (head < tail && load(control, entry(r, head)) == L.TOMB)
-        head++;
     int64_t queued = tail - head;
     if (queued <= 0) {
-        store(control, HEAD, head);
-        STEP();
         if (arm)
             store(control, SLEEPERS, load(control, SLEEPERS) | (int64_t)1 << handler);
         STEP();

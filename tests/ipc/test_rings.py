@@ -114,35 +114,6 @@ def test_the_limit_does_not_hold_for_what_is_put_back(memory):
     assert take(memory) == [1, 2, 3, 4]
 
 
-def test_requests_of_a_dead_processor_are_never_taken(memory):
-    mine, theirs = slots_of(0, 3), slots_of(1, 3)
-    for pair in zip(mine, theirs, strict=True):
-        memory.ring.put(pair)
-    memory.ring.bury(theirs[0], theirs[-1] + 1)
-    assert memory.ring.waiting() == list(mine)
-    assert take(memory) == list(mine)
-
-
-def test_a_handler_is_given_what_stands_behind_many_tombs(memory):
-    dead, alive = slots_of(1, 40), slots_of(0, 2)
-    memory.ring.put(list(dead))
-    memory.ring.put(list(alive))
-    memory.ring.bury(dead[0], dead[-1] + 1)
-    assert take(memory, handlers=2, arm=True) == [alive[0]]
-    assert take(memory, handlers=2, arm=True) == [alive[1]]
-
-
-def test_a_handler_that_finds_only_tombs_is_marked_as_asleep(memory):
-    bells = Bells(memory)
-    dead = slots_of(1, 40)
-    memory.ring.put(list(dead))
-    memory.ring.bury(dead[0], dead[-1] + 1)
-    assert take(memory, handlers=2, arm=True) == []
-    bells.rung()
-    memory.ring.put([1])
-    assert bells.rung() == ["handler 0"]
-
-
 def test_a_take_that_does_not_arm_leaves_no_sleep_flag(memory):
     bells = Bells(memory)
     assert take(memory) == []
