@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.logger import get_logger
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.checkpoints import TopicPartition
 from mpbroker.storage.errors import StorageError
@@ -249,7 +250,8 @@ class LogUpkeep:
                 work(log)
                 log.close()
             except (OSError, ApiError, StorageError) as error:
-                logger.error("%s of %s-%d: %s", what, topic.name, partition, error)
+                if not _says_deleted(error):
+                    logger.error("%s of %s-%d: %s", what, topic.name, partition, error)
 
     def _by_directory(self) -> dict[LogDirectory, dict[TopicPartition, PartitionLog]]:
         found: dict[LogDirectory, dict[TopicPartition, PartitionLog]] = {
@@ -260,8 +262,15 @@ class LogUpkeep:
             try:
                 log = self._manager.log(topic, partition)
             except ApiError as error:
-                logger.error("%s-%d: %s", topic.name, partition, error)
+                if not _says_deleted(error):
+                    logger.error("%s-%d: %s", topic.name, partition, error)
                 continue
             directory = by_path[os.path.dirname(log.directory)]
             found[directory][topic.name, partition] = log
         return found
+
+
+def _says_deleted(error: Exception) -> bool:
+    """Whether somebody deletes the topic just now: no trouble, and nothing to do."""
+    gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return isinstance(error, ApiError) and error.error_code == gone

@@ -365,6 +365,26 @@ def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
     broker.die()
 
 
+def test_a_topic_that_somebody_deletes_meanwhile_is_no_trouble(
+    start: Start, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = topics.create("first"), topics.create("second")
+    broker = start(topics)
+    other = LogManager(broker.directories, broker.manager._table, topics)
+    for topic in (first, second):
+        broker.manager.log(topic.name, 0).append(batch(b"a"), now_ms=1)
+        other.delete_topic(topic)
+    # This process has heard of the one, and not yet of the other.
+    topics.delete("first")
+    broker.upkeep.forget_topic(first)
+    broker.upkeep.run_retention(1)
+    broker.manager.forget(second)
+    broker.upkeep.write_checkpoints()
+    broker.upkeep.run_retention(1)
+    assert not caplog.records
+    broker.die()
+
+
 def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
     start: Start, topics: Topics, tmp_path: Path
 ) -> None:
