@@ -26,6 +26,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
+from mpbroker.ipc.principals import Principals
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
@@ -74,6 +75,9 @@ class BrokerMemory:
             "transactions", TransactionTable.create_segment
         )
         self.boxes = parts.segment("boxes", create_boxes)
+        self.principals = Principals(
+            parts.segment("principals", Principals.create_segment)
+        )
         self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
         self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)
         # One for all acceptors: it only says "look at the phase".
