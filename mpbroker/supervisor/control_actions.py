@@ -55,6 +55,7 @@ class ControlActions:
         self._view = view
         self._reload = Reload(config, supervisor, use)
         self._drain_until = 0.0
+        self._looked_empty = False
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """The commands by name."""
@@ -121,8 +122,13 @@ class ControlActions:
 
     def _look_whether_drained(self) -> None:
         processors = self._view.figures()["processors"]
-        connections = sum(each["connections"] for each in processors)
-        if not connections or time.monotonic() >= self._drain_until:
+        connections = sum(
+            each["connections"] + each["on_their_way"] for each in processors
+        )
+        # Twice in a row: one that was just accepted is seen by the second look.
+        looked_empty, self._looked_empty = self._looked_empty, not connections
+        is_empty = looked_empty and not connections
+        if is_empty or time.monotonic() >= self._drain_until:
             self._supervisor.request_stop()
 
     # -- faults -----------------------------------------------------------------------

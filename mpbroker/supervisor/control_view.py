@@ -34,8 +34,10 @@ from mpbroker.ipc.layout import (
     MAX_PARTITIONS,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
+    PROCESSOR_HANDED,
     PROCESSOR_LISTENER,
     PROCESSOR_PID,
+    PROCESSOR_REGISTERED,
     PROCESSOR_ROWS_USED,
     REQUEST_RING,
     RING_HEAD,
@@ -116,6 +118,9 @@ class BrokerView:
             "pid": words[row + PROCESSOR_PID],
             "listener": words[row + PROCESSOR_LISTENER] - 1,
             "response_queue": _waiting(words, response_ring(number)),
+            "on_their_way": max(
+                0, words[row + PROCESSOR_HANDED] - words[row + PROCESSOR_REGISTERED]
+            ),
         } | {each.name.lower(): words[counters + each] for each in ProcessorCounter}
 
     def _handler(self, number: int) -> dict[str, Any]:
