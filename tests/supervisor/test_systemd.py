@@ -230,10 +230,13 @@ def test_a_broker_that_drains_is_not_taken_for_a_wedged_one(manager, tmp_path):
             control.request("drain", for_s=60)
         wait_until(lambda: is_refused(broker))
         manager.drain()
+        manager.wait_for(is_fed)
+        # A request that was under way then, on a busy machine, may have failed.
+        before = broker.log_tail().count("to itself failed")
         for _ in range(3):
             manager.wait_for(is_fed)
         assert api_versions(old)
-        assert "to itself failed" not in broker.log_tail()
+        assert broker.log_tail().count("to itself failed") == before
 
 
 def test_an_upgrade_keeps_the_manager_informed(manager, tmp_path):
