@@ -339,6 +339,8 @@ class ResponseKind(IntEnum):
 #   24    cookie           SO_COOKIE: which socket this row is about, beyond doubt
 #   25    principal        who it is, a number in the principals table; 0: anonymous
 #   26    muted until      monotonic ns: nothing more is read before then (KIP-219)
+#   27    security         bits 0-7 ConnectionSecurity; above them when its session
+#                          ends, ms, monotonic; 0: it does not (KIP-368)
 #
 # How much of the stream has been received, and how much of an answer sent, is not
 # here: the kernel counts it (network/tcp_counters.py) and counts right whenever we
@@ -364,11 +366,14 @@ CONNECTION_HOLDER: Final = 23
 CONNECTION_COOKIE: Final = 24
 CONNECTION_PRINCIPAL: Final = 25
 CONNECTION_MUTED_UNTIL: Final = 26
+CONNECTION_SECURITY: Final = 27
 CONNECTION_WORDS: Final = 32
 
 CONNECTION_COPY_SHIFT: Final = 8
 POSITION_SHIFT: Final = 14  # a block's request part is shorter than 16 KiB
 POSITION_MASK: Final = (1 << POSITION_SHIFT) - 1
+SECURITY_MASK: Final = 0xFF
+SESSION_SHIFT: Final = 8
 
 
 class ConnectionState(IntEnum):
@@ -378,6 +383,20 @@ class ConnectionState(IntEnum):
     READING = 1  # not muted: bytes are read and framed
     IN_FLIGHT = 2  # muted: a request of it is with the handlers
     SENDING = 3  # muted: its answer is being written
+
+
+class ConnectionSecurity(IntEnum):
+    """Whether anybody else can carry a connection on, and how it has authenticated."""
+
+    NONE = 0  # all there is to know of it is in its row, and with the kernel
+    # Keys, or half an authentication, are in its processor's own memory: it cannot
+    # outlive that.
+    PRIVATE = 1
+    # By this SASL mechanism; otherwise as NONE.
+    PLAIN = 2
+    SCRAM_SHA_256 = 3
+    SCRAM_SHA_512 = 4
+    OAUTHBEARER = 5
 
 
 # --- request metrics ----------------------------------------------------------------
@@ -392,6 +411,7 @@ class ConnectionState(IntEnum):
 #   then  errors          a handler: a word an API key and error code
 #   then  software        a handler: SOFTWARE_ENTRIES texts
 #   then  connections     a handler with a request of it: what software it is
+#   then  authentication  a processor: a word an AuthenticationResult
 METRICS_LOG_ABOVE: Final = 0
 METRICS_STARTS: Final = 16
 METRICS_DEATHS: Final = 32
@@ -414,6 +434,7 @@ LOG_WORDS: Final = LOG_FIRST + LOG_ENTRIES * LOG_ENTRY_WORDS
 ERROR_CODES: Final = 160  # from -1 on
 SOFTWARE_ENTRIES: Final = 64
 SOFTWARE_ENTRY_WORDS: Final = 16
+AUTHENTICATION_WORDS: Final = 32
 SOFTWARE_SHIFT: Final = 13  # handler and entry below it, the socket's cookie above
 
 # --- the control segment's blocks --------------------------------------------------
@@ -446,8 +467,11 @@ SOFTWARE_TABLES: Final = ERROR_TABLES + HANDLER_IDS * API_ROWS * ERROR_CODES
 CONNECTION_SOFTWARE: Final = (
     SOFTWARE_TABLES + HANDLER_IDS * SOFTWARE_ENTRIES * SOFTWARE_ENTRY_WORDS
 )
+AUTHENTICATION_TABLES: Final = (
+    CONNECTION_SOFTWARE + MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR
+)
 CONTROL_WORDS: Final = METRICS + _pages(
-    CONNECTION_SOFTWARE - METRICS + MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR
+    AUTHENTICATION_TABLES - METRICS + MAX_PROCESSORS * AUTHENTICATION_WORDS
 )
 
 

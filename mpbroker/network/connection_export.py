@@ -32,7 +32,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import FilePart, read_parts
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.connection_rows import live_rows
+from mpbroker.network.connection_rows import is_private, live_rows
 from mpbroker.network.hand_over import HAS_ROW
 from mpbroker.network.succession import Resumption, restore
 from mpbroker.network.tcp_counters import StreamCounts, stream_counts
@@ -112,7 +112,9 @@ def export_connections(
         cookie = words[connection_row(row) + CONNECTION_COOKIE]
         in_rows.add(cookie)
         kept = sockets.get(cookie)
-        counts = None if kept is None else _counts(kept.fd)
+        counts = None
+        if kept is not None and not is_private(words, row):
+            counts = _counts(kept.fd)
         if kept is not None and counts is not None:
             record = _export(words, arena, row, kept.fd, counts, answered)
             if record is not None:

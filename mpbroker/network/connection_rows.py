@@ -29,6 +29,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_PEER_PORT,
     CONNECTION_POSITION,
     CONNECTION_PRINCIPAL,
+    CONNECTION_SECURITY,
     CONNECTION_SENT,
     CONNECTION_SLOT,
     CONNECTION_STATE,
@@ -39,7 +40,10 @@ from mpbroker.ipc.layout import (
     POSITION_SHIFT,
     PROCESSOR_INCARNATION,
     PROCESSOR_ROWS_USED,
+    SECURITY_MASK,
+    SESSION_SHIFT,
     STATE_MASK,
+    ConnectionSecurity,
     ConnectionState,
     connection_row,
     processor_row,
@@ -52,6 +56,7 @@ _KEEP_ALL_BUT_STATE: Final = ~STATE_MASK
 _OTHER_COPY: Final = 1 << CONNECTION_COPY_SHIFT
 _FREE: Final = int(ConnectionState.FREE)
 _READING: Final = int(ConnectionState.READING)
+_PRIVATE: Final = int(ConnectionSecurity.PRIVATE)
 _ADDRESS: Final = struct.Struct("=qq")
 _V4_PREFIX: Final = b"\0" * 10 + b"\xff\xff"
 _NO_ADDRESS: Final = (b"\0" * 16, 0)
@@ -129,6 +134,7 @@ class ConnectionRows:
         listener: int,
         accept_sequence: int,
         now_ns: int,
+        security: ConnectionSecurity = ConnectionSecurity.NONE,
     ) -> None:
         """Fill a taken row in; its state comes last.
 
@@ -157,11 +163,38 @@ class ConnectionRows:
         words[word + CONNECTION_SENT] = 0
         words[word + CONNECTION_PRINCIPAL] = 0
         words[word + CONNECTION_MUTED_UNTIL] = 0
+        words[word + CONNECTION_SECURITY] = security
         words[word + CONNECTION_OWNER] = self._processor + 1
         words[word + CONNECTION_HOLDER] = self._holder
         words[word + CONNECTION_COOKIE] = cookie
         generation = words[word + CONNECTION_STATE] & _KEEP_GENERATION
         words[word + CONNECTION_STATE] = generation + _GENERATION_STEP | _READING
+
+    def authenticated(
+        self,
+        connection: int,
+        principal: int,
+        security: ConnectionSecurity,
+        session_ends_ms: int,
+    ) -> None:
+        """Note who it is, and how long; nothing else of the row changes.
+
+        Args:
+            principal: number in the principals table.
+            security: PRIVATE, or the mechanism.
+            session_ends_ms: monotonic; 0: never.
+        """
+        words, word = self._words, connection_row(connection)
+        words[word + CONNECTION_PRINCIPAL] = principal
+        # Last: from here on a successor may carry it on.
+        words[word + CONNECTION_SECURITY] = session_ends_ms << SESSION_SHIFT | security
+
+    def begin(self, word: int, base: int, sent: int) -> None:
+        """Say where both streams are, of a connection that is still PRIVATE."""
+        words = self._words
+        copy = word + (words[word + CONNECTION_STATE] >> CONNECTION_COPY_SHIFT & 1)
+        words[copy + CONNECTION_POSITION] = base << POSITION_SHIFT
+        words[copy + CONNECTION_SENT] = sent
 
     def hold(self, connection: int, fd: int) -> None:
         """Note that its socket has come; whoever looks need not send it again."""
@@ -236,6 +269,23 @@ def is_held(words: memoryview, connection: int) -> bool:
     return held
 
 
+def security_of(words: memoryview, connection: int) -> ConnectionSecurity:
+    """Whether others can carry it on, and how it has authenticated."""
+    word = words[connection_row(connection) + CONNECTION_SECURITY]
+    return ConnectionSecurity(word & SECURITY_MASK)
+
+
+def session_end_ms(words: memoryview, connection: int) -> int:
+    """When its client must have authenticated again, monotonic; 0: never."""
+    return int(words[connection_row(connection) + CONNECTION_SECURITY] >> SESSION_SHIFT)
+
+
+def is_private(words: memoryview, connection: int) -> bool:
+    """Whether it ends with its processor's process."""
+    word = words[connection_row(connection) + CONNECTION_SECURITY]
+    return bool(word & SECURITY_MASK == _PRIVATE)
+
+
 def progress(words: memoryview, connection: int) -> Progress:
     """Where the request that is being read or answered begins, and its answer."""
     word = connection_row(connection)
@@ -266,6 +316,13 @@ def peer_address(words: memoryview, connection: int) -> tuple[str, int]:
 
 def listener_index(words: memoryview, connection: int) -> int:
     return int(words[connection_row(connection) + CONNECTION_LISTENER])
+
+
+def address_words(family: int, name: object) -> tuple[tuple[int, int], int]:
+    """An address of a socket as two words of its IPv6 form, and its port."""
+    packed, port = _pack_address(family, name)
+    high, low = _ADDRESS.unpack(packed)
+    return (high, low), port
 
 
 def _pack_address(family: int, name: object) -> tuple[bytes, int]:

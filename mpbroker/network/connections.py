@@ -25,7 +25,12 @@ from mpbroker.logger import get_logger
 from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
-from mpbroker.network.connection_rows import ConnectionRows, live_rows, progress
+from mpbroker.network.connection_rows import (
+    ConnectionRows,
+    is_private,
+    live_rows,
+    progress,
+)
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import RequestReader
 from mpbroker.network.succession import Resumption, restore
@@ -134,7 +139,11 @@ class Connections:
         """
         sock.setblocking(False)
         counts = None
-        if sock.family != socket.AF_UNIX and self._words[HEADER + HEADER_COUNTERS] == 1:
+        if (
+            sock.family != socket.AF_UNIX
+            and self._words[HEADER + HEADER_COUNTERS] == 1
+            and not is_private(self._words, connection)
+        ):
             counts = stream_counts(sock)
         if counts is None:
             end_connection(sock)
