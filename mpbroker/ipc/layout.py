@@ -24,6 +24,8 @@ of its own, so that two writers never fight for a cache line.
     | connection rows          |  one client connection each
     +--------------------------+  COORDINATOR_RING
     | the coordinator's lane   |  many handlers to the coordinator
+    +--------------------------+  CONTROL_RING
+    | the control plane's ring |  its processor to its handler
     +--------------------------+  METRICS
     | request metrics          |  see request_metrics.py
     +--------------------------+
@@ -69,6 +71,7 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   7     active handlers  supervisor: how many handlers share the ring
 #   8     keeper           the keeper, at its start: +1 asks for all sockets again
 #   9     TCP counters     the keeper, at its start: 1 exact, -1 not to be relied on
+#   10    control plane    supervisor, at start: its listener + 1; 0: there is none
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
 HEADER_BOOT_ID: Final = 2
@@ -79,6 +82,7 @@ HEADER_DEATH_EPOCH: Final = 6
 HEADER_ACTIVE_HANDLERS: Final = 7
 HEADER_KEEPER: Final = 8
 HEADER_COUNTERS: Final = 9
+HEADER_CONTROL_PLANE: Final = 10
 
 
 class Phase(IntEnum):
@@ -139,6 +143,7 @@ CELL_COUNT: Final = 8
 #   4     move order     supervisor: +1 says that 5 and 6 hold an order to be obeyed
 #   5     move targets   supervisor: bit per processor that may get connections
 #   6     move count      supervisor: how many to give away; -1: all, and none is kept
+#   7     serves          supervisor: listener + 1, until another child has the id
 #   16    handed         the listener's acceptor: connections ever passed to it
 #   32    registered     the processor: connections ever registered
 #   33    slots used     the processor: slots from this one on were never touched,
@@ -154,6 +159,7 @@ PROCESSOR_READY: Final = 3
 PROCESSOR_MOVE_ORDER: Final = 4
 PROCESSOR_MOVE_TARGETS: Final = 5
 PROCESSOR_MOVE_COUNT: Final = 6
+PROCESSOR_SERVES: Final = 7
 PROCESSOR_HANDED: Final = 16
 PROCESSOR_REGISTERED: Final = 32
 PROCESSOR_SLOTS_USED: Final = 33
@@ -185,12 +191,14 @@ class ProcessorCounter(IntEnum):
     MOVED_IN = 14
     MOVED_OUT = 15
     LOST = 16  # connections of the dead that could not be carried on
+    CLOSED_EXCESS = 17  # above max.connections
 
 
 # --- handler rows ---------------------------------------------------------------
 #   word  field          written by
-#   0     active         supervisor: 1 while this handler id exists (of its own row,
-#   1     pid            supervisor   the coordinator writes these two itself)
+#   0     active         supervisor: 1 while this handler id exists, 2 if it is the
+#                        control plane's (of its own row, the coordinator writes
+#   1     pid            supervisor   these two itself)
 #   2     incarnation    supervisor
 #   3     ready          the handler: its incarnation, once it serves
 #   16    busy slot      the handler: slot + 1 it works on, for the post-mortem
@@ -406,6 +414,7 @@ class ConnectionSecurity(IntEnum):
 #   16-31 starts          the supervisor, a word a role: processes ever started
 #   32-47 deaths          the supervisor, a word a role: those that were not asked for
 #   64-79 blocked         an acceptor, a word a listener: ns without a processor
+#   96-   connections     an acceptor, AcceptorCounter a listener
 #   512.. API rows        a processor: API_ROWS of API_ROW_WORDS each
 #   then  request logs    a processor: LOG_ENTRIES of LOG_ENTRY_WORDS, and how many
 #   then  errors          a handler: a word an API key and error code
@@ -416,6 +425,8 @@ METRICS_LOG_ABOVE: Final = 0
 METRICS_STARTS: Final = 16
 METRICS_DEATHS: Final = 32
 METRICS_BLOCKED: Final = 64
+METRICS_CONNECTIONS: Final = 96
+ACCEPTOR_COUNTERS: Final = 4
 METRICS_HEADER_WORDS: Final = PAGE
 API_ROWS: Final = 128
 HISTOGRAM_WORDS: Final = 24
@@ -459,7 +470,8 @@ CONNECTIONS: Final = SLOTS + _pages(MAX_SLOTS * SLOT_WORDS)
 COORDINATOR_RING: Final = CONNECTIONS + _pages(
     MAX_PROCESSORS * CONNECTIONS_PER_PROCESSOR * CONNECTION_WORDS
 )
-METRICS: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
+CONTROL_RING: Final = COORDINATOR_RING + _pages(REQUEST_RING_WORDS)
+METRICS: Final = CONTROL_RING + _pages(REQUEST_RING_WORDS)
 API_TABLES: Final = METRICS + METRICS_HEADER_WORDS
 REQUEST_LOGS: Final = API_TABLES + MAX_PROCESSORS * API_ROWS * API_ROW_WORDS
 ERROR_TABLES: Final = REQUEST_LOGS + MAX_PROCESSORS * LOG_WORDS
@@ -480,6 +492,7 @@ def fences() -> list[int]:
     rings = [
         REQUEST_RING,
         COORDINATOR_RING,
+        CONTROL_RING,
         *map(response_ring, range(MAX_PROCESSORS)),
         *map(notification_ring, range(HANDLER_IDS)),
     ]
@@ -493,6 +506,7 @@ def fences() -> list[int]:
         SLOTS,
         CONNECTIONS,
         COORDINATOR_RING,
+        CONTROL_RING,
         METRICS,
         CONTROL_WORDS,
     ]

@@ -24,6 +24,7 @@ from mpbroker.ipc.layout import (
     SESSION_CELL,
     Phase,
 )
+from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.principals import Principals
@@ -31,6 +32,7 @@ from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
 from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.network.connection_ledger import ConnectionLedger
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
@@ -75,6 +77,7 @@ class BrokerMemory:
             "transactions", TransactionTable.create_segment
         )
         self.boxes = parts.segment("boxes", create_boxes)
+        self.limits = parts.segment("limits", LimitsPage.create_segment)
         self.principals = Principals(
             parts.segment("principals", Principals.create_segment)
         )
@@ -110,6 +113,7 @@ class BrokerMemory:
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
         CoordinatorLane.initialise(self.control)
+        ConnectionLedger.initialise(self.limits)
         for processor in range(MAX_PROCESSORS):
             ResponseRing.initialise(self.control, processor)
         for handler in range(HANDLER_IDS):

@@ -24,6 +24,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.acceptor import Acceptor
+from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.server.apis import ApiTable
@@ -117,7 +118,7 @@ class Roles:
             {number: ends[0] for number, ends in enumerate(memory.handovers)},
             memory.keeper_link,
             memory.acceptor_bell,
-            self._config.socket_send_buffer_bytes,
+            ConnectionQuotas(index, memory.limits, memory.control),
         ).run()
 
     def run_processor(self, processor: int, listener_index: int) -> None:

@@ -18,6 +18,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.network.acceptor import Acceptor
+from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.hand_over import HAND_OVER
 from mpbroker.network.processor import NEW_CONNECTIONS
 from tests.support.children import fork, running, wait_until
@@ -40,7 +41,7 @@ class Hall:
             {number: ends[0] for number, ends in enumerate(memory.handovers)},
             memory.keeper_link,
             memory.acceptor_bell,
-            -1,
+            ConnectionQuotas(0, memory.limits, memory.control),
         )
         self.clients: list[socket.socket] = []
 

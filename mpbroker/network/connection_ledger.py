@@ -1,0 +1,270 @@
+"""What the acceptors of a broker tell each other: who is on the way, and the rates.
+
+How many connections there are is counted from their rows, which outlive every process.
+What has no row yet, since its processor has not registered it, is noted here by the
+acceptor before anybody else may count. All of it is read and written under one robust
+mutex; whoever dies while holding it leaves at most one note too many, which its age
+removes, or a sample that is one off.
+
+    word       field      notes
+    0-15       mutex      robust, process-shared
+    16         admitted   connections ever admitted: an upper bound between two counts
+    512..      arrivals   ARRIVALS of 8 words:
+                            0-1 address, 2 port, 3 listener + 1 (0: free),
+                            4 processor + 1, 5 its handed word, 6 ns; 7: -
+    4608..     rates      rows of 64 words:
+                            0-1 address, 2 last used, ns, 4.. samples: the number of
+                            the window, and the connections in it
+                          one a listener, then the broker's, then addresses by hash
+
+Source: Kafka's ConnectionQuotas; SampledStat and Rate for how a rate is measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.layout import (
+    CONNECTION_LISTENER,
+    CONNECTION_PEER_ADDRESS,
+    CONNECTION_PEER_PORT,
+    CONNECTION_STATE,
+    CONNECTION_WORDS,
+    CONNECTIONS_PER_PROCESSOR,
+    MAX_PROCESSORS,
+    PROCESSOR_REGISTERED,
+    PROCESSOR_ROWS_USED,
+    STATE_MASK,
+    connection_row,
+    processor_row,
+)
+from mpbroker.ipc.limits_page import LEDGER, LEDGER_WORDS, Address
+from mpbroker.ipc.robust_mutex import RobustMutex
+from mpbroker.ipc.segment import Segment
+
+NO_ADDRESS: Final[Address] = (0, 0)  # of a Unix socket's client, or not known yet
+ARRIVALS: Final = 512
+MAX_SAMPLES: Final = 30
+
+_ADMITTED: Final = 16
+_ARRIVALS: Final = 512
+_ARRIVAL_WORDS: Final = 8
+_RATES: Final = _ARRIVALS + ARRIVALS * _ARRIVAL_WORDS
+_RATE_WORDS: Final = 64
+_FIRST_SAMPLE: Final = 4
+_WAYS: Final = 8
+_BUCKETS: Final = 128
+_BROKER_RATE: Final = MAX_PROCESSORS
+_FIRST_ADDRESS: Final = MAX_PROCESSORS + 1
+
+# Its processor has taken it from the hand-over socket: the row is there microseconds
+# later, or the client has gone.
+_REGISTERED_NS: Final = 200_000_000
+# Its acceptor, or all who knew of it, died on the way.
+_FORGOTTEN_NS: Final = 10_000_000_000
+
+
+class Counts(NamedTuple):
+    """Connections there are, those on their way included."""
+
+    total: int
+    by_listener: Counter[int]
+    by_address: Counter[Address]
+    admitted: int  # ever, at the time of counting
+
+
+class ConnectionLedger:
+    """The ledger, as one acceptor sees it. All but the constructor: under the mutex."""
+
+    def __init__(self, limits: Segment, control: Segment) -> None:
+        self._words = limits.words
+        self._control = control.words
+        self.mutex = RobustMutex(limits, LEDGER)
+
+    @staticmethod
+    def initialise(limits: Segment) -> None:
+        RobustMutex.initialise(limits, LEDGER)
+
+    # -- who is on the way -----------------------------------------------------------
+
+    @property
+    def admitted(self) -> int:
+        """Connections ever admitted."""
+        return self._words[LEDGER + _ADMITTED]
+
+    def arrive(self, listener: int, now_ns: int) -> int | None:
+        """Note that one more is about to come; return its place, None: no room."""
+        words = self._words
+        for place in range(ARRIVALS):
+            at = _arrival(place)
+            if not words[at + 3]:
+                words[at] = words[at + 1] = words[at + 2] = 0
+                words[at + 4] = words[at + 5] = 0
+                words[at + 6] = now_ns
+                words[at + 3] = listener + 1
+                words[LEDGER + _ADMITTED] += 1
+                return place
+        return None
+
+    def name(self, place: int, address: Address, port: int) -> None:
+        """Say who it is."""
+        at = _arrival(place)
+        self._words[at], self._words[at + 1] = address
+        self._words[at + 2] = port
+
+    def handed(self, place: int, processor: int, number: int) -> None:
+        """It has been handed to a processor, as its so-manieth connection."""
+        at = _arrival(place)
+        self._words[at + 5] = number
+        self._words[at + 4] = processor + 1
+
+    def leave(self, place: int) -> None:
+        """It does not come."""
+        self._words[_arrival(place) + 3] = 0
+
+    # -- how many there are ----------------------------------------------------------
+
+    def count(self, now_ns: int) -> Counts:
+        """Count connections: those with rows, and those on their way to one."""
+        by_listener: Counter[int] = Counter()
+        by_address: Counter[Address] = Counter()
+        known: set[tuple[int, Address, int]] = set()
+        for listener, high, low, port in self._rows():
+            by_listener[listener] += 1
+            by_address[high, low] += 1
+            known.add((listener, (high, low), port))
+        words = self._words
+        for place in range(ARRIVALS):
+            at = _arrival(place)
+            listener = words[at + 3] - 1
+            if listener < 0:
+                continue
+            address = words[at], words[at + 1]
+            has_row = (listener, address, words[at + 2]) in known
+            if (has_row and address != NO_ADDRESS) or self._has_gone(at, now_ns):
+                words[at + 3] = 0
+                continue
+            by_listener[listener] += 1
+            by_address[address] += 1
+        total = by_listener.total()
+        del by_address[NO_ADDRESS]
+        return Counts(total, by_listener, by_address, self.admitted)
+
+    def _rows(self) -> list[tuple[int, int, int, int]]:
+        """Listener, address and port of every connection that has a row."""
+        words = self._control
+        found = []
+        for processor in range(MAX_PROCESSORS):
+            used = words[processor_row(processor) + PROCESSOR_ROWS_USED]
+            if not used:
+                continue
+            first = connection_row(processor * CONNECTIONS_PER_PROCESSOR)
+            end = first + used * CONNECTION_WORDS
+
+            # A column at a time: a hundred times faster than a row at a time.
+            columns = [
+                words[first + word : end : CONNECTION_WORDS].tolist()
+                for word in (
+                    CONNECTION_STATE,
+                    CONNECTION_LISTENER,
+                    CONNECTION_PEER_ADDRESS,
+                    CONNECTION_PEER_ADDRESS + 1,
+                    CONNECTION_PEER_PORT,
+                )
+            ]
+            found += [
+                (listener, high, low, port)
+                for state, listener, high, low, port in zip(*columns, strict=True)
+                if state & STATE_MASK
+            ]
+        return found
+
+    def _has_gone(self, at: int, now_ns: int) -> bool:
+        """Whether one without a row will not get one any more."""
+        words = self._words
+        age = now_ns - words[at + 6]
+        processor = words[at + 4] - 1
+        if processor < 0:
+            return age > _FORGOTTEN_NS
+        registered = self._control[processor_row(processor) + PROCESSOR_REGISTERED]
+        patience = _REGISTERED_NS if words[at + 2] else 0
+        return registered >= words[at + 5] and age > patience
+
+    # -- rates -----------------------------------------------------------------------
+
+    def listener_rate(self, listener: int) -> Rate:
+        return Rate(self._words, _rate(listener))
+
+    def broker_rate(self) -> Rate:
+        return Rate(self._words, _rate(_BROKER_RATE))
+
+    def address_rate(self, address: Address, now_ns: int) -> Rate:
+        """The rate of an address; the least recently used gives way to a new one."""
+        words = self._words
+        bucket = hash(address) % _BUCKETS
+        first = _FIRST_ADDRESS + bucket * _WAYS
+        ways = [_rate(row) for row in range(first, first + _WAYS)]
+        for at in ways:
+            if (words[at], words[at + 1]) == address:
+                words[at + 2] = now_ns
+                return Rate(words, at)
+        at = min(ways, key=lambda way: words[way + 2])
+        for word in range(at, at + _RATE_WORDS):
+            words[word] = 0
+        words[at], words[at + 1] = address
+        words[at + 2] = now_ns
+        return Rate(words, at)
+
+
+class Rate:
+    """Events a second over the last so many windows, kept in shared memory."""
+
+    def __init__(self, words: memoryview, at: int) -> None:
+        self._words = words
+        self._at = at + _FIRST_SAMPLE
+
+    def record(self, now_ns: int, samples: int, window_ns: int, count: int = 1) -> None:
+        """Count an event; -1: take one back."""
+        samples = min(samples, MAX_SAMPLES)
+        window = now_ns // window_ns
+        at = self._at + 2 * (window % samples)
+        if self._words[at] != window:
+            self._words[at + 1] = 0
+            self._words[at] = window
+        self._words[at + 1] = max(0, self._words[at + 1] + count)
+
+    def throttle_ns(self, bound: int, now_ns: int, samples: int, window_ns: int) -> int:
+        """How long to wait before one more is within ``bound`` a second; at most 1 s.
+
+        (observed - bound) / bound * the time observed, which is counted as all windows
+        but one at least: so the first second may have what belongs to them.
+        """
+        samples = min(samples, MAX_SAMPLES)
+        window = now_ns // window_ns
+        total, oldest = 1, window
+        for slot in range(samples):
+            at = self._at + 2 * slot
+            if window - samples < self._words[at] <= window:
+                total += self._words[at + 1]
+                if self._words[at + 1]:
+                    oldest = min(oldest, self._words[at])
+        elapsed = max(now_ns - oldest * window_ns, (samples - 1) * window_ns, window_ns)
+        observed = total * 1e9 / elapsed
+        if observed <= bound:
+            return 0
+        if not bound:
+            return window_ns
+        return min(window_ns, int((observed - bound) / bound * elapsed) + 1)
+
+
+def _arrival(place: int) -> int:
+    return LEDGER + _ARRIVALS + place * _ARRIVAL_WORDS
+
+
+def _rate(row: int) -> int:
+    return LEDGER + _RATES + row * _RATE_WORDS
+
+
+assert _rate(_FIRST_ADDRESS + _BUCKETS * _WAYS) <= LEDGER + LEDGER_WORDS
+assert _FIRST_SAMPLE + 2 * MAX_SAMPLES <= _RATE_WORDS
