@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from mpbroker.storage.acl_records import AclImage
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.meta_properties import uuid_of_text, uuid_to_text
 
@@ -101,6 +102,7 @@ class MetadataImage:
     Attributes:
         topics: by name.
         configs: texts by (resource type, resource name); only resources that have any.
+        acls: who may do what.
         next_producer_id: the first that nobody was given.
         record_count: records replayed.
     """
@@ -108,6 +110,7 @@ class MetadataImage:
     def __init__(self) -> None:
         self.topics: dict[str, TopicImage] = {}
         self.configs: dict[tuple[int, str], dict[str, str]] = {}
+        self.acls = AclImage()
         self.next_producer_id = 0
         self.record_count = 0
         self._by_id: dict[bytes, TopicImage] = {}
@@ -155,6 +158,8 @@ class MetadataImage:
         ]
         if self.next_producer_id:
             yield [producer_ids_record(0, self.next_producer_id)]
+        if self.acls:
+            yield self.acls.records()
         for topic in self.topics.values():
             yield [
                 topic_record(topic.name, topic.topic_id),
@@ -173,6 +178,7 @@ class MetadataImage:
         return (
             1
             + bool(self.next_producer_id)
+            + len(self.acls)
             + sum(len(values) for values in self.configs.values())
             + sum(1 + topic.partition_count for topic in self.topics.values())
         )
@@ -218,6 +224,12 @@ class MetadataImage:
     def _replay_producer_ids(self, record: MetadataRecord) -> None:
         self.next_producer_id = int(record["nextProducerId"])
 
+    def _replay_acl(self, record: MetadataRecord) -> None:
+        self.acls.replay_entry(record)
+
+    def _replay_acl_removal(self, record: MetadataRecord) -> None:
+        self.acls.replay_removal(record)
+
 
 _REPLAY: Final = {
     "FeatureLevelRecord": MetadataImage._replay_feature_level,
@@ -226,6 +238,8 @@ _REPLAY: Final = {
     "RemoveTopicRecord": MetadataImage._replay_remove_topic,
     "ConfigRecord": MetadataImage._replay_config,
     "ProducerIdsRecord": MetadataImage._replay_producer_ids,
+    "AccessControlEntryRecord": MetadataImage._replay_acl,
+    "RemoveAccessControlEntryRecord": MetadataImage._replay_acl_removal,
 }
 
 

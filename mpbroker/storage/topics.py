@@ -346,6 +346,27 @@ class TopicRegistry:
             if not validate_only:
                 self._commit_configs(GROUP_RESOURCE, group_id, before, after)
 
+    # -- changing the rest ------------------------------------------------------------
+
+    @property
+    def image(self) -> MetadataImage:
+        """All that the log adds up to, as of the last catch_up()."""
+        return self._image
+
+    def change(
+        self, decide: Callable[[MetadataImage], Sequence[MetadataRecord]]
+    ) -> None:
+        """Commit the records that ``decide`` finds right for what there is by then.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR, or what ``decide`` raises.
+        """
+        with self._log.locked():
+            self.catch_up()
+            records = decide(self._image)
+            if records:
+                self._commit(records)
+
     # -- producer ids -----------------------------------------------------------------
 
     def allocate_producer_id(self) -> int:

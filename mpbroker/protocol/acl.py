@@ -1,0 +1,179 @@
+"""The words of access control: resources, operations, entries and filters of them.
+
+Numbers are Kafka's codes, on the wire and in the metadata log. A number that this
+release does not know becomes UNKNOWN, which matches nothing and may not be stored.
+
+Source: Kafka's AclOperation, AclPermissionType, ResourceType, PatternType, AclBinding
+and their filters; KIP-290 for prefixed patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple, Self
+
+WILDCARD: Final = "*"  # the name or host that stands for all
+CLUSTER_NAME: Final = "kafka-cluster"  # the only name of the only CLUSTER resource
+ANYBODY: Final = "User:*"
+
+
+class _Code(IntEnum):
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """Return the member of a number; UNKNOWN (0) if there is none."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls(0)
+
+
+class ResourceType(_Code):
+    """What kind of thing is protected."""
+
+    UNKNOWN = 0
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class PatternType(_Code):
+    """How an entry's resource name is meant."""
+
+    UNKNOWN = 0
+    ANY = 1
+    MATCH = 2  # in filters: all that concerns the named resource
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class AclOperation(_Code):
+    """What somebody wants to do."""
+
+    UNKNOWN = 0
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class AclPermissionType(_Code):
+    """What an entry says about it."""
+
+    UNKNOWN = 0
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
+
+
+_O = AclOperation
+
+# Operations that there are on each kind of resource: AclEntry.supportedOperations.
+OPERATIONS: Final[Mapping[ResourceType, tuple[AclOperation, ...]]] = {
+    ResourceType.TOPIC: (
+        _O.READ,
+        _O.WRITE,
+        _O.CREATE,
+        _O.DELETE,
+        _O.ALTER,
+        _O.DESCRIBE,
+        _O.DESCRIBE_CONFIGS,
+        _O.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        _O.READ,
+        _O.DELETE,
+        _O.DESCRIBE,
+        _O.DESCRIBE_CONFIGS,
+        _O.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        _O.CREATE,
+        _O.ALTER,
+        _O.DESCRIBE,
+        _O.CLUSTER_ACTION,
+        _O.DESCRIBE_CONFIGS,
+        _O.ALTER_CONFIGS,
+        _O.IDEMPOTENT_WRITE,
+    ),
+    ResourceType.TRANSACTIONAL_ID: (_O.WRITE, _O.DESCRIBE, _O.TWO_PHASE_COMMIT),
+    ResourceType.DELEGATION_TOKEN: (_O.DESCRIBE,),
+    ResourceType.USER: (_O.CREATE_TOKENS, _O.DESCRIBE_TOKENS),
+}
+
+
+def shown(code: IntEnum) -> str:
+    """Kafka's spelling for people: AlterConfigs, TransactionalId."""
+    return code.name.title().replace("_", "")
+
+
+class AclBinding(NamedTuple):
+    """One entry: on what, who, from where, what, and whether."""
+
+    resource_type: ResourceType
+    resource_name: str
+    pattern_type: PatternType
+    principal: str
+    host: str
+    operation: AclOperation
+    permission_type: AclPermissionType
+
+
+class AclFilter(NamedTuple):
+    """Which entries are meant; None, and ANY, let all pass."""
+
+    resource_type: ResourceType = ResourceType.ANY
+    resource_name: str | None = None
+    pattern_type: PatternType = PatternType.ANY
+    principal: str | None = None
+    host: str | None = None
+    operation: AclOperation = AclOperation.ANY
+    permission_type: AclPermissionType = AclPermissionType.ANY
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it asks for something that this release does not know."""
+        return 0 in (
+            self.resource_type,
+            self.pattern_type,
+            self.operation,
+            self.permission_type,
+        )
+
+    def matches(self, acl: AclBinding) -> bool:
+        """Whether an entry is among those that are meant."""
+        return (
+            self.resource_type in (ResourceType.ANY, acl.resource_type)
+            and self.principal in (None, acl.principal)
+            and self.host in (None, acl.host)
+            and self.operation in (AclOperation.ANY, acl.operation)
+            and self.permission_type in (AclPermissionType.ANY, acl.permission_type)
+            and self._matches_pattern(acl)
+        )
+
+    def _matches_pattern(self, acl: AclBinding) -> bool:
+        name, pattern_type = self.resource_name, self.pattern_type
+        if pattern_type is PatternType.MATCH:
+            if name is None or name == acl.resource_name:
+                return True
+            if acl.pattern_type is PatternType.PREFIXED:
+                return name.startswith(acl.resource_name)
+            return acl.resource_name == WILDCARD
+        if pattern_type not in (PatternType.ANY, acl.pattern_type):
+            return False
+        return name is None or name == acl.resource_name

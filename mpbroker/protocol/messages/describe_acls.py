@@ -1,0 +1,53 @@
+"""DescribeAcls: the access control entries that pass a filter.
+
+Source: Kafka protocol guide, "DescribeAcls".
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import (
+    INT8,
+    INT16,
+    INT32,
+    STRING,
+    Message,
+    Struct,
+    array,
+    field,
+)
+
+
+class DescribeAclsRequest(
+    Message, api_key=ApiKey.DESCRIBE_ACLS, versions=(1, 3), flexible_from=2
+):
+    resource_type_filter: int = field(INT8)
+    resource_name_filter: str | None = field(STRING, nullable="0+")
+    pattern_type_filter: int = field(INT8, "1+", default=3)
+    principal_filter: str | None = field(STRING, nullable="0+")
+    host_filter: str | None = field(STRING, nullable="0+")
+    operation: int = field(INT8)
+    permission_type: int = field(INT8)
+
+
+class AclDescription(Struct):
+    principal: str = field(STRING)
+    host: str = field(STRING)
+    operation: int = field(INT8)
+    permission_type: int = field(INT8)
+
+
+class DescribeAclsResource(Struct):
+    resource_type: int = field(INT8)
+    resource_name: str = field(STRING)
+    pattern_type: int = field(INT8, "1+", default=3)
+    acls: list[AclDescription] = array(AclDescription)
+
+
+class DescribeAclsResponse(
+    Message, api_key=ApiKey.DESCRIBE_ACLS, versions=(1, 3), flexible_from=2
+):
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+")
+    resources: list[DescribeAclsResource] = array(DescribeAclsResource)

@@ -1,0 +1,156 @@
+"""Access control entries in the metadata log, and how they are changed.
+
+Each has an id of 16 random bytes, which the record that takes it away names.
+
+Source: Apache Kafka, AccessControlEntryRecord.json and its removal's;
+AclControlManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from mpbroker.protocol.acl import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    PatternType,
+    ResourceType,
+)
+from mpbroker.storage.meta_properties import random_uuid, uuid_of_text, uuid_to_text
+
+if TYPE_CHECKING:
+    from mpbroker.storage.metadata_image import MetadataImage
+
+ENTRY_RECORD: Final = "AccessControlEntryRecord"
+REMOVAL_RECORD: Final = "RemoveAccessControlEntryRecord"
+
+AclRecord = dict[str, Any]
+
+
+def access_control_entry_record(acl_id: bytes, acl: AclBinding) -> AclRecord:
+    """An entry is there from now on."""
+    return {
+        "type": ENTRY_RECORD,
+        "id": uuid_to_text(acl_id),
+        "resourceType": int(acl.resource_type),
+        "resourceName": acl.resource_name,
+        "patternType": int(acl.pattern_type),
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": int(acl.operation),
+        "permissionType": int(acl.permission_type),
+    }
+
+
+def remove_access_control_entry_record(acl_id: bytes) -> AclRecord:
+    """The entry of that id is there no longer."""
+    return {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
+
+
+class AclImage:
+    """The entries that the log adds up to.
+
+    Attributes:
+        version: changes with every change of them, and of nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._by_id: dict[bytes, AclBinding] = {}
+        self._ids: dict[AclBinding, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[AclBinding]:
+        """All entries, oldest first."""
+        return iter(self._by_id.values())
+
+    def __contains__(self, acl: AclBinding) -> bool:
+        return acl in self._ids
+
+    def id_of(self, acl: AclBinding) -> bytes:
+        return self._ids[acl]
+
+    def replay_entry(self, record: AclRecord) -> None:
+        """Apply an AccessControlEntryRecord.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not what it should be, or its id or
+                entry is there already.
+        """
+        acl_id = uuid_of_text(record["id"])
+        acl = AclBinding(
+            ResourceType(record["resourceType"]),
+            str(record["resourceName"]),
+            PatternType(record["patternType"]),
+            str(record["principal"]),
+            str(record["host"]),
+            AclOperation(record["operation"]),
+            AclPermissionType(record["permissionType"]),
+        )
+        if acl_id in self._by_id or acl in self._ids:
+            raise ValueError("the entry exists already")
+        self._by_id[acl_id] = acl
+        self._ids[acl] = acl_id
+        self.version += 1
+
+    def replay_removal(self, record: AclRecord) -> None:
+        """Apply a RemoveAccessControlEntryRecord; raises as replay_entry()."""
+        del self._ids[self._by_id.pop(uuid_of_text(record["id"]))]
+        self.version += 1
+
+    def records(self) -> list[AclRecord]:
+        """Return records that replay to this."""
+        return [
+            access_control_entry_record(acl_id, acl)
+            for acl_id, acl in self._by_id.items()
+        ]
+
+
+class Metadata(Protocol):
+    """The part of the TopicRegistry that is needed here."""
+
+    def change(
+        self, decide: Callable[[MetadataImage], Sequence[AclRecord]], /
+    ) -> None: ...
+
+
+def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
+    """Add entries with one write to disk; those that are there already stay.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was added.
+    """
+    wanted = dict.fromkeys(acls)
+    metadata.change(
+        lambda image: [
+            access_control_entry_record(random_uuid(), acl)
+            for acl in wanted
+            if acl not in image.acls
+        ]
+    )
+
+
+def delete_acls(
+    metadata: Metadata, filters: Sequence[AclFilter]
+) -> list[list[AclBinding]]:
+    """Take away with one write to disk what passes any filter; say what, for each.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was taken away.
+    """
+    deleted: list[list[AclBinding]] = []
+
+    def decide(image: MetadataImage) -> list[AclRecord]:
+        deleted[:] = [[acl for acl in image.acls if f.matches(acl)] for f in filters]
+        gone = dict.fromkeys(acl for acls in deleted for acl in acls)
+        return [
+            remove_access_control_entry_record(image.acls.id_of(acl)) for acl in gone
+        ]
+
+    metadata.change(decide)
+    return deleted
