@@ -44,7 +44,6 @@ from mpbroker.ipc.layout import (
     response_ring,
 )
 from mpbroker.ipc.request_metrics import Stage, read_apis
-from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_view import BrokerView, api_name
 from mpbroker.supervisor.metrics.exposition import (
@@ -54,6 +53,7 @@ from mpbroker.supervisor.metrics.exposition import (
     histogram,
 )
 from mpbroker.supervisor.metrics.partitions import PartitionFigures, Partitions
+from mpbroker.supervisor.metrics.request_log_counts import error_name
 
 if TYPE_CHECKING:
     from mpbroker.supervisor.memory import BrokerMemory
@@ -104,6 +104,10 @@ class Collector:
         self._lag = lag
         self._describe = describe
         self._listeners = listeners
+
+    def errors(self) -> dict[tuple[int, int], int]:
+        """Answers by API key and error code, of all handlers there ever were."""
+        return read_errors(self._words, self._ever())
 
     def collect(self) -> list[Family]:
         """Everything, now."""
@@ -175,8 +179,8 @@ class Collector:
         errors = counter(
             "mpbroker_request_errors_total", "Requests answered with errors."
         )
-        for (key, code), count in sorted(read_errors(words, self._ever()).items()):
-            errors.add(count, api=api_name(key), error=_error_name(code))
+        for (key, code), count in sorted(self.errors().items()):
+            errors.add(count, api=api_name(key), error=error_name(code))
         return executed, spent, answered, taken, given, times, errors
 
     def _executed(self) -> dict[int, tuple[int, int]]:
@@ -372,10 +376,3 @@ def is_ready(words: memoryview, now_ns: int | None = None) -> str:
 
 def _waiting(words: memoryview, ring: int) -> int:
     return max(0, words[ring + RING_TAIL] - words[ring + RING_HEAD])
-
-
-def _error_name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return str(code)

@@ -21,6 +21,7 @@ from mpbroker.supervisor.metrics.idle import IdleRatios
 from mpbroker.supervisor.metrics.kafka_names import kafka_families
 from mpbroker.supervisor.metrics.partitions import Partitions
 from mpbroker.supervisor.metrics.request_log import RequestLog
+from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
 from mpbroker.supervisor.metrics.status import status_of
 
 if TYPE_CHECKING:
@@ -63,9 +64,12 @@ class Exporter:
         self._with_kafka_names = config.metrics_kafka_names_enable
         pid = self._words[HEADER + HEADER_SUPERVISOR_PID]
         self._telemetry = f"/mpbroker-{pid}-{start_time(pid)}"
+        partitions = Partitions(
+            memory, registry, [each.path for each in logs.directories]
+        )
         self._collector = Collector(
             memory,
-            Partitions(memory, registry, [each.path for each in logs.directories]),
+            partitions,
             self._lag,
             self._told,
             listeners,
@@ -77,7 +81,15 @@ class Exporter:
         if config.request_log_path is not None:
             above_ns = config.slow_request_log_threshold_ms * 1_000_000
             self._request_log = RequestLog(
-                self._words, config.request_log_path, above_ns
+                self._words,
+                config.request_log_path,
+                above_ns,
+                RequestLogCounts(
+                    self._collector.errors,
+                    partitions,
+                    self._topics,
+                    time.monotonic_ns(),
+                ),
             )
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         # Everybody's eventfd for "look at the phase": never read, so it is ours too.
@@ -92,7 +104,7 @@ class Exporter:
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
             self.turn(_TURN_S)
         if self._request_log is not None:
-            self._request_log.drain()
+            self._request_log.drain(is_last=True)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for somebody, and do what is due."""
@@ -147,6 +159,10 @@ class Exporter:
 
     def _status(self) -> dict[str, Any]:
         return status_of(self.families(), self._told(), time.time())
+
+    def _topics(self) -> list[str]:
+        self._registry.catch_up()
+        return [each.name for each in self._registry.topics()]
 
     def _told(self) -> dict[str, Any]:
         return read_telemetry(self._telemetry) or {}

@@ -24,6 +24,7 @@ from mpbroker.ipc.request_metrics import LoggedRequest, log_above, read_logged
 from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import connection_name
 from mpbroker.supervisor.control_view import api_name
+from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
 
 _LOG = get_logger(__name__)
 _MODE: Final = 0o640
@@ -36,10 +37,14 @@ class RequestLog:
         path: made if it is not there; never rotated here: it is opened for each batch,
             so that it may be moved away at any time.
         above_ns: requests that took less are not noted.
+        counts: what stands between the requests.
     """
 
-    def __init__(self, words: memoryview, path: str, above_ns: int) -> None:
+    def __init__(
+        self, words: memoryview, path: str, above_ns: int, counts: RequestLogCounts
+    ) -> None:
         self._words = words
+        self._counts = counts
         self._path = Path(path)
         self._failed = False
         # Those noted before us were written, or are lost: our predecessor knew.
@@ -49,7 +54,7 @@ class RequestLog:
         ]
         log_above(words, above_ns)
 
-    def drain(self) -> int:
+    def drain(self, *, is_last: bool = False) -> int:
         """Write what was noted since the last call; return how many lines."""
         lines: list[bytes] = []
         ahead_ns = time.time_ns() - time.monotonic_ns()
@@ -60,6 +65,8 @@ class RequestLog:
             lines.extend(orjson.dumps(self._line(each, ahead_ns)) for each in found)
             if missed:
                 lines.append(orjson.dumps({"processor": number, "lost": missed}))
+        counts = self._counts.lines(time.monotonic_ns(), time.time(), is_last=is_last)
+        lines.extend(map(orjson.dumps, counts))
         if lines:
             self._write(b"\n".join((*lines, b"")))
         return len(lines)

@@ -169,6 +169,27 @@ def test_the_request_log_has_all_stages_of_each_request(broker):
     assert line["total_ms"] > 0 and line["request_bytes"] > 20
 
 
+def test_the_request_log_says_which_partitions_grew_and_which_errors_there_were(broker):
+    get(broker, "health")  # it serves, so it has begun to log
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "message.max.bytes": 3_000_000}
+    )
+    for number in range(3):
+        producer.produce("arrivals", b"%d" % number, partition=0)
+    assert not producer.flush(30)
+    producer.produce("arrivals", b"x" * 2_000_000, partition=0)  # is refused
+    assert not producer.flush(30)
+
+    def said(kind, **wanted):
+        text = Path(str(broker.config["request.log.path"])).read_text()
+        lines = map(json.loads, text.splitlines())
+        entries = [each for line in lines for each in line.get(kind, [])]
+        return [each for each in entries if wanted.items() <= each.items()]
+
+    wait_until(lambda: said("appended", topic="arrivals", partition=0, records=3))
+    wait_until(lambda: said("errors", api="Produce", error="MESSAGE_TOO_LARGE"))
+
+
 def test_health_readiness_and_paths_that_are_not_there(broker):
     assert get(broker, "health") == (200, "alive\n")
     wait_until(lambda: get(broker, "ready") == (200, "ready\n"))
