@@ -29,6 +29,7 @@ from mpbroker.config.pool_limits import (
     PROCESSORS_KEY,
     pool_validators,
 )
+from mpbroker.config.quota_keys import QUOTA_KEYS
 from mpbroker.config.sources import (
     Setting,
     Source,
@@ -53,6 +54,7 @@ BROKER_CONFIG_DEF: Final = ConfigDef(
         *TRANSACTION_KEYS,
         *SECURITY_KEYS,
         *METRICS_KEYS,
+        *QUOTA_KEYS,
     ],
 )
 

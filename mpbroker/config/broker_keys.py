@@ -247,22 +247,6 @@ SERVER_KEYS: Final = [
         validator=at_least(0),
     ),
     ConfigKey(
-        "quota.window.num",
-        _INT,
-        11,
-        "Samples kept to measure a client's rate against its quota.",
-        validator=at_least(1),
-        importance=_LOW,
-    ),
-    ConfigKey(
-        "quota.window.size.seconds",
-        _INT,
-        1,
-        "Length of one such sample.",
-        validator=at_least(1),
-        importance=_LOW,
-    ),
-    ConfigKey(
         "control.socket.path",
         _STRING,
         None,

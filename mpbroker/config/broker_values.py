@@ -42,6 +42,8 @@ class BrokerValues:
     max_incremental_fetch_session_cache_slots: int
     quota_window_num: int
     quota_window_size_seconds: int
+    controller_quota_window_num: int
+    controller_quota_window_size_seconds: int
     control_socket_path: str | None
     control_inject_enable: bool
     broker_rack: str | None

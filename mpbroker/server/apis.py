@@ -26,6 +26,7 @@ from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.producing import ProduceService
+from mpbroker.server.quota_apis import QuotaApis
 from mpbroker.server.request import PARKED, Deferred, Request
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
+    ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
     # The coordinator's; handlers forward them.
     ApiKey.OFFSET_COMMIT: (2, 10),
     ApiKey.OFFSET_FETCH: (1, 10),
@@ -194,6 +197,7 @@ class ApiTable:
             logs=logs,
             endpoint=self._endpoint,
         ).handlers()
+        handlers |= QuotaApis(registry).handlers()
         self.apis = {
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()

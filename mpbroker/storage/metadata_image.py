@@ -16,6 +16,7 @@ from typing import Any, Final
 from mpbroker.storage.acl_records import AclImage
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.meta_properties import uuid_of_text, uuid_to_text
+from mpbroker.storage.quota_records import ClientQuotasImage
 
 MetadataRecord = dict[str, Any]
 
@@ -104,6 +105,7 @@ class MetadataImage:
         configs: texts by (resource type, resource name); only resources that have any.
         acls: who may do what.
         next_producer_id: the first that nobody was given.
+        client_quotas: of users, client ids and addresses.
         record_count: records replayed.
     """
 
@@ -112,6 +114,7 @@ class MetadataImage:
         self.configs: dict[tuple[int, str], dict[str, str]] = {}
         self.acls = AclImage()
         self.next_producer_id = 0
+        self.client_quotas = ClientQuotasImage()
         self.record_count = 0
         self._by_id: dict[bytes, TopicImage] = {}
 
@@ -158,6 +161,8 @@ class MetadataImage:
         ]
         if self.next_producer_id:
             yield [producer_ids_record(0, self.next_producer_id)]
+        if self.client_quotas:
+            yield list(self.client_quotas.records())
         if self.acls:
             yield self.acls.records()
         for topic in self.topics.values():
@@ -178,6 +183,7 @@ class MetadataImage:
         return (
             1
             + bool(self.next_producer_id)
+            + len(self.client_quotas)
             + len(self.acls)
             + sum(len(values) for values in self.configs.values())
             + sum(1 + topic.partition_count for topic in self.topics.values())
@@ -221,6 +227,9 @@ class MetadataImage:
         if not values:
             self.configs.pop(resource, None)
 
+    def _replay_client_quota(self, record: MetadataRecord) -> None:
+        self.client_quotas.replay(record)
+
     def _replay_producer_ids(self, record: MetadataRecord) -> None:
         self.next_producer_id = int(record["nextProducerId"])
 
@@ -238,6 +247,7 @@ _REPLAY: Final = {
     "RemoveTopicRecord": MetadataImage._replay_remove_topic,
     "ConfigRecord": MetadataImage._replay_config,
     "ProducerIdsRecord": MetadataImage._replay_producer_ids,
+    "ClientQuotaRecord": MetadataImage._replay_client_quota,
     "AccessControlEntryRecord": MetadataImage._replay_acl,
     "RemoveAccessControlEntryRecord": MetadataImage._replay_acl_removal,
 }

@@ -35,6 +35,7 @@ from mpbroker.storage.metadata_image import (
     topic_record,
 )
 from mpbroker.storage.metadata_log import MetadataLog
+from mpbroker.storage.quota_records import ClientQuotasImage
 from mpbroker.storage.topic_names import (
     CLUSTER_METADATA_TOPIC,
     INTERNAL_TOPICS,
@@ -191,6 +192,11 @@ class TopicRegistry:
     def group_overrides(self, group_id: str) -> Mapping[str, str]:
         """Return the configs set on a group."""
         return self._image.config(GROUP_RESOURCE, group_id)
+
+    @property
+    def client_quotas(self) -> ClientQuotasImage:
+        """The quotas of users, client ids and addresses."""
+        return self._image.client_quotas
 
     # -- changing topics --------------------------------------------------------------
 

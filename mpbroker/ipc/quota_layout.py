@@ -1,0 +1,57 @@
+"""Every offset in the segment of clients' rates, in words. See quota_table.py.
+
+A header, then rows. A row is made when it is first needed, its mutex too, so rows that
+nobody has used cost no memory. Words are written by whoever holds the mutex.
+
+    word    field             notes
+    0-15    mutex             of whoever gives rows to clients
+    16      refused           clients that found no row
+
+    of a row
+    0-15    mutex             robust, process-shared
+    16      generation        0: never used; odd: nobody's; even: some client's
+    17-18   key               128 bits of a hash of kind, user and client id
+    19      used              ns: last time anything was charged
+    20      current           the sample that is being filled
+    21      tokens            of a bucket: a double's bits
+    22      tokens at         ns: when they were counted; 0: never
+    23      throttles         how often somebody was told to wait
+    24      throttle ms       how long in all
+    25      charged           total ever
+    26      kind              QuotaKind
+    27      text length       bytes
+    32-63   text              user, 0 and client id, cut off if they are long
+    64..    samples           start ns, value, last charged ns, unused; start 0: empty
+"""
+
+from typing import Final
+
+QUOTA_TABLE_MUTEX: Final = 0
+QUOTA_REFUSED: Final = 16
+QUOTA_HEADER_WORDS: Final = 512
+
+QUOTA_ROW_MUTEX: Final = 0
+QUOTA_GENERATION: Final = 16
+QUOTA_KEY: Final = 17
+QUOTA_USED: Final = 19
+QUOTA_CURRENT: Final = 20
+QUOTA_TOKENS: Final = 21
+QUOTA_TOKENS_AT: Final = 22
+QUOTA_THROTTLES: Final = 23
+QUOTA_THROTTLE_MS: Final = 24
+QUOTA_CHARGED: Final = 25
+QUOTA_KIND: Final = 26
+QUOTA_TEXT_LENGTH: Final = 27
+QUOTA_TEXT: Final = 32
+QUOTA_SAMPLES: Final = 64
+QUOTA_SAMPLE_WORDS: Final = 4
+QUOTA_ROW_WORDS: Final = 256
+
+# One more than are counted has a place.
+MAX_QUOTA_SAMPLES: Final = (QUOTA_ROW_WORDS - QUOTA_SAMPLES) // QUOTA_SAMPLE_WORDS - 1
+MAX_QUOTA_ROWS: Final = 4096
+QUOTA_SEGMENT_WORDS: Final = QUOTA_HEADER_WORDS + MAX_QUOTA_ROWS * QUOTA_ROW_WORDS
+
+
+def quota_row(row: int) -> int:
+    return QUOTA_HEADER_WORDS + row * QUOTA_ROW_WORDS

@@ -1,0 +1,183 @@
+"""AlterClientQuotas: set and remove quotas; each entity has its own outcome.
+
+Source: Kafka protocol guide, "AlterClientQuotas"; KIP-546; ClientQuotaControlManager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    EntryResult,
+    OpData,
+)
+from mpbroker.storage.metadata_image import MetadataImage
+from mpbroker.storage.quota_records import (
+    CLIENT_ID,
+    IP,
+    USER,
+    QuotaEntity,
+    client_quota_record,
+    described,
+    quota_entity,
+)
+
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+
+_LONG: Final = "LONG"
+_INT: Final = "INT"
+_DOUBLE: Final = "DOUBLE"
+_LARGEST: Final = {_LONG: 2.0**63 - 1, _INT: 2.0**31 - 1, _DOUBLE: math.inf}
+_CLIENT_KEYS: Final = {
+    PRODUCER_BYTE_RATE: _LONG,
+    CONSUMER_BYTE_RATE: _LONG,
+    REQUEST_PERCENTAGE: _DOUBLE,
+    CONTROLLER_MUTATION_RATE: _DOUBLE,
+}
+_IP_KEYS: Final = {CONNECTION_CREATION_RATE: _INT}
+_EPSILON: Final = 1e-6
+
+Records = Sequence[dict[str, Any]]
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def change(self, decide: Callable[[MetadataImage], Records]) -> None: ...
+
+
+def handle_alter_client_quotas(
+    request: AlterClientQuotasRequest,
+    registry: Registry,
+    resolves: Callable[[str], bool],
+) -> AlterClientQuotasResponse:
+    """Change what can be changed; nothing of an entity whose change has a mistake.
+
+    Args:
+        resolves: whether a text is an address, or the name of one.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
+    """
+    results: list[EntryResult] = []
+    wanted: list[tuple[QuotaEntity, dict[str, float | None]]] = []
+    named = Counter(_named(entry.entity) for entry in request.entries)
+    for entry in request.entries:
+        result = EntryResult(
+            error_code=ErrorCode.NONE,
+            error_message=None,
+            entity=[
+                EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+                for part in entry.entity
+            ],
+        )
+        results.append(result)
+        try:
+            entity = _entity(entry.entity, resolves)
+            if named[_named(entry.entity)] > 1:
+                raise _invalid(f"Ignoring duplicate entity {described(entity)}")
+            wanted.append((entity, _changes(entity, entry.ops)))
+        except ApiError as error:
+            result.error_code, result.error_message = error.error_code, str(error)
+
+    def records(image: MetadataImage) -> Records:
+        quotas = image.client_quotas.entities
+        return [
+            client_quota_record(entity, key, value)
+            for entity, changes in wanted
+            for key, value in changes.items()
+            if quotas.get(entity, {}).get(key) != value
+        ]
+
+    if wanted and not request.validate_only:
+        registry.change(records)
+    return AlterClientQuotasResponse(entries=results)
+
+
+def _named(entity: Iterable[EntityData]) -> tuple[tuple[str, str | None], ...]:
+    pairs = ((part.entity_type, part.entity_name) for part in entity)
+    return tuple(sorted(pairs, key=repr))
+
+
+def _entity(
+    parts: Sequence[EntityData], resolves: Callable[[str], bool]
+) -> QuotaEntity:
+    """Raises:
+    ApiError: INVALID_REQUEST: there is no such entity.
+    """
+    if not parts:
+        raise _invalid("Invalid empty client quota entity")
+    names: dict[str, str | None] = {}
+    for part in parts:
+        kind, name = part.entity_type, part.entity_name
+        if kind in names:
+            raise _invalid(
+                f"Invalid client quota entity, duplicate entity entry {kind}"
+            )
+        if kind not in (USER, CLIENT_ID, IP):
+            raise _invalid(f"Unhandled client quota entity type: {kind}")
+        if name == "":
+            raise _invalid(f"Empty {kind} not supported")
+        names[kind] = name
+    if IP in names and len(names) > 1:
+        raise _invalid(
+            "Invalid quota entity combination, IP entity should not be used with User"
+            " or ClientId"
+        )
+    address = names.get(IP)
+    if address is not None and not resolves(address):
+        raise _invalid(f"{address} is not a valid IP or resolvable host.")
+    return quota_entity(names)
+
+
+def _changes(
+    entity: QuotaEntity, operations: Iterable[OpData]
+) -> dict[str, float | None]:
+    """Raises:
+    ApiError: INVALID_REQUEST: a key or a value that this entity cannot have.
+    """
+    keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
+    changes: dict[str, float | None] = {}
+    for operation in operations:
+        key = operation.key
+        if key in changes:
+            raise _invalid(
+                f"Duplicate quota key {key} not updating quota for this entity"
+                f" {described(entity)}"
+            )
+        if not operation.remove:
+            _check(keys, key, operation.value)
+        changes[key] = None if operation.remove else operation.value
+    return changes
+
+
+def _check(keys: Mapping[str, str], key: str, value: float) -> None:
+    if key not in keys:
+        raise _invalid(
+            f"Invalid configuration key {key}; this entity may have"
+            f" {', '.join(sorted(keys))}"
+        )
+    # No connections at all from an address is a thing to want; no bytes is not.
+    if not (value > 0 or (value == 0 and key == CONNECTION_CREATION_RATE)):
+        raise _invalid(f"Quota {key} must be greater than 0, not {value:g}")
+    kind = keys[key]
+    if value > _LARGEST[kind] or math.isinf(value):
+        raise _invalid(f"Proposed value for {key} is too large for a {kind}: {value:g}")
+    if kind != _DOUBLE and abs(value - round(value)) > _EPSILON:
+        raise _invalid(f"{key} cannot be a fractional value, as {value:g} is")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)
