@@ -133,6 +133,7 @@ class ConfigKey:
         "documentation",
         "importance",
         "name",
+        "per_listener",
         "since",
         "type",
         "update_mode",
@@ -161,6 +162,7 @@ class ConfigKey:
         self.update_mode = update_mode
         self.aliases = aliases
         self.since = since
+        self.per_listener = False  # whether listener.name.NAME.KEY means anything
 
     @property
     def attribute(self) -> str:
@@ -212,7 +214,7 @@ class ConfigKey:
         return self._with(self.default, validator)
 
     def _with(self, default: ConfigValue, validator: Validator | None) -> ConfigKey:
-        return ConfigKey(
+        key = ConfigKey(
             self.name,
             self.type,
             default,
@@ -223,6 +225,8 @@ class ConfigKey:
             aliases=self.aliases,
             since=self.since,
         )
+        key.per_listener = self.per_listener
+        return key
 
     def _parse_type(self, text: str) -> ConfigValue:
         text = text.strip()
@@ -288,12 +292,22 @@ _KIND: Final[Mapping[ConfigType, str]] = {
 }
 
 
+LISTENER_PREFIX: Final = "listener.name."
+
+Together = Callable[[Mapping[str, str], Mapping[str, str]], None]
+
+
+def _nothing_to_check(own: Mapping[str, str], of_all: Mapping[str, str]) -> None:
+    """Any values that are good alone are good together."""
+
+
 class ConfigDef:
     """A set of keys that may be set in one place (a broker, a topic)."""
 
     def __init__(self, what: str, keys: Iterable[ConfigKey]) -> None:
         """Collect keys; ``what`` names their place in errors ("topic config")."""
         self._what = what
+        self.check_together: Together = _nothing_to_check
         self._keys = {key.name: key for key in keys}
         self._aliases = {
             alias: key.name for key in self._keys.values() for alias in key.aliases
@@ -322,6 +336,32 @@ class ConfigDef:
         if key is None:
             raise ConfigError(self._unknown(name))
         return key
+
+    def of_listener(self, name: str) -> tuple[str, ConfigKey] | None:
+        """Return the listener's name and the key of ``listener.name.NAME.KEY``.
+
+        None: it is no such name, or a listener has no such key. Keys of one SASL
+        mechanism have its name in between (plain.sasl.jaas.config).
+        """
+        if not name.startswith(LISTENER_PREFIX):
+            return None
+        listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
+        key = self._keys.get(rest)
+        if key is None:
+            _, _, rest = rest.partition(".")
+            key = self._keys.get(rest) if rest.startswith("sasl.") else None
+        if not listener or key is None or not key.per_listener:
+            return None
+        return listener, key
+
+    def with_check(self, check: Together) -> ConfigDef:
+        """Return these keys with a check of what is set of one broker and of all.
+
+        ``check`` gets the texts of both, by key, and raises ConfigError.
+        """
+        definition = ConfigDef(self._what, self)
+        definition.check_together = check
+        return definition
 
     def with_defaults(self, defaults: Mapping[str, ConfigValue]) -> ConfigDef:
         """Return these keys with some defaults replaced."""

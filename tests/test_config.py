@@ -318,7 +318,7 @@ def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
         ({"log_retention_ms": "0"}, "-1 (no limit) or at least 1"),
         ({"group_min_session_timeout_ms": "9999999"}, "group.max.session.timeout.ms"),
         ({"inter_broker_listener_name": "X"}, "not among the listeners PLAINTEXT"),
-        ({"max_connections_per_ip_overrides": "a:b"}, "is not host:count"),
+        ({"max_connections_per_ip_overrides": "a:b"}, "each as host:count"),
         ({"listener_security_protocol_map": "A"}, "'A' is not NAME:PROTOCOL"),
         ({"listener_security_protocol_map": "A:B"}, "unknown security protocol"),
         ({"listener_security_protocol_map": "A:SSL,a:SSL"}, "A is given twice"),

@@ -20,9 +20,11 @@ from mpbroker.config.listeners import (
     EndPoint,
     advertised_by_listener,
     check_listeners,
+    parse_connection_overrides,
     parse_listeners,
     parse_protocol_map,
 )
+from mpbroker.config.live_keys import with_live_modes
 from mpbroker.config.metrics_keys import METRICS_KEYS, parse_metrics_listener
 from mpbroker.config.pool_limits import (
     HANDLERS_KEY,
@@ -46,16 +48,18 @@ if TYPE_CHECKING:
 
 BROKER_CONFIG_DEF: Final = ConfigDef(
     "setting",
-    [
-        *SERVER_KEYS,
-        *LOG_KEYS,
-        *broker_log_keys(),
-        *GROUP_KEYS,
-        *TRANSACTION_KEYS,
-        *SECURITY_KEYS,
-        *METRICS_KEYS,
-        *QUOTA_KEYS,
-    ],
+    with_live_modes(
+        [
+            *SERVER_KEYS,
+            *LOG_KEYS,
+            *broker_log_keys(),
+            *GROUP_KEYS,
+            *TRANSACTION_KEYS,
+            *SECURITY_KEYS,
+            *METRICS_KEYS,
+            *QUOTA_KEYS,
+        ]
+    ),
 )
 
 # What a file written for Kafka may hold and nothing here needs: other brokers, the
@@ -211,16 +215,25 @@ class BrokerConfig(BrokerValues):
 
     def static_texts(self) -> dict[str, str]:
         """Return the texts that were set, by key: static values in DescribeConfigs."""
-        return {
+        texts = {
             name: entry.text
             for name, entry in self._resolved.items()
             if entry.text is not None
         }
+        for (listener, name), value in self._per_listener.items():
+            text = self.definition.key(name).format(value)
+            if text is not None:
+                texts[f"{_PER_LISTENER}{listener}.{name}"] = text
+        return texts
 
     def for_listener(self, listener_name: str, name: str) -> ConfigValue:
         """Return a key's value for one listener (listener.name.<listener>.<key>)."""
         value = self.resolved(name).value
         return self._per_listener.get((listener_name.lower(), name), value)
+
+    def own_value(self, listener_name: str, name: str) -> ConfigValue:
+        """Return what was set for one listener alone; None: nothing was."""
+        return self._per_listener.get((listener_name.lower(), name))
 
     def broker_values(self) -> dict[str, ConfigValue]:
         """Return the value of every key, by Kafka's name."""
@@ -236,16 +249,7 @@ class BrokerConfig(BrokerValues):
         Raises:
             ConfigError: an entry is not host:count.
         """
-        overrides = {}
-        for item in self.max_connections_per_ip_overrides:
-            host, _, count = item.rpartition(":")
-            if not (host and count.isascii() and count.isdigit() and len(count) < 11):
-                raise ConfigError(
-                    f"max.connections.per.ip.overrides: {item!r} is not host:count,"
-                    " for example 127.0.0.1:100"
-                )
-            overrides[host] = int(count)
-        return overrides
+        return parse_connection_overrides(self.max_connections_per_ip_overrides)
 
     def _parse_endpoints(self) -> tuple[EndPoint, ...]:
         endpoints = tuple(self._served(self.listeners, "listeners"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.config.listeners import connection_overrides
 from mpbroker.config_def import (
     INT_MAX,
     ConfigKey,
@@ -209,6 +210,7 @@ SERVER_KEYS: Final = [
         _LIST,
         (),
         "Exceptions to max.connections.per.ip, as host:count.",
+        validator=connection_overrides(),
         update_mode=_CLUSTER_WIDE,
     ),
     ConfigKey(

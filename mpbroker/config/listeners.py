@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.config_def import ConfigError
+from mpbroker.config_def import ConfigError, ConfigValue, Validator
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SERVED_PROTOCOLS: Final = ("PLAINTEXT",)
@@ -136,6 +136,38 @@ def parse_protocol_map(items: Iterable[str]) -> dict[str, str]:
             raise ConfigError(f"{key}: listener {name} is given twice")
         protocols[name] = protocol
     return protocols
+
+
+def parse_connection_overrides(items: Iterable[str]) -> dict[str, int]:
+    """Parse max.connections.per.ip.overrides: host:count, comma-separated.
+
+    Raises:
+        ConfigError: an entry is not host:count.
+    """
+    overrides = {}
+    for item in items:
+        host, _, count = item.strip().rpartition(":")
+        if not (host and count.isascii() and count.isdigit() and len(count) < 11):
+            raise ConfigError(
+                f"max.connections.per.ip.overrides: {_shown(item)} is not host:count,"
+                " for example 127.0.0.1:100"
+            )
+        overrides[host.strip("[]")] = int(count)
+    return overrides
+
+
+def connection_overrides() -> Validator:
+    """Accept lists of host:count."""
+
+    def accepts(value: ConfigValue) -> bool:
+        assert isinstance(value, tuple)
+        try:
+            parse_connection_overrides(value)
+        except ConfigError:
+            return False
+        return True
+
+    return Validator("each as host:count, for example 127.0.0.1:100", accepts)
 
 
 def check_listeners(endpoints: Sequence[EndPoint]) -> None:

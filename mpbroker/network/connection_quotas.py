@@ -25,9 +25,13 @@ from mpbroker.ipc.layout import (
     CONNECTION_ACTIVE,
     CONNECTION_LISTENER,
     CONNECTION_STATE,
+    MAX_PROCESSORS,
+    PROCESSOR_COUNTERS,
     STATE_MASK,
     ConnectionState,
+    ProcessorCounter,
     connection_row,
+    processor_row,
 )
 from mpbroker.ipc.limits_page import NO_LIMIT, Address, Limits, LimitsPage
 from mpbroker.ipc.segment import Segment
@@ -205,6 +209,12 @@ def excess_connections(words: memoryview, limits: Limits) -> list[int]:
     most = limits.broker.max_connections
     if most == NO_LIMIT:
         return []
+    about = sum(
+        words[processor_row(number) + PROCESSOR_COUNTERS + ProcessorCounter.CONNECTIONS]
+        for number in range(MAX_PROCESSORS)
+    )
+    if about <= most:
+        return []  # all but always, and it costs nothing to know
     rows = list(live_rows(words))
     excess = len(rows) - most
     if excess <= 0:

@@ -15,16 +15,19 @@ from mpbroker.ipc.layout import (
     HEADER_COUNTERS,
     PROCESSOR_COUNTERS,
     SLOTS_PER_PROCESSOR,
+    ConnectionSecurity,
     ConnectionState,
     ProcessorCounter,
     connection_row,
     processor_row,
 )
+from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
 from mpbroker.logger import get_logger
 from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
+from mpbroker.network.connection_quotas import excess_connections
 from mpbroker.network.connection_rows import (
     ConnectionRows,
     is_private,
@@ -49,7 +52,9 @@ class Connections:
     """Those that one processor carries.
 
     Attributes:
-        by_fd: all of them.
+        by_fd: all that may send requests.
+        unready: those that have yet to prove who they are; see unready_channels.py.
+        security: what the rows of new ones say; PRIVATE: they begin unready.
         in_flight: of each request in flight the connection, by slot in the processor.
     """
 
@@ -71,6 +76,8 @@ class Connections:
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._cookies: set[int] = set()  # of their sockets
         self.by_fd: dict[int, Channel] = {}
+        self.unready: dict[int, Channel] = {}
+        self.security = ConnectionSecurity.NONE
         self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._words[self._counters] = 0  # a predecessor's
         self._expected: dict[int, int] = {}  # rows, and until when
@@ -108,14 +115,25 @@ class Connections:
         channel.cookie = socket_cookie(sock)
         try:
             self._rows.describe(
-                connection, sock, channel.cookie, new.listener, new.sequence, now_ns
+                connection,
+                sock,
+                channel.cookie,
+                new.listener,
+                new.sequence,
+                now_ns,
+                self.security,
             )
         except OSError:  # it has gone already
             end_connection(sock)
             self._rows.release(connection)
             return
-        self._add(channel, now_ns)
+        is_ready = self.security == ConnectionSecurity.NONE
+        self._add(channel, now_ns, self.by_fd if is_ready else self.unready)
         # No read here: registration makes epoll report a socket that has bytes.
+
+    def admit(self, channel: Channel) -> None:
+        """It has proved who it is."""
+        self.by_fd[channel.fd] = self.unready.pop(channel.fd)
 
     def refuse(self, sock: socket.socket) -> None:
         """Close a new connection."""
@@ -152,7 +170,7 @@ class Connections:
         channel = Channel(sock, connection, self._rows.word(connection))
         channel.cookie = socket_cookie(sock)
         resumption, already = restore(channel, self._words, counts, answered)
-        self._add(channel, now)
+        self._add(channel, now, self.by_fd)
         self._rows.hold(connection, channel.fd)
         if resumption == Resumption.IMPOSSIBLE:
             _LOG.warning(
@@ -178,12 +196,12 @@ class Connections:
                 if self._rows.is_on_its_way(connection):
                     self.abandon(connection, frozenset())
 
-    def _add(self, channel: Channel, now_ns: int) -> None:
+    def _add(self, channel: Channel, now_ns: int, where: dict[int, Channel]) -> None:
         self._selector.register(channel)
         channel.active_ns = now_ns
-        self.by_fd[channel.fd] = channel
+        where[channel.fd] = channel
         self._cookies.add(channel.cookie)
-        self._words[self._counters] = len(self.by_fd)
+        self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     # -- how they end --------------------------------------------------------------
 
@@ -197,11 +215,22 @@ class Connections:
         self.forget(channel)
         self._release(channel)
 
+    def close_excess(self, limits: Limits) -> None:
+        """Close those of ours that are among the broker's above max.connections.
+
+        Not those whose request is being answered; see excess_connections().
+        """
+        excess = set(excess_connections(self._words, limits))
+        for channel in list(self.by_fd.values()) if excess else ():
+            if channel.connection in excess and channel.state == _READING:
+                self.close(channel, ProcessorCounter.CLOSED_EXCESS)
+
     def forget(self, channel: Channel) -> None:
         """It is closed, or another's now."""
-        del self.by_fd[channel.fd]
+        if self.by_fd.pop(channel.fd, None) is None:
+            del self.unready[channel.fd]
         self._cookies.discard(channel.cookie)
-        self._words[self._counters] = len(self.by_fd)
+        self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     def abandon(self, connection: int, answered: frozenset[int]) -> None:
         """Free what a connection has that nobody can carry on."""

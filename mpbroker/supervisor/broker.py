@@ -32,6 +32,7 @@ from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.listeners import Listener, open_listeners
+from mpbroker.supervisor.live_config import LiveConfig
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
 from mpbroker.supervisor.pool_settings import PoolSettings
@@ -172,6 +173,7 @@ class Broker:
         registry = roles.registry()
         for row in range(0 if shares_memory else registry.row_count):
             memory.table.initialise_row(row)
+        live = LiveConfig(config, registry, memory, listeners, roles.use)
         identity = _identity(cluster_id, listeners, paths)
         if roles.metrics_socket is not None:
             identity["metrics"] = metrics_url(roles.metrics_socket)
@@ -242,11 +244,12 @@ class Broker:
                 supervisor,
                 registry,
                 identity,
-                roles.use,
+                partial(live.rebase, supervisor),
                 service.reload,
             )
             supervisor.on_hangup = control.hang_up
             post_guards(supervisor, memory, listeners, paths[0])
+            supervisor.each_turn(partial(live.turn, supervisor))
             supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
             gc.freeze()

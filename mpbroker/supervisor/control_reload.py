@@ -1,34 +1,22 @@
 """Reload: read the configuration again, and apply what can change while serving.
 
-A key falls into one of three: the sizes of the pools, which are a resize; what the
-processes of a role read when they start, for which these are replaced one by one; and
-what the whole broker is built on, which waits for the next start.
+That is what a dynamic config could change too (config/live_keys.py), and goes the same
+way, but for the pools' sizes, which are a resize. What the whole broker is built on
+waits for the next start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from mpbroker.config import BrokerConfig
+from mpbroker.config.live_keys import PER_LISTENER, READER_OF, Reader, reader_of
+from mpbroker.config.pool_limits import PROCESSORS_KEY
 from mpbroker.logger import get_logger
-from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.supervisor import Supervisor
 
 _LOG = get_logger(__name__)
-
-_POOLS: Final = ("num.io.threads", "num.network.threads")
-
-# Read by one role's processes, as they start. Handlers decide most of it; topics'
-# defaults (log.*) also concern the housekeeper.
-_BY_PROCESSOR: Final = ("connections.max.idle.ms",)
-_BY_HANDLER: Final = (
-    "auto.create.topics.enable",
-    "broker.rack",
-    "delete.topic.enable",
-    "fetch.max.bytes",
-    "num.partitions",
-)
 
 Listed = list[dict[str, Any]]
 
@@ -39,7 +27,7 @@ class Reload:
     Args:
         config: as the broker was started.
         supervisor: resizes and replaces.
-        use: makes processes that are started from now on use other settings.
+        use: makes the broker use other settings.
     """
 
     def __init__(
@@ -64,34 +52,29 @@ class Reload:
         applied: Listed = []
         waiting: Listed = []
         for key in changed:
-            entry = {
-                "setting": key,
-                "from": _text(before[key]),
-                "to": _text(after[key]),
-            }
-            (applied if _is_live(key) else waiting).append(entry)
-        if any(key in _POOLS for key in changed):
+            is_live = reader_of(new.definition.key(key)) is not None
+            (applied if is_live else waiting).append(
+                _entry(key, before[key], after[key])
+            )
+        for name in new.advertised:
+            for key in sorted(PER_LISTENER):
+                old, own = self._config.own_value(name, key), new.own_value(name, key)
+                if old != own:
+                    (waiting if key == PROCESSORS_KEY else applied).append(
+                        _entry(f"listener.name.{name.lower()}.{key}", old, own)
+                    )
+        if any(READER_OF.get(key) is Reader.POOLS for key in changed):
             self._supervisor.resize(new.num_io_threads, new.num_network_threads)
-        roles = {_role_of(key) for key in changed} - {None}
-        if roles:
+        if applied:
             self._use(new)
-            for child in list(self._supervisor.children):
-                if child.role in roles:
-                    self._supervisor.restart(child.role, child.number)
         self._config = new
         for entry in applied:
             _LOG.info("reload: %(setting)s: %(from)s is now %(to)s", entry)
         return {"applied": applied, "needs_restart": waiting}
 
 
-def _role_of(key: str) -> Role | None:
-    if key in _BY_PROCESSOR:
-        return Role.PROCESSOR
-    return Role.HANDLER if key in _BY_HANDLER else None
-
-
-def _is_live(key: str) -> bool:
-    return key in _POOLS or _role_of(key) is not None
+def _entry(setting: str, before: object, after: object) -> dict[str, Any]:
+    return {"setting": setting, "from": _text(before), "to": _text(after)}
 
 
 def _text(value: object) -> str:

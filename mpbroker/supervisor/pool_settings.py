@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpbroker.config import BrokerConfig
+from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.pool_limits import HANDLERS_KEY, PROCESSORS_KEY
 from mpbroker.config_def import ConfigError
+from mpbroker.ipc.layout import MAX_PROCESSORS
 from mpbroker.logger import get_logger
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.pools import PoolSizes
@@ -43,7 +45,7 @@ class PoolSettings:
         self._config = config
         self._registry = registry
         self._listeners = listeners
-        self._own = config.own_processors()
+        self._listener_configs = DynamicConfig(config, registry.broker_overrides)
         self._asked: dict[str, _Asked] = {}
         self._being_written: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
@@ -51,11 +53,28 @@ class PoolSettings:
     def sizes(self) -> PoolSizes:
         """Return the sizes wanted now. It catches up with the log: one comparison."""
         self._registry.catch_up()
+        own = self._own_processors()
+        followers = len(self._listeners) - len(own)
         each = self._value(PROCESSORS_KEY)
+        if followers:
+            # What was set since may leave fewer: the more particular setting counts.
+            left = MAX_PROCESSORS - sum(own.values())
+            each = max(1, min(each, left // followers))
         return PoolSizes(
             self._value(HANDLERS_KEY),
-            tuple(self._own.get(listener, each) for listener in self._listeners),
+            tuple(own.get(listener, each) for listener in self._listeners),
         )
+
+    def _own_processors(self) -> dict[str, int]:
+        """The processors of listeners that do not follow num.network.threads."""
+        configs = self._listener_configs
+        return {
+            listener: number
+            for listener in self._listeners
+            if isinstance(
+                number := configs.own_of_listener(listener, PROCESSORS_KEY), int
+            )
+        }
 
     def ask(self, handlers: int | None, processors: int | None) -> None:
         """Want other sizes from now on.
@@ -73,12 +92,14 @@ class PoolSettings:
         }
         for name, text in wanted.items():
             self._config.definition.key(name).parse(text)
-        if processors is not None and len(self._own) == len(self._listeners):
+        self._registry.catch_up()
+        if processors is not None and len(self._own_processors()) == len(
+            self._listeners
+        ):
             raise ConfigError(
                 f"{PROCESSORS_KEY}={processors}: no listener follows it; each has a"
-                f" listener.name.NAME.{PROCESSORS_KEY}, which only a restart changes"
+                f" listener.name.NAME.{PROCESSORS_KEY}, which is to be changed instead"
             )
-        self._registry.catch_up()
         for name, text in wanted.items():
             self._asked[name] = _Asked(text, self._dynamic(name))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.config import BrokerConfig
+from mpbroker.config.dynamic import checked_definition
 from mpbroker.ipc.client_software import ClientSoftware
 from mpbroker.ipc.error_counts import ErrorCounts
 from mpbroker.ipc.layout import (
@@ -22,6 +23,7 @@ from mpbroker.ipc.layout import (
     MAX_PARTITIONS,
     Phase,
 )
+from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
@@ -137,7 +139,7 @@ class Roles:
             ring = FullRing(
                 memory.control, memory.handler_bells, config.queued_max_requests
             )
-        Processor(
+        serving = Processor(
             processor,
             memory.control,
             memory.arena,
@@ -148,7 +150,9 @@ class Roles:
             memory.keeper_link,
             config.socket_request_max_bytes,
             config.connections_max_idle_ms * _MS,
-        ).run()
+        )
+        serving.limits = LimitsPage(memory.limits)
+        serving.run()
 
     def run_handler(self, handler: int) -> None:
         config, memory = self._config, self._memory
@@ -200,7 +204,7 @@ class Roles:
             config.fetch_max_bytes,
         )
         apis = ApiTable(
-            definition=config.definition,
+            definition=checked_definition(config),
             config_texts=config.static_texts(),
             node_id=config.node_id,
             rack=config.broker_rack,

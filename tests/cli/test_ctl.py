@@ -341,14 +341,18 @@ def test_reload_applies_what_can_change_and_tells_what_cannot(tmp_path, ctl, ask
     broker = Broker(tmp_path / "data", {"num.network.threads": 1})
     with _with_file(broker, file):
         assert b"Nothing has changed" in ctl(broker, "reload").out
-        file.write_text("num.io.threads=3\nqueued.max.requests=7\n")
+        file.write_text("num.io.threads=3\nsocket.request.max.bytes=70000\n")
         answer = ask(broker, "reload")
         assert {each["setting"] for each in answer["applied"]} == {
             "num.io.threads",
             "fetch.max.bytes",
         }
         assert answer["needs_restart"] == [
-            {"setting": "queued.max.requests", "from": "500", "to": "7"}
+            {
+                "setting": "socket.request.max.bytes",
+                "from": "104857600",
+                "to": "70000",
+            }
         ]
         wait_until(lambda: len(processes(ask(broker, "status"), "handler")) == 3)
         file.write_text("num.io.threads=none\n")

@@ -19,6 +19,7 @@ import pytest
 # handler, processor and acceptor works with. They share it; what is imported after the
 # fork, each has for itself.
 BEFORE_THE_FORK = """
+    config.dynamic config.live_keys ipc.limits_page
     cli cli.exit_codes cli.serve errors logger
     config config_def config.broker_config config.broker_keys config.broker_values
     config.coordinator_keys config.cores config.listeners config.metrics_keys
@@ -30,6 +31,7 @@ BEFORE_THE_FORK = """
     ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment ipc.shared_log_cell
     ipc.transaction_table
     network network.acceptor network.arrivals network.channel network.channel_selector
+    network.connection_ledger network.connection_quotas
     network.connection_rows network.connections network.departures network.errors
     network.frame_length
     network.hand_over network.processor network.request_channel network.request_reader
@@ -56,7 +58,8 @@ BEFORE_THE_FORK = """
     storage.segment_list storage.segment_recovery storage.sync_ring storage.time_index
     storage.topic_names storage.topics storage.txn_index
     supervisor supervisor.broker supervisor.child supervisor.connections
-    supervisor.last_tries supervisor.listeners supervisor.loop supervisor.memory
+    supervisor.last_tries supervisor.listeners supervisor.live_config
+    supervisor.loop supervisor.memory
     supervisor.metrics supervisor.metrics.listener
     supervisor.pool_settings supervisor.pools supervisor.process_title
     supervisor.recovery supervisor.roles supervisor.signals supervisor.supervisor
@@ -75,6 +78,7 @@ BEFORE_READY = """
 # Each is large itself, or brings others; all have been here. logging (string, textwrap,
 # threading, tokenize, traceback, weakref) must be: see mpbroker.logger.load.
 NOT_BEFORE_THE_FORK = """
+    config.dynamic config.live_keys ipc.limits_page
     asyncio click concurrent.futures dataclasses datetime difflib
     encodings.idna hashlib inspect ipaddress msgpack multiprocessing orjson
     pathlib platform posix_ipc random setproctitle shutil subprocess tempfile

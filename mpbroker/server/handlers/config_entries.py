@@ -72,6 +72,25 @@ class BrokerConfigs:
         found = self._synonyms_of(_STAND_INS.get(name, (name,)))
         return list(dropwhile(lambda synonym: synonym.name != name, found))
 
+    def of_listeners(self) -> list[str]:
+        """Return the names that are set for single listeners, in any layer."""
+        found = {
+            name: None
+            for _, layer in self._layers
+            for name in layer
+            if self.definition.of_listener(name) is not None
+        }
+        return list(found)
+
+    def synonyms_of_listener(self, name: str, key: ConfigKey) -> list[Synonym]:
+        """Return all that set a listener's key: its own values, then the broker's."""
+        own = [
+            Synonym(name, layer[name], source)
+            for source, layer in self._layers
+            if name in layer
+        ]
+        return own + self.synonyms(key.name)
+
     def synonyms_of_topic_key(self, name: str) -> list[Synonym]:
         """Return all that set the default of a topic's key.
 

@@ -147,6 +147,13 @@ def alter_resource(
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
         _check_broker_configs(changed, definition, per_broker=bool(name))
+        other = registry.broker_overrides("" if name else str(node_id))
+        own, of_all = (after, other) if name else (other, after)
+        try:
+            if changed:
+                definition.check_together(own, of_all)
+        except ConfigError as error:
+            raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
         return after
 
     registry.alter_broker_config(name, checked, validate_only=validate_only)
@@ -174,11 +181,16 @@ def _check_broker_configs(
     changed: Mapping[str, str], definition: ConfigDef, *, per_broker: bool
 ) -> None:
     for name, text in changed.items():
-        try:
-            key = definition.key(name)
-        except ConfigError as error:
-            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
-        _check_may_change(key, name, per_broker=per_broker)
+        prefixed = definition.of_listener(name)
+        if prefixed is not None:
+            key = prefixed[1]
+            _check_of_listener(key, name, per_broker=per_broker)
+        else:
+            try:
+                key = definition.key(name)
+            except ConfigError as error:
+                raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+            _check_may_change(key, name, per_broker=per_broker)
         try:
             value = key.parse(text)
         except ConfigError as error:
@@ -191,14 +203,17 @@ def _check_broker_configs(
             )
 
 
+def _check_of_listener(key: ConfigKey, name: str, *, per_broker: bool) -> None:
+    if key.update_mode is UpdateMode.READ_ONLY:
+        raise _read_only(name)
+    if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
+        raise _per_broker(name)
+
+
 def _check_may_change(key: ConfigKey, name: str, *, per_broker: bool) -> None:
     """Raise ApiError INVALID_REQUEST if a key cannot be set in a running broker."""
     if key.update_mode is UpdateMode.READ_ONLY or key.name != name:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
-            f"Cannot update these configs dynamically: {name}; set it where the"
-            " broker is started, and restart it.",
-        )
+        raise _read_only(name)
     if key.is_sensitive or name.startswith(_SECURITY_PREFIXES):
         raise ApiError(
             ErrorCode.INVALID_REQUEST,
@@ -206,8 +221,20 @@ def _check_may_change(key: ConfigKey, name: str, *, per_broker: bool) -> None:
             f" the listener prefix: {name}",
         )
     if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
-            "Cannot update these configs at default cluster level, broker id must be"
-            f" specified: {name}",
-        )
+        raise _per_broker(name)
+
+
+def _read_only(name: str) -> ApiError:
+    return ApiError(
+        ErrorCode.INVALID_REQUEST,
+        f"Cannot update these configs dynamically: {name}; set it where the broker is"
+        " started, and restart it.",
+    )
+
+
+def _per_broker(name: str) -> ApiError:
+    return ApiError(
+        ErrorCode.INVALID_REQUEST,
+        "Cannot update these configs at default cluster level, broker id must be"
+        f" specified: {name}",
+    )

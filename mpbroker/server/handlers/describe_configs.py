@@ -169,18 +169,29 @@ class _Describer:
             text = canonical(key, own[0]) if own else None
             read_only = key.update_mode is UpdateMode.READ_ONLY
             yield self._entry(key, text, synonyms, read_only=read_only)
+        for name in self._broker.of_listeners():
+            prefixed = self._broker.definition.of_listener(name)
+            if prefixed is None or (wanted and name not in wanted):
+                continue
+            key = prefixed[1]
+            synonyms = self._broker.synonyms_of_listener(name, key)
+            text = canonical(key, synonyms[0].text)
+            read_only = key.update_mode is UpdateMode.READ_ONLY
+            yield self._entry(key, text, synonyms, read_only=read_only, name=name)
 
     def _broker_default_entries(
         self, wanted: Collection[str]
     ) -> Iterator[DescribeConfigsResourceResult]:
         """The cluster-wide dynamic configs: only those that are set."""
         for name, text in self._broker.dynamic_default.items():
-            key = self._broker.definition.get(name)
+            prefixed = self._broker.definition.of_listener(name)
+            key = prefixed[1] if prefixed else self._broker.definition.get(name)
             if key is None or (wanted and name not in wanted):
                 continue
             source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
             synonyms = [Synonym(name, text, source)]
-            yield self._entry(key, canonical(key, text), synonyms, read_only=False)
+            value = canonical(key, text)
+            yield self._entry(key, value, synonyms, read_only=False, name=name)
 
     def _entry(
         self,
@@ -189,12 +200,13 @@ class _Describer:
         synonyms: list[Synonym],
         *,
         read_only: bool,
+        name: str | None = None,
     ) -> DescribeConfigsResourceResult:
         hidden = key.is_sensitive
         request = self._request
         source = synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG
         return DescribeConfigsResourceResult(
-            name=key.name,
+            name=name or key.name,
             value=None if hidden else text,
             read_only=read_only,
             config_source=source,

@@ -145,6 +145,9 @@ class _Edit:
         """
         operation, name = OpType(config.config_operation), config.name
         key = self._definition.get(name)
+        prefixed = self._definition.of_listener(name)
+        if prefixed is not None:
+            key = prefixed[1]
         if key is not None and key.type is not ConfigType.LIST:
             raise ApiError(
                 ErrorCode.INVALID_CONFIG,

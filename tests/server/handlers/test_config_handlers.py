@@ -189,11 +189,11 @@ def test_what_cannot_be_described_says_why(registry, kind, name, code):
 def test_a_brokers_values_say_which_may_change_while_it_runs(registry):
     found = entries(registry, BROKER, "1")
     assert set(found) == {key.name for key in BROKER_CONFIG_DEF}
-    threads, requests = found["num.io.threads"], found["queued.max.requests"]
+    threads, requests = found["num.io.threads"], found["socket.request.max.bytes"]
     assert (threads.value, threads.config_source, threads.read_only) == ("4", 4, False)
     assert sources(threads) == [("num.io.threads", "4", 4), ("num.io.threads", "8", 5)]
     assert (requests.value, requests.config_source, requests.read_only) == (
-        "500",
+        "104857600",
         5,
         True,
     )

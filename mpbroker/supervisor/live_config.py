@@ -1,0 +1,223 @@
+"""LiveConfig: bring changed settings to the processes that read them.
+
+The settings of a running broker are those it was started with and the dynamic configs
+on top (config/dynamic.py). Each has one kind of reader (config/live_keys.py), and so
+one way to be changed:
+
+    PAGE, SOCKETS   published in shared memory, or set on the listen sockets, at once
+    POOLS, TOPICS   others look at the metadata log themselves
+    the rest        its role's processes are replaced one by one, as by ctl restart
+
+Nothing of this is a sequence that a death could interrupt: every process that starts
+gets the settings as they are then.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mpbroker.config import BrokerConfig
+from mpbroker.config.dynamic import DynamicConfig
+from mpbroker.config.listeners import parse_connection_overrides
+from mpbroker.config.live_keys import READER_OF, Reader
+from mpbroker.config_def import ConfigValue
+from mpbroker.ipc.limits_page import (
+    UNSET,
+    Address,
+    AddressLimits,
+    BrokerLimits,
+    Limits,
+    LimitsPage,
+    ListenerLimits,
+)
+from mpbroker.ipc.ring import RequestRing
+from mpbroker.logger import get_logger
+from mpbroker.network.connection_rows import address_words
+from mpbroker.storage.topics import TopicRegistry
+from mpbroker.supervisor.child import ChildState, Role
+from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.supervisor import Supervisor
+
+_LOG = get_logger(__name__)
+
+_ROLES: Final = {
+    Reader.RING: (Role.PROCESSOR,),
+    Reader.HANDLER: (Role.HANDLER,),
+    Reader.COORDINATOR: (Role.COORDINATOR,),
+    Reader.HOUSEKEEPER: (Role.HOUSEKEEPER,),
+    Reader.EXPORTER: (Role.EXPORTER,),
+}
+_REPLACED: Final = (Role.HANDLER, Role.PROCESSOR)  # by a successor that is ready first
+
+
+class LiveConfig:
+    """The supervisor's part in dynamic configs.
+
+    Args:
+        use: gives settings to processes that are started from now on.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        registry: TopicRegistry,
+        memory: BrokerMemory,
+        listeners: Sequence[Listener],
+        use: Callable[[BrokerConfig], None],
+    ) -> None:
+        self._registry = registry
+        self._memory = memory
+        self._listeners = listeners
+        self._use = use
+        self._page = LimitsPage(memory.limits)
+        self._dynamic = DynamicConfig(config, registry.broker_overrides)
+        self._version = registry.version
+        self._values = self._read_values()
+        self._limits = self._read_limits()
+        self._page.publish(self._limits)
+        use(self._dynamic.effective())
+        self._set_sockets(None)
+        if self._values["queued.max.requests"] != config.queued_max_requests:
+            self._replace_ring()
+
+    def turn(self, supervisor: Supervisor) -> None:
+        """See whether the metadata log has anything new; apply it."""
+        self._registry.catch_up()
+        if self._registry.version != self._version:
+            self._version = self._registry.version
+            self._apply(supervisor)
+
+    def rebase(self, supervisor: Supervisor, config: BrokerConfig) -> None:
+        """Put the dynamic configs on top of other static ones."""
+        before = self._dynamic.config
+        self._dynamic = DynamicConfig(config, self._registry.broker_overrides)
+        told = [Role.HANDLER]  # they describe them
+        if config.log_defaults() != before.log_defaults():
+            told += [Role.COORDINATOR, Role.HOUSEKEEPER, Role.EXPORTER]
+        self._apply(supervisor, told)
+
+    def _apply(self, supervisor: Supervisor, told: Sequence[Role] = ()) -> None:
+        limits = self._read_limits()
+        if limits != self._limits:
+            self._limits = limits
+            self._page.publish(limits)
+        before, self._values = self._values, self._read_values()
+        changed = [
+            key for key, value in self._values.items() if value != before.get(key)
+        ]
+        if not changed and not told:
+            return
+        for key in changed:
+            _LOG.info("%s is now %s", key, self._values[key])
+        self._use(self._dynamic.effective())
+        self._set_sockets(changed)
+        if "queued.max.requests" in changed:
+            self._replace_ring()
+        roles = {
+            role for key in changed for role in _ROLES.get(READER_OF[key], ())
+        }.union(told)
+        for child in list(supervisor.children):
+            if child.role not in roles or child.state is ChildState.DRAINING:
+                continue
+            if child.role in _REPLACED:
+                supervisor.restart(child.role, child.number)
+            else:
+                supervisor.renew(child)
+
+    def _read_values(self) -> dict[str, ConfigValue]:
+        definition, dynamic = self._dynamic.config.definition, self._dynamic
+        return {key: dynamic.value(key) for key in READER_OF if key in definition}
+
+    def _replace_ring(self) -> None:
+        """Processors that start from now on let so many requests wait."""
+        memory = self._memory
+        limit = self._dynamic.integer("queued.max.requests")
+        memory.ring = RequestRing(memory.control, memory.handler_bells, limit)
+
+    # -- what acceptors and processors obey ------------------------------------------
+
+    def _read_limits(self) -> Limits:
+        integer = self._dynamic.integer
+        names = [each.endpoint.listener_name for each in self._listeners]
+        return Limits(
+            BrokerLimits(
+                max_connections=integer("max.connections"),
+                creation_rate=integer("max.connection.creation.rate"),
+                max_per_address=integer("max.connections.per.ip"),
+                protected_listener=self._protected(names),
+                max_idle_ms=integer("connections.max.idle.ms"),
+                rate_samples=integer("quota.window.num"),
+                rate_window_ms=1000 * integer("quota.window.size.seconds"),
+            ),
+            [
+                ListenerLimits(
+                    integer("max.connections", name)
+                    if self._is_own(name, "max.connections")
+                    else ListenerLimits().max_connections,
+                    integer("max.connection.creation.rate", name)
+                    if self._is_own(name, "max.connection.creation.rate")
+                    else ListenerLimits().creation_rate,
+                    integer("socket.send.buffer.bytes", name),
+                    integer("socket.receive.buffer.bytes", name),
+                )
+                for name in names
+            ],
+            self._addresses(),
+        )
+
+    def _is_own(self, listener: str, key: str) -> bool:
+        """Whether a listener has a limit of its own: that of the broker is another."""
+        return self._dynamic.own_of_listener(listener, key) is not None
+
+    def _protected(self, names: Sequence[str]) -> int:
+        """The listener between brokers, if there is another: Kafka exempts it."""
+        name = self._dynamic.config.inter_broker_listener_name
+        if name is None or len(names) < 2 or name.upper() not in names:
+            return UNSET
+        return names.index(name.upper())
+
+    def _addresses(self) -> dict[Address, AddressLimits]:
+        items = self._dynamic.value("max.connections.per.ip.overrides")
+        assert isinstance(items, tuple)
+        found: dict[Address, AddressLimits] = {}
+        for host, most in parse_connection_overrides(items).items():
+            for address in _resolve(host):
+                found[address] = AddressLimits(most)
+        return found
+
+    # -- listen sockets ---------------------------------------------------------------
+
+    def _set_sockets(self, changed: Sequence[str] | None) -> None:
+        """Both may change while a socket listens; None: as at the start."""
+        if changed is None:
+            changed = [
+                key
+                for key, reader in READER_OF.items()
+                if reader is Reader.SOCKETS
+                and self._values[key] != self._dynamic.config.resolved(key).value
+            ]
+        backlog = self._dynamic.integer("socket.listen.backlog.size")
+        for listener in self._listeners:
+            if "socket.listen.backlog.size" in changed:
+                listener.sock.listen(backlog)
+            receive = self._dynamic.integer("socket.receive.buffer.bytes")
+            if "socket.receive.buffer.bytes" in changed and receive >= 0:
+                listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+
+
+def _resolve(host: str) -> list[Address]:
+    """The addresses of a host; a name is looked up when it is set, as in Kafka."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        _LOG.warning(
+            "max.connections.per.ip.overrides: %s has no address (%s): no exception"
+            " for it",
+            host,
+            error,
+        )
+        return []
+    return [address_words(family, name)[0] for family, *_, name in found]
