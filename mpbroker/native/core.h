@@ -89,6 +89,7 @@
     X(CONNECTION_POSITION, "layout.CONNECTION_POSITION")                              \
     X(CONNECTION_SENT, "layout.CONNECTION_SENT")                                      \
     X(CONNECTION_ACTIVE, "layout.CONNECTION_ACTIVE")                                  \
+    X(CONNECTION_MUTED_UNTIL, "layout.CONNECTION_MUTED_UNTIL")                        \
     X(CONNECTION_COPY_SHIFT, "layout.CONNECTION_COPY_SHIFT")                          \
     X(POSITION_SHIFT, "layout.POSITION_SHIFT")                                        \
     X(CONNECTION_READING, "layout.ConnectionState.READING")                           \

@@ -282,7 +282,8 @@ static enum outcome
 receive_request(processor_end *self, PyObject *channel, int64_t now)
 {
     numbers n;
-    if (!get_numbers(self, channel, &n))
+    if (!get_numbers(self, channel, &n)
+        || load_relaxed(&self->control, n.row + L.CONNECTION_MUTED_UNTIL))
         return UNUSUAL;
     int64_t frame_bytes = whole_frame(self, &n);
     if (frame_bytes == 0 && get_slot(channel, self->at.readable) == Py_True) {

@@ -22,6 +22,7 @@ from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
+    CONNECTION_MUTED_UNTIL,
     HEADER,
     HEADER_PHASE,
     PROCESSOR_BEAT,
@@ -37,7 +38,6 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     processor_row,
 )
-from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
@@ -69,6 +69,7 @@ from mpbroker.network.request_reader import (
 )
 from mpbroker.network.response_sender import ResponseSender, SendResult
 from mpbroker.network.succession import Resumption
+from mpbroker.network.throttles import Throttles
 
 _LOG = get_logger(__name__)
 
@@ -151,7 +152,6 @@ class Processor:
             self._selector,
         )
         self._max_idle_ns = max_idle_ns
-        self.limits: LimitsPage | None = None  # what may change while it runs
         self._connections = Connections(
             processor, control, self._selector, self._rows, self._reader, self._requests
         )
@@ -161,6 +161,7 @@ class Processor:
         self._waiting: deque[Channel] = deque()  # for a slot or an extent
         self._homeless: deque[Channel] = deque()  # the same, to move their bytes there
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
+        self._throttles = Throttles(control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
         # The plain part of a turn in C, if it is there: see native/processor_end.c.
         self._compiled = None
@@ -215,7 +216,7 @@ class Processor:
             self._busy = True
         if self._unfinished:
             self._finish_sending()
-        if self._postponed or self._waiting or self._homeless:
+        if self._postponed or self._waiting or self._homeless or self._throttles:
             self._retry_reading()
         events = self._poll()
         self._now = now = time.monotonic_ns()
@@ -261,7 +262,7 @@ class Processor:
             self._busy = True
             return self._selector.poll(0)
         started = time.monotonic_ns()
-        events = self._selector.poll(_IDLE_POLL_S)
+        events = self._selector.poll(self._throttles.poll_s(_IDLE_POLL_S, started))
         self._connections.count(ProcessorCounter.IDLE_NS, time.monotonic_ns() - started)
         self._busy = bool(events)
         return events
@@ -357,6 +358,11 @@ class Processor:
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
             return
+        if self._words[channel.row + CONNECTION_MUTED_UNTIL] and self._throttles.holds(
+            channel, self._now
+        ):
+            self._reader.rest(channel)
+            return
         channel.active_ns = self._now
         try:
             result = self._reader.read(channel)
@@ -418,6 +424,9 @@ class Processor:
 
     def _retry_reading(self) -> None:
         """Give those that waited their turn, in order."""
+        for channel in self._throttles.due(self._now):
+            if self._connections.is_here(channel) and channel.state == _READING:
+                self._receive(channel)
         for _ in range(len(self._homeless)):
             channel = self._homeless.popleft()
             if not self._connections.is_here(channel):
@@ -566,10 +575,6 @@ class Processor:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._words[self._row + PROCESSOR_BEAT] = self._now
-        if self.limits is not None:
-            limits = self.limits.read()
-            self._max_idle_ns = limits.broker.max_idle_ms * 1_000_000
-            self._connections.close_excess(limits)
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
         quiet = max(expired, self._now - _QUIET_NS)
         for channel in list(self._channels.values()):
