@@ -22,7 +22,6 @@ from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
-    CONNECTION_MUTED_UNTIL,
     HEADER,
     HEADER_PHASE,
     PROCESSOR_BEAT,
@@ -38,6 +37,7 @@ from mpbroker.ipc.layout import (
     ResponseKind,
     processor_row,
 )
+from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
@@ -152,6 +152,7 @@ class Processor:
             self._selector,
         )
         self._max_idle_ns = max_idle_ns
+        self.limits: LimitsPage | None = None  # what may change while it runs
         self._connections = Connections(
             processor, control, self._selector, self._rows, self._reader, self._requests
         )
@@ -358,9 +359,7 @@ class Processor:
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
             return
-        if self._words[channel.row + CONNECTION_MUTED_UNTIL] and self._throttles.holds(
-            channel, self._now
-        ):
+        if self._throttles.holds(channel, self._now):
             self._reader.rest(channel)
             return
         channel.active_ns = self._now
@@ -575,6 +574,10 @@ class Processor:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._words[self._row + PROCESSOR_BEAT] = self._now
+        if self.limits is not None:
+            limits = self.limits.read()
+            self._max_idle_ns = limits.broker.max_idle_ms * 1_000_000
+            self._connections.close_excess(limits)
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
         quiet = max(expired, self._now - _QUIET_NS)
         for channel in list(self._channels.values()):

@@ -48,7 +48,8 @@ class Throttles:
         word = channel.row + CONNECTION_MUTED_UNTIL
         until: int = self._words[word]
         if until <= now_ns:
-            self._words[word] = 0
+            if until:
+                self._words[word] = 0
             return False
         channel.waiting = True  # events are noted, and wait as well
         heapq.heappush(self._timers, (until, next(self._numbers), channel))
