@@ -68,6 +68,7 @@ class Purgatory:
         self._timers: list[tuple[int, int, DelayedOperation]] = []
         self._numbers = itertools.count()
         self._keys: dict[int, int] = {}
+        self._told: list[int] = []  # rows of which we have told ourselves
         self.size = 0
         # Called within ``except``, for an operation that met a bug of ours.
         self.on_bug: Callable[[DelayedOperation], None] | None = None
@@ -114,11 +115,21 @@ class Purgatory:
             self._timers = [entry for entry in self._timers if not entry[2].done]
             heapq.heapify(self._timers)
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether there is a notice of our own, for which nothing will wake us."""
+        return bool(self._told and self.size)
+
     def process_notices(self) -> bool:
         """Complete what the notices that have come make complete; say if any came."""
+        told, self._told = self._told, []
         if self._own.is_empty():
-            return False
-        rows, look_at_all = self._own.take()
+            rows, look_at_all = told, False
+            if not told:
+                return False
+        else:
+            rows, look_at_all = self._own.take()
+            rows = told + rows
         if look_at_all:
             # Some notices were lost (a death, or too many at once).
             self._armed.clear()
@@ -194,7 +205,17 @@ class Purgatory:
         self.notify(row.index, waiters)
 
     def notify(self, row: int, handlers: int) -> None:
-        """Send a notice to each handler whose bit is set."""
+        """Send a notice to each handler whose bit is set.
+
+        One to ourselves takes no ring and wakes nobody: it is seen to in this turn, or
+        keeps the next wait from beginning (``has_notices``).
+        """
+        if handlers & self._bit:
+            handlers ^= self._bit
+            if self.size:
+                self._told.append(row)
+            else:
+                self._armed.discard(row)  # that notice is used up
         while handlers:
             lowest = handlers & -handlers
             self._notices[lowest.bit_length() - 1].put(row)

@@ -123,6 +123,8 @@ class RequestHandler:
                 self._wait()
 
     def _wait(self) -> None:
+        if self._purgatory.has_notices:
+            return
         started = time.monotonic_ns()
         if started >= self._next_give_back:
             self._next_give_back = started + _GIVE_BACK_NS

@@ -139,6 +139,35 @@ def test_one_who_waits_for_a_sync_is_not_told_of_data(memory):
     assert operation.completed == 1
 
 
+def test_a_notice_to_itself_takes_no_ring_and_is_not_slept_over(memory):
+    own = purgatory(memory)
+    operation = Waiting(memory, 1)
+    own.watch(operation)
+    assert not own.has_notices
+    append(memory, 1, 1, own)
+    assert memory.notices[0].is_empty()
+    assert own.has_notices
+    own.process_notices()
+    assert operation.completed == 1
+    assert not own.has_notices
+
+
+def test_its_own_change_while_nobody_waits_does_not_cost_the_next_one_its_notice(
+    memory,
+):
+    own, other = purgatory(memory), purgatory(memory, 1)
+    gone = Waiting(memory, 1)
+    own.watch(gone)
+    own.unwatch(gone)
+    append(memory, 1, 1, own)
+    assert not own.has_notices
+    operation = Waiting(memory, 1)
+    own.watch(operation)
+    append(memory, 1, 2, other)
+    own.process_notices()
+    assert operation.completed == 1
+
+
 def test_ten_thousand_that_wait_cost_an_append_elsewhere_nothing(memory):
     own, other = purgatory(memory), purgatory(memory, 1)
     operations = [Waiting(memory, index % 4) for index in range(10_000)]
