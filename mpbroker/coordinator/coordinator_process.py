@@ -19,10 +19,11 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, Final, cast
+from collections.abc import Callable, Hashable, Iterator
+from typing import Final, cast
 
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
+from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.group_records import read_record
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
@@ -51,7 +52,6 @@ from mpbroker.ipc.layout import (
     HEADER_PHASE,
     HandlerCounter,
     Phase,
-    RowStatus,
     handler_row,
 )
 from mpbroker.ipc.segment import Segment
@@ -61,7 +61,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.purgatory import Purgatory, sync_key
+from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request import CLOSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_log import PartitionLog
@@ -72,7 +72,6 @@ _LOG = get_logger(__name__)
 _MAX_BATCH: Final = 64
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
-_SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
 # So long a batch may grow while others are written to disk: a sync takes 1 to 5 ms.
 _HOLD_NS: Final = 2_000_000
 # While less is left to load than this takes, requests wait for it on the lane; after
@@ -81,10 +80,6 @@ _LOAD_PATIENCE_S: Final = 0.5
 # A turn's share of loading, once requests are served beside it.
 _LOAD_TURN_S: Final = 0.02
 _LOOK_AGAIN_MS: Final = 2000
-
-
-# By row: a log's name, the log, and the offset below which all must be on disk.
-Waiting = dict[int, tuple[Hashable, PartitionLog, int]]
 
 
 class Clock:
@@ -119,6 +114,7 @@ class CoordinatorProcess:
         transactions: Transactions,
         purgatory: Purgatory,
         group_commit: GroupCommit,
+        durability: Durability,
         disk: DiskSync,
         catch_up: Callable[[], object],
         client_host: Callable[[int], str],
@@ -139,6 +135,7 @@ class CoordinatorProcess:
         self._transactions = transactions
         self._purgatory = purgatory
         self._commit = group_commit
+        self._durability = durability
         self._disk = disk
         self._catch_up = catch_up
         self._answer_error = answer_error
@@ -214,9 +211,7 @@ class CoordinatorProcess:
             self._timers.expire(self._clock.now_ms())
         self._flush()
         self._see_to_syncs()
-        if self._purgatory.size:
-            self._purgatory.process_notices()
-            self._purgatory.expire(time.monotonic_ns())
+        while self._durability.go_on(time.monotonic_ns()):
             if self._out:
                 # Who was told of a commit need not wait for its markers.
                 self._channel.flush()
@@ -233,8 +228,7 @@ class CoordinatorProcess:
         until_timer = (self._timers.next_ms - self._clock.now_ms()) / 1e3
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             until_timer = _IDLE_POLL_S  # none is called any more
-        until_parked = (self._purgatory.next_deadline_ns - time.monotonic_ns()) / 1e9
-        self._epoll.poll(max(0.0, min(timeout, until_timer, until_parked)))
+        self._epoll.poll(max(0.0, min(timeout, until_timer)))
 
     def _see_to_syncs(self) -> None:
         commit = self._commit
@@ -319,8 +313,14 @@ class CoordinatorProcess:
         for markers in out.take_markers():
             self._mark(markers, now_ms)
         held, self._held, self._held_since_ns = self._held, [], 0
+        resting: dict[tuple[int, ...], list[Answer]] = {}
         for answer in (*held, *out.take_answers()):
-            self._give(answer, lost)
+            if answer.after:
+                resting.setdefault(answer.after, []).append(answer)
+            else:
+                self._send(answer)
+        for after, answers in resting.items():
+            self._give(answers, after, lost)
         for step in out.take_steps():
             self._go_on(step, lost)
         return True
@@ -373,29 +373,33 @@ class CoordinatorProcess:
             self._held_since_ns = now_ns
         return now_ns - self._held_since_ns < _HOLD_NS
 
-    def _give(self, answer: Answer, lost: set[int]) -> None:
-        waiting = self._waiting(answer.after, lost)
-        if waiting is None:
-            self._give_error(answer.call)
+    def _give(
+        self, answers: list[Answer], after: tuple[int, ...], lost: set[int]
+    ) -> None:
+        """Send what rests on the same logs, once these are on disk."""
+        awaited = self._awaited(after, lost)
+        if awaited is None:
+            for answer in answers:
+                self._give_error(answer.call)
             return
         self._when_durable(
-            waiting, lambda failed: self._complete(answer, cast("list[int]", failed))
+            awaited, lambda failed: self._complete(answers, cast("list[int]", failed))
         )
 
-    def _waiting(self, after: tuple[int, ...], lost: set[int]) -> Waiting | None:
+    def _awaited(self, after: tuple[int, ...], lost: set[int]) -> list[Awaited] | None:
         """Which logs are still to be synced; None: one could not be written."""
-        waiting: Waiting = {}
+        awaited = []
         for number in after:
             if number in lost:
                 return None
             found = self._ends.get(number)
             if found is not None:
-                waiting[found[0].row.index] = number, *found
-        return waiting
+                awaited.append(Awaited(number, *found))
+        return awaited
 
     def _go_on(self, step: Step, lost: set[int]) -> None:
-        waiting = self._waiting(step.after, lost)
-        if waiting is None:
+        awaited = self._awaited(step.after, lost)
+        if awaited is None:
             step.run(False)
             return
 
@@ -404,35 +408,27 @@ class CoordinatorProcess:
                 self._lose(log)
             step.run(not failed)
 
-        self._when_durable(waiting, complete)
+        self._when_durable(awaited, complete)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
         """Append markers, and say so when they are on disk."""
-        results, waiting = self._transactions.markers.append(markers, now_ms)
+        results, awaited = self._transactions.markers.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
             for partition in cast("list[TopicPartition]", failed):
                 results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
             markers.done(results, self._clock.now_ms())
 
-        self._when_durable(dict(waiting), complete)
+        self._when_durable(awaited, complete)
 
     def _when_durable(
-        self, waiting: Waiting, complete: Callable[[list[Hashable]], None]
+        self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
     ) -> None:
         """Go on when all logs are on disk as far as is wanted, perhaps at once."""
-        left = {
-            row: (name, log, end)
-            for row, (name, log, end) in waiting.items()
-            if self._sync and log.row.durable_end_offset < end
-        }
-        if not left:
+        if self._sync:
+            self._durability.when(awaited, complete, time.monotonic_ns())
+        else:
             complete([])
-            return
-        now_ns = time.monotonic_ns()
-        self._purgatory.watch(AwaitedSyncs(self._commit.want, left, complete, now_ns))
-        for _, log, _ in left.values():
-            self._commit.want(log)
 
     def _send(self, answer: Answer) -> None:
         request: Request = answer.call.request
@@ -453,15 +449,16 @@ class CoordinatorProcess:
         else:
             self._channel.send_bytes(request.slot, request.frame(body))
 
-    def _complete(self, answer: Answer, lost: list[int]) -> None:
-        """What an answer waited for is on disk, or (lost logs) never will be.
+    def _complete(self, answers: list[Answer], lost: list[int]) -> None:
+        """What answers waited for is on disk, or (lost logs) never will be.
 
         A partition that cannot be synced is off line for good.
         """
-        if not lost:
-            self._send(answer)
-            return
-        self._give_error(answer.call)
+        for answer in answers:
+            if lost:
+                self._give_error(answer.call)
+            else:
+                self._send(answer)
         for log in lost:
             self._lose(log)
 
@@ -524,48 +521,3 @@ class CoordinatorProcess:
             return
         if read is not None:
             self._coordinator.replay(*read, now_ms, record.producer_id)
-
-
-class AwaitedSyncs:
-    """What goes on when records that are on their way to the disk are there.
-
-    ``complete`` is told the names of logs that never will be.
-    """
-
-    may_end_early = False
-
-    def __init__(
-        self,
-        want_sync: Callable[[PartitionLog], None],
-        waiting: Waiting,
-        complete: Callable[[list[Hashable]], None],
-        now_ns: int,
-    ) -> None:
-        self._want_sync = want_sync
-        self._waiting = waiting
-        self._complete = complete
-        self._failed: list[Hashable] = []
-        self.request: Any = None  # of nobody, or of one who is known to ``complete``
-        self.deadline_ns = now_ns + _SYNC_DEADLINE_NS
-        self.done = False
-        self.keys: Iterable[int] = [sync_key(index) for index in waiting]
-
-    def try_complete(self, row: int) -> bool:
-        wanted = self._waiting.get(row)
-        if wanted is not None:
-            name, log, offset = wanted
-            if log.row.durable_end_offset >= offset:
-                del self._waiting[row]
-            elif log.row.status != RowStatus.ONLINE:
-                self._failed.append(name)
-                del self._waiting[row]
-            else:
-                self._want_sync(log)  # too late for the last one
-        if self._waiting:
-            return False
-        self._complete(self._failed)
-        return True
-
-    def expire(self) -> None:
-        self._failed.extend(name for name, _, _ in self._waiting.values())
-        self._complete(self._failed)

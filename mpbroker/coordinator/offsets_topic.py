@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mpbroker.coordinator.outbox import TransactionalRecord
 from mpbroker.logger import get_logger
 from mpbroker.protocol.batch_header import (
+    NO_PARTITION_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
     iter_batches,
+    pack_header,
     parse_batch_header,
 )
-from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.compression import Codec, compress
 from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.log_validator import ValidatedBatch
-from mpbroker.protocol.record_batch import RecordBatchBuilder, iter_records
+from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.record_encode import RawRecord, encode_records
 
 if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
@@ -118,14 +126,8 @@ class OffsetsTopic:
         """
         log = self._log(self._topic(), partition)
         end = 0
-        builder = RecordBatchBuilder(self._codec)
-        for key, value in records:
-            builder.append(now_ms, key, value)
-            if builder.size_in_bytes >= _BATCH_BYTES:
-                end = _append(log, builder, now_ms)
-                builder = RecordBatchBuilder(self._codec)
-        if builder.record_count:
-            end = _append(log, builder, now_ms)
+        for raw in _cut(records, now_ms):
+            end = _append(log, raw, self._codec, now_ms)
         return log, end
 
     def append_transactional(
@@ -133,20 +135,13 @@ class OffsetsTopic:
     ) -> tuple[PartitionLog, int]:
         """Append records of transactions, a batch each; as ``append``."""
         log = self._log(self._topic(), partition)
-        by_producer: dict[tuple[int, int], list[TransactionalRecord]] = {}
+        by_producer: dict[tuple[int, int], list[tuple[bytes, bytes | None]]] = {}
         for record in records:
-            by_producer.setdefault(record[:2], []).append(record)
+            by_producer.setdefault(record[:2], []).append((record.key, record.value))
         end = 0
-        for (producer_id, epoch), batch in by_producer.items():
-            builder = RecordBatchBuilder(
-                self._codec,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                transactional=True,
-            )
-            for record in batch:
-                builder.append(now_ms, record.key, record.value)
-            end = _append(log, builder, now_ms)
+        for producer, pairs in by_producer.items():
+            for raw in _cut(pairs, now_ms):
+                end = _append(log, raw, self._codec, now_ms, producer)
         return log, end
 
     def log_of(self, partition: int) -> PartitionLog:
@@ -185,18 +180,54 @@ class OffsetsTopic:
             yield records
 
 
-def _append(log: PartitionLog, builder: RecordBatchBuilder, now_ms: int) -> int:
-    data = bytearray(builder.build())
-    header = parse_batch_header(data)
-    batch = ValidatedBatch(
-        header,
-        header.last_offset_delta,
-        header.max_timestamp,
-        header.record_count,
-        header.last_offset_delta,
-        memoryview(data),
-        -1,
+def _cut(
+    records: Sequence[tuple[bytes, bytes | None]], now_ms: int
+) -> Iterator[list[RawRecord]]:
+    """Divide records into batches of a bearable size."""
+    batch: list[RawRecord] = []
+    size = 0
+    for key, value in records:
+        batch.append((now_ms, key, value, ()))
+        size += len(key) + len(value or b"")
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _append(
+    log: PartitionLog,
+    records: list[RawRecord],
+    codec: Codec,
+    now_ms: int,
+    producer: tuple[int, int] | None = None,
+) -> int:
+    """Append a batch; return the offset behind it."""
+    payload, _, _ = encode_records(records)
+    if codec:
+        payload = compress(codec, payload)
+    attributes = codec if producer is None else codec | TRANSACTIONAL_FLAG
+    last = len(records) - 1
+    producer_id, epoch = producer or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+    header = BatchHeader(
+        base_offset=0,
+        batch_length=0,
+        partition_leader_epoch=NO_PARTITION_LEADER_EPOCH,
+        magic=2,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=last,
+        base_timestamp=now_ms,
+        max_timestamp=now_ms,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=NO_SEQUENCE,
+        record_count=last + 1,
     )
+    data = pack_header(header, payload)
+    data += payload
+    batch = ValidatedBatch(header, last, now_ms, last + 1, last, memoryview(data), -1)
     return log.append(batch, now_ms=now_ms).last_offset + 1
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
@@ -37,9 +38,6 @@ from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 
 _LOG = get_logger(__name__)
-
-# Which markers wait, and for what: by row, the partition and the offset to be durable.
-Waiting = dict[int, tuple[TopicPartition, PartitionLog, int]]
 
 
 class FindLog(Protocol):
@@ -69,7 +67,7 @@ class MarkerWriter:
 
     def append(
         self, markers: Markers, now_ms: int
-    ) -> tuple[dict[TopicPartition, ErrorCode], Waiting]:
+    ) -> tuple[dict[TopicPartition, ErrorCode], list[Awaited]]:
         """Append markers; say how each went, and what is to be synced."""
         data = build_end_transaction_marker(
             markers.producer_id,
@@ -78,7 +76,7 @@ class MarkerWriter:
             now_ms,
         )
         results: dict[TopicPartition, ErrorCode] = {}
-        waiting: Waiting = {}
+        awaited = []
         for topic_partition in markers.partitions:
             name, partition = topic_partition
             try:
@@ -92,12 +90,12 @@ class MarkerWriter:
                 _LOG.warning("no marker for %s-%d: %s", name, partition, error)
                 continue
             results[topic_partition] = ErrorCode.NONE
-            waiting[log.row.index] = topic_partition, log, end
+            awaited.append(Awaited(topic_partition, log, end))
             if name == OFFSETS_TOPIC:
                 self._groups.replay_end_of_transaction(
                     partition, markers.producer_id, commit=markers.commit
                 )
-        return results, waiting
+        return results, awaited
 
     def _append(self, log: PartitionLog, data: bytearray, now_ms: int) -> int:
         header = parse_batch_header(data)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
+from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
@@ -150,6 +151,14 @@ class CoordinatorRole:
         )
         purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
         disk = DiskSync()
+
+        def sync_ended(row: int, handlers: int) -> None:
+            durability.sync_ended(row)
+            if others := handlers & ~(1 << COORDINATOR):
+                purgatory.notify(row, others)
+
+        commit = GroupCommit(COORDINATOR, disk, sync_ended)
+        durability = Durability(commit.want, memory.notices[COORDINATOR])
         channel = HandlerEnd(
             COORDINATOR,
             memory.control,
@@ -200,7 +209,8 @@ class CoordinatorRole:
             topic,
             transactions,
             purgatory,
-            GroupCommit(COORDINATOR, disk, purgatory.notify),
+            commit,
+            durability,
             disk,
             registry.catch_up,
             lambda connection: f"/{peer_address(words, connection)[0]}",

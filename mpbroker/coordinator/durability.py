@@ -1,0 +1,155 @@
+"""What goes on when records that are on their way to the disk are there.
+
+All that waits for the same place in a log waits as one. A sync of ours that has ended
+is looked at by us, with no notice and no wake-up; of a sync that another process made
+of the same log (the partitions of a transaction) its notice comes by our ring.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.ipc.ring import NotificationRing
+from mpbroker.storage.partition_log import PartitionLog
+
+DEADLINE_NS: Final = 120 * 1_000_000_000
+_NEVER: Final = 1 << 62
+
+
+class Awaited(NamedTuple):
+    """A log by the name that its waiter knows, and how far it must be synced."""
+
+    name: Hashable
+    log: PartitionLog
+    end: int
+
+
+class _Waiter:
+    """One that waits, for one log or several."""
+
+    __slots__ = ("complete", "deadline_ns", "failed", "left")
+
+    def __init__(
+        self,
+        complete: Callable[[list[Hashable]], None],
+        left: int,
+        deadline_ns: int,
+    ) -> None:
+        self.complete = complete
+        self.left = left
+        self.failed: list[Hashable] = []
+        self.deadline_ns = deadline_ns
+
+
+class Durability:
+    """Who waits for which log.
+
+    Args:
+        want_sync: asks for a sync of a log, to be started with the others of a turn.
+        notices: of syncs that other processes made.
+    """
+
+    def __init__(
+        self, want_sync: Callable[[PartitionLog], None], notices: NotificationRing
+    ) -> None:
+        self._want_sync = want_sync
+        self._notices = notices
+        # By row; each log's in the order in which they came.
+        self._waiting: dict[int, deque[tuple[Awaited, _Waiter]]] = {}
+        self._ended: list[int] = []
+        self._look_at_deadlines_ns = _NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def when(
+        self,
+        awaited: list[Awaited],
+        complete: Callable[[list[Hashable]], None],
+        now_ns: int,
+    ) -> None:
+        """Call back when all are on disk, perhaps at once.
+
+        Args:
+            complete: told the names of the logs that cannot be synced.
+        """
+        left = [each for each in awaited if each.log.row.durable_end_offset < each.end]
+        if not left:
+            complete([])
+            return
+        waiter = _Waiter(complete, len(left), now_ns + DEADLINE_NS)
+        self._look_at_deadlines_ns = min(self._look_at_deadlines_ns, waiter.deadline_ns)
+        for each in left:
+            index = each.log.row.index
+            queue = self._waiting.get(index)
+            if queue is None:
+                queue = self._waiting[index] = deque()
+            queue.append((each, waiter))
+            self._want_sync(each.log)
+
+    def sync_ended(self, row: int) -> None:
+        """Note that a sync of ours has ended, well or not."""
+        self._ended.append(row)
+
+    def go_on(self, now_ns: int) -> bool:
+        """Call back all whose logs are on disk, or never will be.
+
+        Returns:
+            Whether there was anything to look at: there may be syncs to be started.
+        """
+        rows, self._ended = self._ended, []
+        if not self._notices.is_empty():
+            told, look_at_all = self._notices.take()
+            # Some notices were lost (a death, or too many at once).
+            rows.extend(list(self._waiting) if look_at_all else told)
+        looked = False
+        for row in rows:
+            if row in self._waiting:
+                looked = True
+                self._look_at(row)
+        if now_ns > self._look_at_deadlines_ns:
+            looked = True
+            self._expire(now_ns)
+        return looked
+
+    def _look_at(self, row: int) -> None:
+        queue = self._waiting[row]
+        log = queue[0][0].log
+        durable = log.row.durable_end_offset
+        online = log.row.status == RowStatus.ONLINE
+        done = []
+        while queue and (not online or queue[0][0].end <= durable):
+            done.append(queue.popleft())
+        if queue:
+            self._want_sync(log)  # too late for the last one
+        else:
+            del self._waiting[row]
+        for awaited, waiter in done:
+            if awaited.end > durable:
+                waiter.failed.append(awaited.name)
+            waiter.left -= 1
+            if not waiter.left:
+                waiter.complete(waiter.failed)
+
+    def _expire(self, now_ns: int) -> None:
+        """Give up what the disk has not done in all this time."""
+        self._look_at_deadlines_ns = _NEVER
+        given_up: dict[int, _Waiter] = {}
+        for row, queue in list(self._waiting.items()):
+            for awaited, waiter in queue:
+                if waiter.deadline_ns < now_ns:
+                    waiter.failed.append(awaited.name)
+                    given_up[id(waiter)] = waiter
+            queue = deque(each for each in queue if each[1].deadline_ns >= now_ns)
+            if queue:
+                self._waiting[row] = queue
+                self._look_at_deadlines_ns = min(
+                    self._look_at_deadlines_ns, queue[0][1].deadline_ns
+                )
+            else:
+                del self._waiting[row]
+        for waiter in given_up.values():
+            waiter.complete(waiter.failed)
