@@ -98,12 +98,28 @@ def run_kafka_python(bootstrap: str, group: str, topic: str, options: Any) -> No
     reporter = Reporter()
     while not stopping:
         found = consumer.poll(timeout_ms=100)
+        join_again_if_forgotten(consumer)
         reporter.assigned([row.partition for row in consumer.assignment()])
         if found:
             say(got=[[m.partition, m.offset] for rows in found.values() for m in rows])
             with suppress(KafkaError):
                 consumer.commit()
     consumer.close()
+
+
+def join_again_if_forgotten(consumer: Any) -> None:
+    """Make up for what kafka-python 3.0.12 does when a join ends between two polls.
+
+    A leader that joins once more because a topic's metadata came late takes the new
+    metadata for known as soon as it has computed the assignment. If its SyncGroup is
+    answered just after a poll has given up waiting, the next poll sees no need to join,
+    never looks at the answer, and never sends a heartbeat again (`join_group_async`
+    in kafka/coordinator/base.py): a member without partitions, for ever.
+    """
+    coordinator = consumer._coordinator
+    join = coordinator._join_task
+    if join is not None and join.is_done and not coordinator.need_rejoin():
+        coordinator.request_rejoin()
 
 
 async def run_aiokafka(bootstrap: str, group: str, topic: str, options: Any) -> None:
