@@ -20,6 +20,7 @@ from mpbroker.config.listeners import (
     EndPoint,
     advertised_by_listener,
     check_listeners,
+    check_planes,
     parse_connection_overrides,
     parse_listeners,
     parse_protocol_map,
@@ -277,7 +278,7 @@ class BrokerConfig(BrokerValues):
 
         The others have num.network.threads each.
         """
-        return {
+        own = {
             endpoint.listener_name: number
             for endpoint in self.endpoints
             if isinstance(
@@ -287,11 +288,18 @@ class BrokerConfig(BrokerValues):
                 int,
             )
         }
+        if self.control_plane_listener_name is not None:
+            own[self.control_plane_listener_name.upper()] = 1  # whatever is set
+        return own
 
     def _limit_pools(self) -> ConfigDef:
         names = [endpoint.listener_name for endpoint in self.endpoints]
         definition = self.definition.with_validators(
-            pool_validators(names, self.own_processors())
+            pool_validators(
+                names,
+                self.own_processors(),
+                control_handlers=int(self.control_plane_listener_name is not None),
+            )
         )
         for name in (HANDLERS_KEY, PROCESSORS_KEY):
             entry = self._resolved[name]
@@ -304,13 +312,11 @@ class BrokerConfig(BrokerValues):
     def _check_together(self) -> None:
         parse_metrics_listener(self.metrics_listeners)
         self.connection_overrides()
-        names = {endpoint.listener_name for endpoint in self.endpoints}
-        inter_broker = self.inter_broker_listener_name
-        if inter_broker is not None and inter_broker.upper() not in names:
-            raise ConfigError(
-                f"inter.broker.listener.name={inter_broker}: not among the listeners "
-                + ", ".join(sorted(names))
-            )
+        check_planes(
+            self.endpoints,
+            self.control_plane_listener_name,
+            self.inter_broker_listener_name,
+        )
         request, queued = self.socket_request_max_bytes, self.queued_max_request_bytes
         if 0 <= queued < request:
             raise ConfigError(

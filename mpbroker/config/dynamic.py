@@ -58,6 +58,8 @@ class DynamicConfig:
     def own_of_listener(self, listener: str, name: str) -> ConfigValue:
         """Return what is set for one listener alone; None: nothing is."""
         key = self.config.definition.key(name)
+        if name == PROCESSORS_KEY and self._is_control_plane(listener):
+            return 1
         found = self._dynamic(f"{_PREFIX}{listener.lower()}.{name}", key)
         return self.config.own_value(listener, name) if found is None else found
 
@@ -81,6 +83,10 @@ class DynamicConfig:
             if key is not None:
                 object.__setattr__(now, key.attribute, self.value(name))
         return now
+
+    def _is_control_plane(self, listener: str) -> bool:
+        control_plane = self.config.control_plane_listener_name
+        return control_plane is not None and control_plane.upper() == listener.upper()
 
     def _dynamic(self, name: str, key: ConfigKey) -> ConfigValue:
         for resource in (str(self.config.node_id), ""):

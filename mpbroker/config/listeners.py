@@ -193,6 +193,39 @@ def check_listeners(endpoints: Sequence[EndPoint]) -> None:
     _check_ports(endpoints)
 
 
+def check_planes(
+    endpoints: Sequence[EndPoint], control_plane: str | None, inter_broker: str | None
+) -> None:
+    """Check the names of the listeners that have a part of their own.
+
+    Raises:
+        ConfigError: one is not among the listeners, or has both parts, or there is
+            none for data.
+    """
+    names = [endpoint.listener_name for endpoint in endpoints]
+    for key, name in (
+        ("inter.broker.listener.name", inter_broker),
+        ("control.plane.listener.name", control_plane),
+    ):
+        if name is not None and name.upper() not in names:
+            raise ConfigError(
+                f"{key}={name}: not among the listeners " + ", ".join(sorted(names))
+            )
+    if control_plane is None:
+        return
+    if inter_broker is not None and control_plane.upper() == inter_broker.upper():
+        raise ConfigError(
+            "control.plane.listener.name, when defined, should have a different value"
+            " from the inter broker listener name. Currently they both have the value"
+            f" {control_plane}"
+        )
+    if len(names) == 1:
+        raise ConfigError(
+            f"control.plane.listener.name={control_plane}: there is no other listener,"
+            " and this one serves no data; add one to listeners"
+        )
+
+
 def _check_ports(endpoints: Sequence[EndPoint]) -> None:
     by_port: dict[int, list[EndPoint]] = {}
     for endpoint in endpoints:

@@ -16,13 +16,14 @@ PROCESSORS_KEY: Final = "num.network.threads"
 
 
 def pool_validators(
-    listeners: Sequence[str], own: Mapping[str, int]
+    listeners: Sequence[str], own: Mapping[str, int], control_handlers: int = 0
 ) -> dict[str, Validator]:
     """Return what the two keys accept, given the listeners there are.
 
     Args:
         listeners: their names.
         own: the processors of those that do not follow num.network.threads, by name.
+        control_handlers: 1 if there is a control plane, whose handler is another.
 
     Raises:
         ConfigError: the listeners' own numbers leave too few for the others.
@@ -36,7 +37,7 @@ def pool_validators(
             " run over all listeners, at least 1 for each; lower them"
         )
     return {
-        HANDLERS_KEY: between(1, MAX_HANDLERS),
+        HANDLERS_KEY: between(1, MAX_HANDLERS - control_handlers),
         PROCESSORS_KEY: _processors(left // max(1, len(following)), len(listeners)),
     }
 

@@ -205,6 +205,8 @@ class ProcessorCounter(IntEnum):
 #   17    busy since     the handler, ns
 #   18-31 counters       the handler (HandlerCounter)
 HANDLER_ACTIVE: Final = 0
+HANDLER_ACTIVE_DATA: Final = 1
+HANDLER_ACTIVE_CONTROL: Final = 2
 HANDLER_PID: Final = 1
 HANDLER_INCARNATION: Final = 2
 HANDLER_READY: Final = 3

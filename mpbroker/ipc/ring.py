@@ -64,31 +64,37 @@ class RequestRing:
         control: the control segment.
         doorbells: one per handler id.
         limit: queued.max.requests; how many may wait at once.
+        base: where it is; the control plane has one of its own.
     """
 
     def __init__(
-        self, control: Segment, doorbells: Sequence[Doorbell], limit: int
+        self,
+        control: Segment,
+        doorbells: Sequence[Doorbell],
+        limit: int,
+        base: int = REQUEST_RING,
     ) -> None:
         self._words = control.words
-        self._mutex = RobustMutex(control, REQUEST_RING + RING_MUTEX).argument
+        self._base = base
+        self._mutex = RobustMutex(control, base + RING_MUTEX).argument
         self._doorbells = doorbells
         self._limit = limit
         if core is not None and type(self) is RequestRing:
             bells = [doorbell.fd for doorbell in doorbells]
             compiled = core.RequestRing(
-                control.view, REQUEST_RING, REQUEST_RING_CAPACITY, limit, bells
+                control.view, base, REQUEST_RING_CAPACITY, limit, bells
             )
             # Over the methods: a method that called it would cost what it saves.
             self.put = compiled.put  # type: ignore[method-assign]
             self.take = compiled.take  # type: ignore[method-assign]
 
     @staticmethod
-    def initialise(control: Segment) -> None:
-        RobustMutex.initialise(control, REQUEST_RING + RING_MUTEX)
+    def initialise(control: Segment, base: int = REQUEST_RING) -> None:
+        RobustMutex.initialise(control, base + RING_MUTEX)
 
     def __len__(self) -> int:
-        words = self._words
-        return words[REQUEST_RING + RING_TAIL] - words[REQUEST_RING + RING_HEAD]
+        words, base = self._words, self._base
+        return words[base + RING_TAIL] - words[base + RING_HEAD]
 
     def has_room(self) -> bool:
         return len(self) < self._limit
@@ -98,12 +104,12 @@ class RequestRing:
 
         Those beyond stay with the processor: backpressure, not an error.
         """
-        words = self._words
+        words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        tail = words[REQUEST_RING + RING_TAIL]
-        room = self._limit - (tail - words[REQUEST_RING + RING_HEAD])
+        tail = words[base + RING_TAIL]
+        room = self._limit - (tail - words[base + RING_HEAD])
         if room <= 0:
             pthread_mutex_unlock(self._mutex)
             return 0
@@ -111,19 +117,19 @@ class RequestRing:
             slots = slots[:room]
         self._write_entries(tail, slots)
         # Last, and as one aligned store: until here no handler sees anything.
-        words[REQUEST_RING + RING_TAIL] = tail + len(slots)
-        sleepers = words[REQUEST_RING + RING_SLEEPERS]
+        words[base + RING_TAIL] = tail + len(slots)
+        sleepers = words[base + RING_SLEEPERS]
         if sleepers:
-            words[REQUEST_RING + RING_SLEEPERS] = sleepers & (sleepers - 1)
+            words[base + RING_SLEEPERS] = sleepers & (sleepers - 1)
         pthread_mutex_unlock(self._mutex)
         if sleepers:
             self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
         return len(slots)
 
     def _write_entries(self, tail: int, slots: Sequence[int]) -> None:
-        words = self._words
+        words, base = self._words, self._base
         for slot in slots:
-            words[REQUEST_RING + RING_ENTRIES + (tail & _REQUEST_MASK)] = slot
+            words[base + RING_ENTRIES + (tail & _REQUEST_MASK)] = slot
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _READY
             tail += 1
@@ -140,20 +146,17 @@ class RequestRing:
             arm: if nothing waits, mark the caller as asleep before returning; its
                 doorbell will ring.
         """
-        words = self._words
-        if (
-            not arm
-            and words[REQUEST_RING + RING_TAIL] == (words[REQUEST_RING + RING_HEAD])
-        ):
+        words, base = self._words, self._base
+        if not arm and words[base + RING_TAIL] == (words[base + RING_HEAD]):
             return []  # a stale look is harmless: the caller asks again, armed
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         queued = tail - head
         if queued <= 0:
             if arm:
-                words[REQUEST_RING + RING_SLEEPERS] |= 1 << handler
+                words[base + RING_SLEEPERS] |= 1 << handler
             pthread_mutex_unlock(self._mutex)
             return []
         count = -(-queued // handlers)
@@ -161,12 +164,12 @@ class RequestRing:
         taken = []
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         for position in range(head, head + count):
-            slot = words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            slot = words[base + RING_ENTRIES + (position & _REQUEST_MASK)]
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | claimed
             taken.append(slot)
-        words[REQUEST_RING + RING_HEAD] = head + count
-        sleepers = words[REQUEST_RING + RING_SLEEPERS]
+        words[base + RING_HEAD] = head + count
+        sleepers = words[base + RING_SLEEPERS]
         woken = 0
         if sleepers:
             # Something else may have woken the caller: it sleeps no more, and must
@@ -174,7 +177,7 @@ class RequestRing:
             sleepers &= ~(1 << handler)
             if queued > count:
                 woken = sleepers & -sleepers
-            words[REQUEST_RING + RING_SLEEPERS] = sleepers ^ woken
+            words[base + RING_SLEEPERS] = sleepers ^ woken
         pthread_mutex_unlock(self._mutex)
         if woken:
             self._doorbells[woken.bit_length() - 1].ring()
@@ -190,24 +193,22 @@ class RequestRing:
             wake_all: the slots are of a dead or retiring handler: a wake-up may have
                 been lost with it, or be lost on it. Else one sleeper is enough.
         """
-        words = self._words
+        words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        tail = words[REQUEST_RING + RING_TAIL]
+        tail = words[base + RING_TAIL]
         for position, slot in enumerate(slots, tail):
-            words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)] = slot
-        words[REQUEST_RING + RING_TAIL] = tail + len(slots)
+            words[base + RING_ENTRIES + (position & _REQUEST_MASK)] = slot
+        words[base + RING_TAIL] = tail + len(slots)
         # After the commit, unlike in put(): a retiring handler that dies before it has
         # not handed them back and is asked for them; whoever takes one that is still
         # marked as the dead handler's claim marks it as its own.
         for slot in slots:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _READY
-        sleepers = words[REQUEST_RING + RING_SLEEPERS]
-        words[REQUEST_RING + RING_SLEEPERS] = (
-            0 if wake_all else sleepers & (sleepers - 1)
-        )
+        sleepers = words[base + RING_SLEEPERS]
+        words[base + RING_SLEEPERS] = 0 if wake_all else sleepers & (sleepers - 1)
         pthread_mutex_unlock(self._mutex)
         if wake_all:
             for doorbell in self._doorbells:
@@ -224,13 +225,13 @@ class RequestRing:
         Returns:
             Those that were marked as published and are not; they are HELD again.
         """
-        words = self._words
+        words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         published = {
-            words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            words[base + RING_ENTRIES + (position & _REQUEST_MASK)]
             for position in range(head, tail)
         }
         retracted = []
@@ -247,14 +248,14 @@ class RequestRing:
 
         Under the mutex: until then, a live handler may take these slots, and does.
         """
-        words = self._words
+        words, base = self._words, self._base
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         for position in range(head, tail):
-            slot = words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            slot = words[base + RING_ENTRIES + (position & _REQUEST_MASK)]
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             if words[state] & ~_GENERATION == claimed:
                 words[state] = (words[state] & _GENERATION) | _READY
@@ -262,13 +263,13 @@ class RequestRing:
 
     def waiting(self) -> list[int]:
         """The slots on the ring. For the supervisor's repair."""
-        words = self._words
+        words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        head, tail = words[REQUEST_RING + RING_HEAD], words[REQUEST_RING + RING_TAIL]
+        head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         slots = [
-            words[REQUEST_RING + RING_ENTRIES + (position & _REQUEST_MASK)]
+            words[base + RING_ENTRIES + (position & _REQUEST_MASK)]
             for position in range(head, tail)
         ]
         pthread_mutex_unlock(self._mutex)
@@ -279,7 +280,7 @@ class RequestRing:
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
-        self._words[REQUEST_RING + RING_SLEEPERS] = 0
+        self._words[self._base + RING_SLEEPERS] = 0
         pthread_mutex_unlock(self._mutex)
 
 

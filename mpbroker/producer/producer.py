@@ -137,7 +137,9 @@ class Producer(TransactionCalls):
             options, self._pool, self._idempotence, self._rng
         )
         self._client = NetworkClient(
-            Selector.of(options.client),
+            Selector(
+                options.client.send_buffer_bytes, options.client.receive_buffer_bytes
+            ),
             self._metadata,
             options.client,
             resolve,

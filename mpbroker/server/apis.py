@@ -207,6 +207,11 @@ class ApiTable:
             self.apis[int(key)] = Api(key, SERVED[key], self._forward)
         self.advertised_versions = advertised_versions((*handlers, *COORDINATOR_APIS))
 
+    def serve_no_data(self) -> None:
+        """On the control plane: whoever produces or fetches there would block it."""
+        for key in (ApiKey.PRODUCE, ApiKey.FETCH):
+            del self.apis[key], self.advertised_versions[key]
+
     def _caught_up(
         self, handle: Callable[[Request], bytes | list[Any] | Deferred]
     ) -> Callable[[Request], bytes | list[Any] | Deferred]:

@@ -33,7 +33,7 @@ from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.live_config import LiveConfig
-from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.memory import BrokerMemory, set_control_plane
 from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.roles import Roles
@@ -168,6 +168,8 @@ class Broker:
             recover_metadata_log(
                 paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
             )
+        if not shares_memory:
+            set_control_plane(memory, config.control_plane_listener_name, names)
         roles = Roles(config, memory, directories, listeners, cluster_id)
         roles.metrics_socket = open_metrics_listener(config, memory.parts)
         registry = roles.registry()

@@ -39,6 +39,8 @@ from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.fdpass import recv_fds, send_fds
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
+    HANDLER_ACTIVE_CONTROL,
+    HANDLER_ACTIVE_DATA,
     HEADER,
     HEADER_RETIRING,
     RowStatus,
@@ -214,7 +216,12 @@ class Leaver:
         """Whoever is forked over this memory again shall not retire at once."""
         for child in self._of(*_RETIRING):
             if child.role is Role.HANDLER:
-                self._words[handler_row(child.number) + HANDLER_ACTIVE] = 1
+                active = (
+                    HANDLER_ACTIVE_DATA
+                    if child.listener < 0
+                    else HANDLER_ACTIVE_CONTROL
+                )
+                self._words[handler_row(child.number) + HANDLER_ACTIVE] = active
             else:
                 self._words[HEADER + HEADER_RETIRING + child.listener] = 0
 

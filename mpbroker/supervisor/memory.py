@@ -2,17 +2,22 @@
 
 import os
 import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.black_box import create_boxes
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     CELL_COUNT,
+    CONTROL_RING,
     CONTROL_WORDS,
     COORDINATOR,
     HANDLER_IDS,
     HEADER,
     HEADER_BOOT_ID,
+    HEADER_CONTROL_PLANE,
     HEADER_MAGIC,
     HEADER_PHASE,
     HEADER_SUPERVISOR_PID,
@@ -21,8 +26,11 @@ from mpbroker.ipc.layout import (
     MAGIC,
     MAX_PROCESSORS,
     METADATA_CELL,
+    PROCESSOR_SERVES,
     SESSION_CELL,
+    SLOTS_PER_PROCESSOR,
     Phase,
+    processor_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.partition_table import PartitionTable
@@ -35,6 +43,8 @@ from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.connection_ledger import ConnectionLedger
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
+
+CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka; more of them is not its purpose
 
 
 class BrokerMemory:
@@ -95,6 +105,9 @@ class BrokerMemory:
         if not parts.are_inherited:
             self._initialise()
         self.ring = RequestRing(self.control, self.handler_bells, queued_max_requests)
+        self.control_ring = RequestRing(
+            self.control, self.handler_bells, CONTROL_PLANE_REQUESTS, CONTROL_RING
+        )
         self.lane = CoordinatorLane(self.control, self.handler_bells[COORDINATOR])
         self.responses = [
             ResponseRing(self.control, processor, bell)
@@ -112,6 +125,7 @@ class BrokerMemory:
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
+        RequestRing.initialise(self.control, CONTROL_RING)
         CoordinatorLane.initialise(self.control)
         ConnectionLedger.initialise(self.limits)
         for processor in range(MAX_PROCESSORS):
@@ -125,6 +139,24 @@ class BrokerMemory:
         words[HEADER + HEADER_MAGIC] = MAGIC
 
     @property
+    def control_plane(self) -> int:
+        """The control plane's listener; -1: there is none."""
+        return self.control.words[HEADER + HEADER_CONTROL_PLANE] - 1
+
+    def ring_of(self, processor: int) -> RequestRing:
+        """Where a processor's requests wait for a handler."""
+        serves = self.control.words[processor_row(processor) + PROCESSOR_SERVES] - 1
+        is_control = serves == self.control_plane >= 0
+        return self.control_ring if is_control else self.ring
+
+    def put_back(self, slots: Sequence[int]) -> None:
+        """Redeliver requests, each on the ring it was on."""
+        for processor, of_one in groupby(
+            sorted(slots, key=_processor_of), key=_processor_of
+        ):
+            self.ring_of(processor).put_back(list(of_one))
+
+    @property
     def phase(self) -> int:
         return self.control.words[HEADER + HEADER_PHASE]
 
@@ -135,8 +167,22 @@ class BrokerMemory:
     def wake_everybody(self) -> None:
         """After a death or a change of phase: no wake-up may have been lost."""
         self.ring.forget_sleepers()
+        self.control_ring.forget_sleepers()
         for bell in (*self.handler_bells, *self.processor_bells):
             bell.ring()
         self.acceptor_bell.ring()
         self.housekeeper_bell.ring()
         self.keeper_bell.ring()
+
+
+def _processor_of(slot: int) -> int:
+    return slot // SLOTS_PER_PROCESSOR
+
+
+def set_control_plane(
+    memory: BrokerMemory, name: str | None, listeners: Sequence[str]
+) -> None:
+    """Say which listener, by name, is the control plane's. Before the first fork."""
+    if name is not None:
+        number = listeners.index(name.upper())
+        memory.control.words[HEADER + HEADER_CONTROL_PLANE] = number + 1

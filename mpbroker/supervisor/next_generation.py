@@ -130,7 +130,7 @@ class NextGeneration:
                 lambda offset, length: arena[offset : offset + length],
             )
             lost = {each.fd for each in left.records if not made.add(each, now)}
-        memory.ring.put_back(made.in_hand)
+        memory.put_back(made.in_hand)
         kept = [each.fd for each in left.records if each.fd not in lost]
         self._keep(kept)
         for fd in (*lost, left.arena_fd):

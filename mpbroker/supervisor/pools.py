@@ -26,6 +26,8 @@ from typing import Final, NamedTuple
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
+    HANDLER_ACTIVE_CONTROL,
+    HANDLER_ACTIVE_DATA,
     HANDLER_COUNTERS,
     HANDLER_INCARNATION,
     HANDLER_PID,
@@ -39,6 +41,7 @@ from mpbroker.ipc.layout import (
     PROCESSOR_LISTENER,
     PROCESSOR_PID,
     PROCESSOR_READY,
+    PROCESSOR_SERVES,
     SLOT_EXTENT,
     SLOT_STATE,
     SLOTS_PER_PROCESSOR,
@@ -114,7 +117,7 @@ class _Pool(NamedTuple):
     """Children that can do each other's work."""
 
     role: Role
-    listener: int  # -1: of no listener
+    listener: int  # -1: of no listener; a handler's: the control plane's
 
     def has(self, child: Child) -> bool:
         return child.role is self.role and child.listener == self.listener
@@ -144,8 +147,10 @@ class Pools:
         self._words = memory.control.words
         self._children = children
         self._spawn = spawn
+        self._has_control_plane = memory.control_plane >= 0
         self._pools = [
             _Pool(Role.HANDLER, -1),
+            *([_Pool(Role.HANDLER, memory.control_plane)] * self._has_control_plane),
             *(_Pool(Role.PROCESSOR, listener.number) for listener in listeners),
             *(_Pool(Role.ACCEPTOR, listener.number) for listener in listeners),
         ]
@@ -190,10 +195,12 @@ class Pools:
         raise MpbrokerError(f"there is no {role.value} {number}; there are {there_are}")
 
     def _wanted(self, pool: _Pool) -> int:
-        if pool.role is Role.HANDLER:
-            return self.sizes.handlers
         if pool.role is Role.ACCEPTOR:
             return int(self.accepts)
+        if self._has_control_plane and pool.listener == self._memory.control_plane:
+            return 1  # and no resize is about it
+        if pool.role is Role.HANDLER:
+            return self.sizes.handlers
         return self.sizes.processors[pool.listener]
 
     @property
@@ -314,11 +321,16 @@ class Pools:
     def _make(self, pool: _Pool, number: int) -> Child:
         role, roles = pool.role, self._roles
         if role is Role.HANDLER:
+            is_control = pool.listener >= 0
             run = partial(roles.run_handler, number)
+            if is_control:
+                run = partial(roles.run_handler, number, is_control=True)
             self._untidy.discard(number)
-            self._words[handler_row(number) + HANDLER_ACTIVE] = 1
+            active = HANDLER_ACTIVE_CONTROL if is_control else HANDLER_ACTIVE_DATA
+            self._words[handler_row(number) + HANDLER_ACTIVE] = active
         elif role is Role.PROCESSOR:
             run = partial(roles.run_processor, number, pool.listener)
+            self._words[processor_row(number) + PROCESSOR_SERVES] = pool.listener + 1
         else:
             run = partial(roles.run_acceptor, number)
         child = Child(role, number, run, pool.listener)
@@ -430,7 +442,7 @@ class Pools:
     def _count_handlers(self) -> None:
         """Tell the handlers among how many they share the requests."""
         active = sum(
-            self._words[handler_row(handler) + HANDLER_ACTIVE]
+            self._words[handler_row(handler) + HANDLER_ACTIVE] == HANDLER_ACTIVE_DATA
             for handler in range(MAX_HANDLERS)
         )
         self._words[HEADER + HEADER_ACTIVE_HANDLERS] = active

@@ -87,6 +87,7 @@ class Repair:
                 what ended it.
         """
         self._memory.ring.reclaim(handler)
+        self._memory.control_ring.reclaim(handler)
         orphans = self._orphans_of(handler)
         suspects = self._suspects(handler, [] if was_killed else orphans, orphans)
         table = self._memory.table
@@ -104,7 +105,7 @@ class Repair:
     def _redeliver(self, slots: list[int]) -> None:
         if slots:
             self.redelivered += len(slots)
-            self._memory.ring.put_back(slots)
+            self._memory.put_back(slots)
 
     def _fate(self, slot: int, suspects: set[int], was_killed: bool) -> _Fate:
         """What becomes of an orphan; see last_tries.py."""
@@ -244,7 +245,7 @@ class Repair:
         """
         self._last_tries.note_kill(time.monotonic())
         slots = slots_in_use(self._words, processor)
-        self._memory.ring.retract(slots)
+        self._memory.ring_of(processor).retract(slots)
         # What is pushed from here on stays on the ring, for the successor.
         answered = set(self._memory.responses[processor].waiting())
         words = self._words

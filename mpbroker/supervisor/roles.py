@@ -108,7 +108,7 @@ class Roles:
         listener = self._listeners[index]
         name, protocol = listener.endpoint.listener_name, listener.endpoint[3]
         become_child(
-            f"data-plane-kafka-socket-acceptor-ListenerName({name})-{protocol}"
+            f"{self._plane(index)}-kafka-socket-acceptor-ListenerName({name})-{protocol}"
             f"-{listener.port}",
             self._memory,
         )
@@ -128,12 +128,12 @@ class Roles:
         listener = self._listeners[listener_index]
         name, protocol = listener.endpoint.listener_name, listener.endpoint[3]
         become_child(
-            f"data-plane-kafka-network-thread-{config.node_id}"
+            f"{self._plane(listener_index)}-kafka-network-thread-{config.node_id}"
             f"-ListenerName({name})-{protocol}-{processor}",
             memory,
         )
-        ring = memory.ring
-        if config.control_inject_enable:
+        ring = memory.ring_of(processor)
+        if config.control_inject_enable and ring is memory.ring:
             from mpbroker.supervisor.control_faults import FullRing
 
             ring = FullRing(
@@ -154,9 +154,14 @@ class Roles:
         serving.limits = LimitsPage(memory.limits)
         serving.run()
 
-    def run_handler(self, handler: int) -> None:
+    def _plane(self, listener: int) -> str:
+        is_control = listener == self._memory.control_plane
+        return "control-plane" if is_control else "data-plane"
+
+    def run_handler(self, handler: int, *, is_control: bool = False) -> None:
         config, memory = self._config, self._memory
-        become_child(f"data-plane-kafka-request-handler-{handler}", memory)
+        plane = "control-plane" if is_control else "data-plane"
+        become_child(f"{plane}-kafka-request-handler-{handler}", memory)
         registry = self.registry(
             lambda topic: logs.forget(topic), memory.supervisor_bell.ring
         )
@@ -166,11 +171,13 @@ class Roles:
             memory.control,
             memory.arena,
             memory.arena_layout,
-            memory.ring,
+            memory.control_ring if is_control else memory.ring,
             memory.responses,
         )
         purgatory = Purgatory(handler, memory.table, memory.notices)
-        plain = PlainRequests.of(channel, memory.table, registry, purgatory)
+        plain = None
+        if not is_control:
+            plain = PlainRequests.of(channel, memory.table, registry, purgatory)
         disk, dispatcher_type = DiskSync(), RequestDispatcher
         if config.control_inject_enable:
             from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher
@@ -227,6 +234,8 @@ class Roles:
             forward=memory.lane.forward,
             note_software=ClientSoftware(handler, memory.control.words).note,
         )
+        if is_control:
+            apis.serve_no_data()
         dispatcher = dispatcher_type(
             apis.apis,
             apis.advertised_versions,

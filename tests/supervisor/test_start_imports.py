@@ -78,7 +78,6 @@ BEFORE_READY = """
 # Each is large itself, or brings others; all have been here. logging (string, textwrap,
 # threading, tokenize, traceback, weakref) must be: see mpbroker.logger.load.
 NOT_BEFORE_THE_FORK = """
-    config.dynamic config.live_keys ipc.limits_page
     asyncio click concurrent.futures dataclasses datetime difflib
     encodings.idna hashlib inspect ipaddress msgpack multiprocessing orjson
     pathlib platform posix_ipc random setproctitle shutil subprocess tempfile

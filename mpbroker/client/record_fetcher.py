@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
+from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import ClientError, check_error, error_code_of
+from mpbroker.client.transport import Transport
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
 from mpbroker.protocol.error_code import ErrorCode
@@ -55,20 +56,12 @@ class FetchedBatch(NamedTuple):
     data: memoryview
 
 
-class _Asked(NamedTuple):
-    """A request on its way: who has it, and what it asks for."""
-
-    broker: Broker
-    pending: Pending
-    offsets: dict[TopicPartition, int]
-
-
-class Fetcher:
+class RecordFetcher:
     """Fetches from all partitions of a broker in one request, one in flight a broker.
 
     Attributes:
-        positions: by partition, the next offset to be fetched. May be changed:
-            removing a partition stops it, another offset is gone on from.
+        positions: by partition, the next offset to be fetched. Removing a partition
+            stops it.
     """
 
     def __init__(
@@ -79,7 +72,6 @@ class Fetcher:
         *,
         isolation_level: int = READ_COMMITTED,
         max_wait_ms: int = 500,
-        min_bytes: int = 1,
         max_bytes: int = 32 * 1024 * 1024,
         partition_max_bytes: int = 4 * 1024 * 1024,
     ) -> None:
@@ -90,8 +82,7 @@ class Fetcher:
             positions: offset to start at, by partition.
             leaders: node id, by partition.
             isolation_level: READ_COMMITTED leaves out what is aborted or undecided.
-            max_wait_ms: how long brokers may wait for ``min_bytes``.
-            min_bytes: of one answer.
+            max_wait_ms: how long brokers may wait for a first byte.
             max_bytes: of one answer; the first batch may be larger.
             partition_max_bytes: of one partition in one answer, likewise.
         """
@@ -100,10 +91,9 @@ class Fetcher:
         self._leaders = dict(leaders)
         self._isolation_level = isolation_level
         self._max_wait_ms = max_wait_ms
-        self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
-        self._in_flight: dict[int, _Asked] = {}
+        self._in_flight: dict[int, tuple[Transport, int]] = {}
         self._error: MpbrokerError | None = None
 
     def fetch(self) -> list[FetchedBatch]:
@@ -116,7 +106,7 @@ class Fetcher:
             LeaderLostError: learn the leaders anew, with a new fetcher.
             ApiError: refused otherwise, such as a topic that was deleted.
             ProtocolError: a batch whose CRC is wrong.
-            BrokerUnavailableError: see `Broker.request`.
+            BrokerUnavailableError: see `Transport.request`.
         """
         if self._error is not None:
             error, self._error = self._error, None
@@ -125,7 +115,7 @@ class Fetcher:
         batches: list[FetchedBatch] = []
         for leader in list(self._in_flight):
             try:
-                self._take_answer(self._in_flight.pop(leader), batches)
+                self._take_answer(*self._in_flight.pop(leader), batches)
             except MpbrokerError as error:
                 if not batches:
                     raise
@@ -136,15 +126,15 @@ class Fetcher:
         self._send_all()
         return batches
 
-    def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
+    def _take_answer(
+        self, transport: Transport, correlation_id: int, batches: list[FetchedBatch]
+    ) -> None:
         wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
-        response = asked.broker.wait(asked.pending, FetchResponse, wait_s)
-        check_error(response.error_code, f"fetch from {asked.broker.address}")
+        response = transport.wait(correlation_id, FetchResponse, wait_s)
+        check_error(response.error_code, f"fetch from {transport.address}")
         for topic in response.responses:
             for data in topic.partitions:
                 partition = TopicPartition(topic.topic, data.partition_index)
-                if self.positions.get(partition) != asked.offsets.get(partition):
-                    continue  # stopped, or moved elsewhere, since it was asked for
                 # One by one: what was read before an error must be in the list.
                 for batch in self._read_partition(partition, data):
                     batches.append(batch)
@@ -165,7 +155,7 @@ class Fetcher:
         for leader, topics in by_leader.items():
             request = FetchRequest(
                 max_wait_ms=self._max_wait_ms,
-                min_bytes=self._min_bytes,
+                min_bytes=1,
                 max_bytes=self._max_bytes,
                 isolation_level=self._isolation_level,
                 topics=[
@@ -173,16 +163,11 @@ class Fetcher:
                     for name, partitions in topics.items()
                 ],
             )
-            broker = self._cluster.broker(leader)
-            pending = broker.send(
+            transport = self._cluster.broker(leader)
+            sent = transport.send(
                 request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
             )
-            offsets = {
-                TopicPartition(name, entry.partition): entry.fetch_offset
-                for name, partitions in topics.items()
-                for entry in partitions
-            }
-            self._in_flight[leader] = _Asked(broker, pending, offsets)
+            self._in_flight[leader] = transport, sent
         self._rotate()
 
     def _rotate(self) -> None:
@@ -195,7 +180,9 @@ class Fetcher:
     def _read_partition(
         self, partition: TopicPartition, data: PartitionData
     ) -> Iterator[FetchedBatch]:
-        position = self.positions[partition]
+        position = self.positions.get(partition)
+        if position is None:
+            return  # removed by the caller since it was asked for
         if data.error_code:
             _raise_partition_error(partition, position, data.error_code)
         records = data.records
