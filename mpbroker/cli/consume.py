@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -15,8 +15,10 @@ from mpbroker.cli.delimiter import parse_delimiter
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
+    client_settings,
     complete_group,
     complete_topic,
+    open_cluster,
     timeout_option,
 )
 from mpbroker.cli.record_format import (
@@ -32,22 +34,16 @@ from mpbroker.cli.start_offset import (
     parse_offsets,
     resolve_bounds,
 )
-from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.admin import EARLIEST, LATEST
 from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.consumer import CONSUMER_CONFIG, Consumer, ConsumerRecord
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.record_fetcher import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
+from mpbroker.client.fetcher import (
     FetchedBatch,
     LeaderLostError,
     OffsetOutOfRangeError,
-    RecordFetcher,
 )
 from mpbroker.protocol.record_batch import Record, iter_records
-
-if TYPE_CHECKING:
-    from mpbroker.client.consumer import ConsumerRecord
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
@@ -204,7 +200,17 @@ def command(
             return format_writer(record_format, null_text)
         return plain_writer(delimiter, key_delimiter, print_offset, null_text)
 
-    with Cluster(parse_addresses(bootstrap), timeout_s) as cluster:
+    # One answer may be large: who reads a topic wants it all.
+    settings: dict[str, object] = {
+        "fetch.max.bytes": 32 * 1024 * 1024,
+        "max.partition.fetch.bytes": 4 * 1024 * 1024,
+        "request.timeout.ms": int(timeout_s * 1000),
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+        **client_settings(bootstrap),
+    }
+    with open_cluster(bootstrap, timeout_s, CONSUMER_CONFIG) as cluster:
         if group_id is not None:
             from mpbroker.cli.consume_group import read_as_member
 
@@ -213,36 +219,38 @@ def command(
             with suppress(KeyboardInterrupt):
                 read_as_member(
                     cluster,
-                    bootstrap,
-                    group_id,
+                    {
+                        "auto.offset.reset": (
+                            "latest" if wanted.from_end == 0 else "earliest"
+                        ),
+                        **settings,
+                        "group.id": group_id,
+                    },
                     topics,
                     output.write_records,
-                    from_end=wanted.from_end == 0,
                     exit_at_end=exit_at_end,
                     count=count,
-                    isolation=isolation,
                     quiet=quiet,
                 )
             nothing = exit_at_end and not output.written
             return ExitCode.NOT_FOUND if nothing else ExitCode.OK
-        reader = _Reader(
-            cluster, topics, partitions, isolation == "read_committed", quiet
-        )
-        bounds = resolve_bounds(
-            cluster,
-            reader.leaders,
-            wanted,
-            stop_at_end=exit_at_end,
-            read_committed=isolation == "read_committed",
-        )
-        writer = make_writer(reader.leaders.__getitem__)
-        output = _Output(writer, count, unbuffered)
-        try:
-            for batches in reader.read(bounds):
-                if not output.write(batches, bounds.stops):
-                    break
-        except KeyboardInterrupt:
-            return ExitCode.OK  # how a consumer without an end is ended
+        with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
+            reader = _Reader(cluster, consumer, topics, partitions, quiet)
+            bounds = resolve_bounds(
+                cluster,
+                reader.leaders,
+                wanted,
+                stop_at_end=exit_at_end,
+                read_committed=isolation == "read_committed",
+            )
+            writer = make_writer(reader.leaders.__getitem__)
+            output = _Output(writer, count, unbuffered)
+            try:
+                for batches in reader.read(bounds):
+                    if not output.write(batches, bounds.stops):
+                        break
+            except KeyboardInterrupt:
+                return ExitCode.OK  # how a consumer without an end is ended
     if not output.written and bounds.stops:
         return ExitCode.NOT_FOUND
     return ExitCode.OK
@@ -355,27 +363,27 @@ class _Reader:
     def __init__(
         self,
         cluster: Cluster,
+        consumer: Consumer,
         topics: Sequence[str],
         partitions: Sequence[int],
-        read_committed: bool,
         quiet: bool,
     ) -> None:
         self._cluster = cluster
-        self._topics = list(dict.fromkeys(topics))
-        self._only = frozenset(partitions)
-        self._read_committed = read_committed
+        self._consumer = consumer
         self._quiet = quiet
-        self.leaders = self._find_leaders()
+        self.leaders = self._find_leaders(topics, frozenset(partitions))
 
-    def _find_leaders(self) -> dict[TopicPartition, int]:
+    def _find_leaders(
+        self, topics: Sequence[str], only: frozenset[int]
+    ) -> dict[TopicPartition, int]:
         leaders = {}
-        for name in self._topics:
+        for name in topics:
             topic = self._cluster.topic(name)
             found = {
                 partition.partition_index: partition.leader_id
                 for partition in topic.partitions
             }
-            for partition in sorted(self._only or found):
+            for partition in sorted(only or found):
                 if partition not in found:
                     raise CliError(
                         f"topic {name!r} has no partition {partition}, only"
@@ -387,75 +395,54 @@ class _Reader:
 
     def read(self, bounds: Bounds) -> Iterator[list[FetchedBatch]]:
         """Yield batches until every partition is at its stop, if it has one."""
-        fetcher = self._fetcher(bounds.starts)
-        self._drop_finished(fetcher, bounds.stops)
+        consumer = self._consumer
+        consumer.assign(bounds.starts)
+        for partition, offset in bounds.starts.items():
+            consumer.seek(partition, offset)
+        left = set(bounds.starts)
+        self._drop_finished(left, bounds.stops)
         started: set[TopicPartition] = set()
-        while fetcher.positions:
+        give_up_at: float | None = None
+        while left:
             try:
-                batches = fetcher.fetch()
+                batches = consumer.poll_batches()
             except OffsetOutOfRangeError as error:
-                self._put_right(fetcher, error, error.partition in started)
+                self._put_right(error, error.partition in started)
                 continue
             except (BrokerUnavailableError, LeaderLostError) as error:
-                fetcher = self._find_again(fetcher.positions, error)
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._cluster.timeout_s
+                if now > give_up_at:
+                    raise
+                self._warn(f"{error}; trying again")
+                time.sleep(_RETRY_INTERVAL_S)
                 continue
+            give_up_at = None
             started.update(batch.partition for batch in batches)
             yield batches
-            self._drop_finished(fetcher, bounds.stops)
+            self._drop_finished(left, bounds.stops)
 
-    def _fetcher(self, positions: dict[TopicPartition, int]) -> RecordFetcher:
-        return RecordFetcher(
-            self._cluster,
-            positions,
-            self.leaders,
-            isolation_level=READ_COMMITTED
-            if self._read_committed
-            else READ_UNCOMMITTED,
-        )
-
-    @staticmethod
     def _drop_finished(
-        fetcher: RecordFetcher, stops: dict[TopicPartition, int]
+        self, left: set[TopicPartition], stops: dict[TopicPartition, int]
     ) -> None:
-        for partition, stop in stops.items():
-            if fetcher.positions.get(partition, -1) >= stop:
-                del fetcher.positions[partition]
+        for partition in [where for where in left if where in stops]:
+            if self._consumer.position(partition) >= stops[partition]:
+                left.discard(partition)
+                self._consumer.pause([partition])
 
-    def _find_again(
-        self, positions: dict[TopicPartition, int], error: Exception
-    ) -> RecordFetcher:
-        """Reconnect within the timeout; raises the last error if that fails."""
-        self._warn(f"{error}; trying again")
-        deadline = time.monotonic() + self._cluster.timeout_s
-        while True:
-            self._cluster.close()
-            time.sleep(_RETRY_INTERVAL_S)
-            try:
-                self.leaders.update(self._find_leaders())
-            except BrokerUnavailableError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                return self._fetcher(positions)
-
-    def _put_right(
-        self, fetcher: RecordFetcher, error: OffsetOutOfRangeError, started: bool
-    ) -> None:
+    def _put_right(self, error: OffsetOutOfRangeError, started: bool) -> None:
         """Go on at the first offset there is, if records were deleted meanwhile."""
-        partition = error.partition
-        leaders = {partition: self.leaders[partition]}
-        first = list_offsets(self._cluster, {partition: EARLIEST}, leaders)[partition]
-        if started and error.offset < first.offset:
+        partition, consumer = error.partition, self._consumer
+        first = consumer.offsets_for([partition], EARLIEST)[partition]
+        if started and error.offset < first:
             self._warn(
-                f"{partition}: records {error.offset}..{first.offset - 1} were deleted"
+                f"{partition}: records {error.offset}..{first - 1} were deleted"
                 " before they were read"
             )
-            fetcher.positions[partition] = first.offset
+            consumer.seek(partition, first)
             return
-        last = list_offsets(self._cluster, {partition: LATEST}, leaders)[partition]
-        raise CliError(
-            f"{error}: it has {first.offset}..{last.offset}", ExitCode.NOT_FOUND
-        )
+        last = consumer.offsets_for([partition], LATEST)[partition]
+        raise CliError(f"{error}: it has {first}..{last}", ExitCode.NOT_FOUND)
 
     def _warn(self, message: str) -> None:
         if not self._quiet:

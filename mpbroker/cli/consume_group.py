@@ -7,7 +7,7 @@ what was written last once more at worst.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.client.admin import LATEST
@@ -25,36 +25,28 @@ Write = Callable[[TopicPartition, Sequence[ConsumerRecord]], bool]
 
 def read_as_member(
     cluster: Cluster,
-    bootstrap: str,
-    group_id: str,
+    settings: Mapping[str, object],
     topics: Sequence[str],
     write: Write,
     *,
-    from_end: bool,
     exit_at_end: bool,
     count: int | None,
-    isolation: str,
     quiet: bool,
 ) -> None:
     """Join a group, and write what it gives to this member.
 
     Args:
         cluster: to look whether the topics exist; nobody else would say so.
-        bootstrap: addresses for the consumer.
-        from_end: where the group has no position, begin at the end.
+        settings: of the consumer.
+        topics: to read.
+        write: takes the records.
         exit_at_end: until all that this member has is read.
         count: until so many records are written.
+        quiet: say nothing of brokers that cannot be reached for a while.
     """
     for name in topics:
         cluster.topic(name)
-    with Consumer(
-        bootstrap_servers=bootstrap,
-        group_id=group_id,
-        auto_offset_reset="latest" if from_end else "earliest",
-        enable_auto_commit=False,
-        isolation_level=isolation,
-        request_timeout_ms=int(cluster.timeout_s * 1000),
-    ) as consumer:
+    with Consumer(settings) as consumer:
         consumer.subscribe(topics)
         left = sys.maxsize if count is None else count
         while left:

@@ -13,12 +13,12 @@ from mpbroker.cli.options import (
     complete_group,
     complete_topic,
     format_option,
+    open_cluster,
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.cli.start_offset import parse_offsets, resolve_bounds
 from mpbroker.client import group_admin
-from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
@@ -40,10 +40,6 @@ Shows what would be stored; --execute stores it.
 @click.group("group")
 def command() -> None:
     """List, describe and delete consumer groups, and move their positions."""
-
-
-def _connect(bootstrap: str, timeout_s: float) -> Cluster:
-    return Cluster(parse_addresses(bootstrap), timeout_s)
 
 
 def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDescription:
@@ -71,7 +67,7 @@ def list_groups(
     output_format: str,
 ) -> None:
     """List groups."""
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         groups = group_admin.list_groups(cluster, states, types)
     if output_format == "json":
         print_json(
@@ -105,7 +101,7 @@ def describe(
     group_ids: Sequence[str], bootstrap: str, timeout_s: float, output_format: str
 ) -> None:
     """Show who reads what, how far each has come, and how much is left to read."""
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         described = [_describe(cluster, group_id) for group_id in group_ids]
     if output_format == "json":
         print_json(described)
@@ -217,7 +213,7 @@ def delete(
     group_ids: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
 ) -> None:
     """Delete groups without members, and their positions."""
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         for group_id in group_ids:
             try:
                 group_admin.delete_group(cluster, group_id)
@@ -273,7 +269,7 @@ def reset_offsets(
         raise click.UsageError("give either --to or --shift-by")
     if to is not None and to.startswith("e@"):
         raise click.BadParameter("e@ is no place to start at", param_hint="'--to'")
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         before = group_admin.committed_offsets(cluster, group_id)
         if topics:
             leaders = _chosen(cluster, topics)

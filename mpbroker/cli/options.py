@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from mpbroker.cli.serve import BOOTSTRAP_VARIABLE
+
+if TYPE_CHECKING:
+    from mpbroker.client.cluster import Cluster
+    from mpbroker.config_def import ConfigDef
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 
@@ -25,7 +31,86 @@ def default_bootstrap() -> str:
     return os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
 
 
-bootstrap_option = click.option(
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SETTINGS: Final = "mpbroker.client_settings"  # in a click context's meta
+
+
+def _note_settings(
+    ctx: click.Context, param: click.Parameter, items: tuple[str, ...]
+) -> None:
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{item!r} is not KEY=VALUE")
+        ctx.meta.setdefault(_SETTINGS, {})[name.strip()] = value
+
+
+def _note_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    from mpbroker.config.sources import settings_of_file
+
+    # -X may have been read before: what it says wins.
+    given = ctx.meta.get(_SETTINGS, {})
+    read = {setting.name: setting.text for setting in settings_of_file(path)}
+    ctx.meta[_SETTINGS] = {**read, **given}
+
+
+def client_settings(bootstrap: str) -> dict[str, object]:
+    """Return what the command line says about the client: -b, -F and -X."""
+    given = click.get_current_context().meta.get(_SETTINGS, {})
+    return {**given, "bootstrap.servers": bootstrap}
+
+
+def open_cluster(
+    bootstrap: str, timeout_s: float, definition: ConfigDef | None = None
+) -> Cluster:
+    """Return the brokers that the command line names, not connected yet.
+
+    Args:
+        bootstrap: -b.
+        timeout_s: for every connection and answer.
+        definition: which settings -F and -X may have; those of any client if None.
+
+    Raises:
+        ConfigError, AddressError: what the command line says cannot be used.
+    """
+    from mpbroker.client.cluster import Cluster
+    from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
+
+    values = parse_settings(definition or ADMIN_CONFIG, client_settings(bootstrap))
+    settings = ClientSettings.of(values, max_in_flight=1)
+    return Cluster(settings.bootstrap, timeout_s, settings)
+
+
+def bootstrap_option(command: _Command) -> _Command:
+    """Add -b, -F and -X; see `open_cluster`."""
+    for option in (_settings_option, _file_option, _bootstrap_option):
+        command = option(command)
+    return command
+
+
+_settings_option = click.option(
+    "-X",
+    "--client-setting",
+    multiple=True,
+    metavar="KEY=VALUE",
+    expose_value=False,
+    callback=_note_settings,
+    help="One of Kafka's settings of clients, such as security.protocol=SSL; may be"
+    " repeated.",
+)
+_file_option = click.option(
+    "-F",
+    "--command-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    expose_value=False,
+    callback=_note_file,
+    help="A file of them, KEY=VALUE a line: for passwords, which others would see on a"
+    " command line.",
+)
+_bootstrap_option = click.option(
     "-b",
     "--bootstrap",
     "--bootstrap-server",
@@ -49,14 +134,12 @@ timeout_option = click.option(
 
 def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Offer the topics of the broker that the command line so far names."""
-    from mpbroker.client.addresses import parse_addresses
-    from mpbroker.client.cluster import Cluster
     from mpbroker.errors import MpbrokerError
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
     try:
         # A shell waits for this: better no proposals than slow ones.
-        with Cluster(parse_addresses(bootstrap), timeout_s=1.0) as cluster:
+        with ctx, open_cluster(bootstrap, timeout_s=1.0) as cluster:
             topics = cluster.metadata(None).topics
     except MpbrokerError:
         return []
@@ -66,14 +149,12 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
 
 def complete_group(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Offer the consumer groups of that broker."""
-    from mpbroker.client.addresses import parse_addresses
-    from mpbroker.client.cluster import Cluster
     from mpbroker.client.group_admin import list_groups
     from mpbroker.errors import MpbrokerError
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
     try:
-        with Cluster(parse_addresses(bootstrap), timeout_s=1.0) as cluster:
+        with ctx, open_cluster(bootstrap, timeout_s=1.0) as cluster:
             names = [group.group_id for group in list_groups(cluster)]
     except MpbrokerError:
         return []

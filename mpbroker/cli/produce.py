@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,30 +17,34 @@ from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.message_input import MessageRules, has_more, read_messages
 from mpbroker.cli.options import (
     bootstrap_option,
+    client_settings,
     complete_topic,
     format_option,
+    open_cluster,
     timeout_option,
 )
 from mpbroker.cli.output import print_json
-from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import describe_topic_configs
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.partitioner import partition_for_key
-from mpbroker.client.record_sender import Header, RecordSender
 from mpbroker.errors import MpbrokerError
+from mpbroker.producer import Producer, ProducerError, RecordFuture, RetriableError
+from mpbroker.producer.config import PRODUCER_CONFIG
 from mpbroker.protocol.compression import Codec
 
-_ACKS: Final = {"all": -1, "-1": -1, "1": 1, "0": 0}
+_ACKS: Final = ("all", "-1", "1", "0")
 
 # While more input is at hand, batches fill up; after this long without any, what there
 # is goes out. The 5 ms are librdkafka's queue.buffering.max.ms and Java's linger.ms.
 _LINGER_MS: Final = 5
+_FULL_BATCH_LINGER_MS: Final = 500
 _DEFAULT_BATCH_BYTES: Final = 1_000_000
+# Of records on their way; more than Kafka's default, since batches are larger, too.
+_BUFFER_BYTES: Final = 64 * 1024 * 1024
+_MAX_REQUEST_BYTES: Final = 100 * 1024 * 1024  # a broker's socket.request.max.bytes
 # What compression may add to bytes that cannot be compressed, batch header included.
 _BATCH_MARGIN: Final = 1024
 
-# From a record's key to its partition; None is any partition.
-_Chooser = Callable[[bytes | None], int | None]
+Header = tuple[str, bytes | None]
 
 _HELP = """\
 Write records to a topic: one for each line of standard input, or one for each FILE.
@@ -115,7 +119,7 @@ def _parse_header(text: str) -> Header:
 @click.option(
     "-a",
     "--acks",
-    type=click.Choice(list(_ACKS)),
+    type=click.Choice(_ACKS),
     default="all",
     show_default=True,
     help="all: on disk; 1: in the log; 0: sent, and no answer waited for.",
@@ -159,28 +163,57 @@ def command(
         empty_is_null,
     )
     record_headers = tuple(_parse_header(text) for text in headers)
-    with Cluster(parse_addresses(bootstrap), timeout_s) as cluster:
-        sender = RecordSender(
-            cluster,
+    with open_cluster(bootstrap, timeout_s, PRODUCER_CONFIG) as cluster:
+        _check_partition(cluster, topic, partition)
+        batch_bytes = batch_bytes or _fitting_batch_bytes(cluster, topic)
+    settings = _settings(codec, level, acks, batch_bytes, timeout_s)
+    if files and not lines:
+        # Whole files are records; one has to fit.
+        largest = max(path.stat().st_size for path in files)
+        settings["buffer.memory"] = _BUFFER_BYTES + 2 * largest
+        settings["max.request.size"] = max(_MAX_REQUEST_BYTES, 2 * largest)
+    with Producer({**settings, **client_settings(bootstrap)}) as producer:
+        sender = _Sender(
+            producer,
             topic,
-            acks=_ACKS[acks],
-            codec=Codec.from_name(codec),
-            level=level,
-            batch_bytes=batch_bytes or _fitting_batch_bytes(cluster, topic),
+            None if partition < 0 else partition,
+            rules,
+            record_headers,
+            delimiter if tee else None,
         )
-        producer = _Producer(sender, rules, record_headers, _chooser(sender, partition))
-        tee_delimiter = delimiter if tee else None
         if files and not lines:
-            producer.send_whole(files, count, tee_delimiter)
+            sender.send_whole(files, count)
         else:
-            producer.send_lines(files, delimiter, count, tee_delimiter)
+            sender.send_lines(files, delimiter, count)
     if output_format == "json":
         print_json({"topic": topic, "records": sender.written})
 
 
+def _settings(
+    codec: str, level: int | None, acks: str, batch_bytes: int, timeout_s: float
+) -> dict[str, object]:
+    timeout_ms = int(timeout_s * 1000)
+    settings: dict[str, object] = {
+        "acks": acks,
+        "batch.size": batch_bytes,
+        "buffer.memory": max(_BUFFER_BYTES, 4 * batch_bytes),
+        "max.request.size": _MAX_REQUEST_BYTES,
+        "compression.type": codec,
+        "linger.ms": _FULL_BATCH_LINGER_MS,
+        "request.timeout.ms": timeout_ms,
+        "max.block.ms": timeout_ms,
+        "delivery.timeout.ms": timeout_ms + _FULL_BATCH_LINGER_MS,
+    }
+    if level is not None:
+        settings[f"compression.{codec}.level"] = level
+    if acks not in ("all", "-1"):
+        # Without a producer id, what is sent twice would be there twice.
+        settings["retries"] = 0
+    return settings
+
+
 def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
     try:
-        cluster.topic(topic, auto_create=True)
         configs = describe_topic_configs(cluster, [topic], ["max.message.bytes"])
         limit = int(configs[topic][0].value or _DEFAULT_BATCH_BYTES)
     except (MpbrokerError, IndexError, ValueError):
@@ -188,42 +221,40 @@ def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
     return max(min(_DEFAULT_BATCH_BYTES, limit - _BATCH_MARGIN), 1)
 
 
-def _chooser(sender: RecordSender, partition: int) -> _Chooser:
-    """Return what chooses the partition of a key."""
-    count = sender.partition_count
+def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
+    """Raise CliError unless the topic, which may be created, has the partition."""
+    count = len(cluster.topic(topic, auto_create=True).partitions)
     if partition >= count or partition < -1:
         raise CliError(
             f"no partition {partition}: the topic has 0..{count - 1}",
             ExitCode.NOT_FOUND,
         )
-    if partition >= 0:
-        return lambda key: partition
-
-    @lru_cache(maxsize=1 << 16)
-    def choose(key: bytes | None) -> int | None:
-        return None if key is None else partition_for_key(key, count)
-
-    return choose
 
 
-class _Producer:
-    """Feeds messages to a RecordSender."""
+class _Sender:
+    """Feeds messages to a producer, and looks what became of each."""
 
     def __init__(
         self,
-        sender: RecordSender,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
         rules: MessageRules,
         headers: tuple[Header, ...],
-        choose: _Chooser,
+        tee_delimiter: bytes | None,
     ) -> None:
-        self._sender = sender
+        self.written = 0
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
         self._rules = rules
         self._headers = headers
-        self._choose = choose
+        self._tee_delimiter = tee_delimiter
+        self._sent = 0
+        # What was sent together, with the number of its first message in the input.
+        self._pending: deque[tuple[int, list[RecordFuture]]] = deque()
 
-    def send_whole(
-        self, files: Sequence[Path], count: int | None, tee_delimiter: bytes | None
-    ) -> None:
+    def send_whole(self, files: Sequence[Path], count: int | None) -> None:
         """Send each file as one message."""
         for path in files[:count]:
             try:
@@ -231,15 +262,10 @@ class _Producer:
             except OSError as error:
                 raise CliError(f"{path}: {(error.strerror or '').lower()}") from error
             self._send([message])
-            _tee([message], tee_delimiter)
-        self._sender.flush()
+        self._flush()
 
     def send_lines(
-        self,
-        files: Sequence[Path],
-        delimiter: bytes,
-        count: int | None,
-        tee_delimiter: bytes | None,
+        self, files: Sequence[Path], delimiter: bytes, count: int | None
     ) -> None:
         """Send what stands between delimiters, in a file or on standard input."""
         fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
@@ -247,31 +273,82 @@ class _Producer:
         for messages in self._read(fd, delimiter):
             taken = messages[:left]
             self._send(taken)
-            _tee(taken, tee_delimiter)
             left -= len(taken)
             if not left:
                 break
             if not has_more(fd, _LINGER_MS):
-                self._sender.flush()
-        self._sender.flush()
+                self._flush()
+        self._flush()
 
     def _read(self, fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
         try:
             yield from read_messages(fd, delimiter)
         except OSError as error:
-            self._sender.flush()
+            self._flush()
             raise CliError(f"cannot read input: {error.strerror}") from error
 
     def _send(self, messages: Sequence[bytes]) -> None:
-        timestamp = int(time.time() * 1000)
-        split, choose, headers = self._rules.split, self._choose, self._headers
-        append = self._sender.append
+        timestamp_ms = int(time.time() * 1000)
+        split, send = self._rules.split, self._producer.send
+        topic, partition, headers = self._topic, self._partition, self._headers
+        futures = []
         for message in messages:
             key, value = split(message)
-            append(choose(key), timestamp, key, value, headers)
+            futures.append(
+                send(
+                    topic,
+                    value,
+                    key,
+                    headers=headers,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                )
+            )
+        self._pending.append((self._sent + 1, futures))
+        self._sent += len(futures)
+        while self._pending and all(future.done() for future in self._pending[0][1]):
+            self._settle(*self._pending.popleft())
+        if self._tee_delimiter is not None and messages:
+            delimiter = self._tee_delimiter
+            sys.stdout.buffer.write(delimiter.join(messages) + delimiter)
+            sys.stdout.buffer.flush()
+
+    def _flush(self) -> None:
+        self._producer.flush()
+        while self._pending:
+            self._settle(*self._pending.popleft())
+
+    def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
+        """Count what is written; raise CliError for what is not."""
+        failed: dict[str, list[int]] = {}
+        errors: list[ProducerError] = []
+        for number, future in enumerate(futures, first):
+            error = future.exception()
+            if error is not None:
+                failed.setdefault(str(error), []).append(number)
+                errors.append(error)
+        self.written += len(futures) - len(errors)
+        if errors:
+            lines = [
+                f"{self._topic}: {_records(numbers)} not written: {text}"
+                for text, numbers in failed.items()
+            ]
+            raise CliError("\n".join(lines), _exit_code(errors[0]))
 
 
-def _tee(messages: Sequence[bytes], delimiter: bytes | None) -> None:
-    if delimiter is not None and messages:
-        sys.stdout.buffer.write(delimiter.join(messages) + delimiter)
-        sys.stdout.buffer.flush()
+def _records(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"1 record (number {numbers[0]} of the input)"
+    return (
+        f"{len(numbers)} records (of numbers {numbers[0]}-{numbers[-1]} of the input)"
+    )
+
+
+def _exit_code(error: ProducerError) -> ExitCode:
+    code = error.error_code
+    if isinstance(error, RetriableError) and (code is None or code.name in _GONE):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.ERROR
+
+
+_GONE: Final = frozenset({"NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"})

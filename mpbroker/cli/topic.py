@@ -14,11 +14,11 @@ from mpbroker.cli.options import (
     bootstrap_option,
     complete_topic,
     format_option,
+    open_cluster,
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client import admin
-from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import UnsupportedVersionError, describe_error
 from mpbroker.protocol.error_code import ErrorCode
@@ -39,10 +39,6 @@ _SET_ON_TOPIC: Final = 1
 @click.group("topic")
 def command() -> None:
     """Create, list, describe, alter and delete topics."""
-
-
-def _connect(bootstrap: str, timeout_s: float) -> Cluster:
-    return Cluster(parse_addresses(bootstrap), timeout_s)
 
 
 def _parse_configs(items: Iterable[str]) -> dict[str, str]:
@@ -97,7 +93,7 @@ def create(
     """Create topics."""
     settings = _parse_configs(configs)
     created = []
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         for name in names:
             try:
                 result = admin.create_topic(
@@ -149,7 +145,7 @@ def list_topics(
 
     Exits with 10 if a PATTERN is given and matches nothing.
     """
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         topics = [
             topic
             for topic in sorted(cluster.metadata(None).topics, key=_name)
@@ -194,7 +190,7 @@ def describe(
     output_format: str,
 ) -> None:
     """Show partitions, offsets and settings of topics; of all if none is named."""
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         topics = sorted(cluster.metadata(names or None).topics, key=_name)
         unknown = [topic for topic in topics if topic.error_code]
         if unknown:
@@ -312,7 +308,7 @@ def alter(
     both = settings.keys() & set(deleted)
     if both:
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         if settings or deleted:
             admin.alter_topic_configs(cluster, name, settings, deleted)
         if partitions is not None:
@@ -331,7 +327,7 @@ def delete(
     names: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
 ) -> None:
     """Delete topics and all their records."""
-    with _connect(bootstrap, timeout_s) as cluster:
+    with open_cluster(bootstrap, timeout_s) as cluster:
         for name in names:
             try:
                 admin.delete_topic(cluster, name)

@@ -1,1 +1,1 @@
-"""A client: sans-IO connection, blocking transport, and what the CLI needs of them."""
+"""A client for Kafka brokers: one core for producer, consumer, admin and tools."""

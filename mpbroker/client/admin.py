@@ -94,12 +94,12 @@ def create_topic(
 def delete_topic(cluster: Cluster, name: str) -> None:
     """Delete a topic and its records."""
     request = DeleteTopicsRequest(timeout_ms=int(cluster.timeout_s * 1000))
-    transport = cluster.controller()
-    if transport.version_for(DeleteTopicsRequest) >= 6:
+    broker = cluster.controller()
+    if broker.version_for(DeleteTopicsRequest) >= 6:
         request.topics = [DeleteTopicState(name=name)]
     else:
         request.topic_names = [name]
-    result = transport.request(request, DeleteTopicsResponse).responses[0]
+    result = broker.request(request, DeleteTopicsResponse).responses[0]
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -109,8 +109,8 @@ def create_partitions(cluster: Cluster, name: str, count: int) -> None:
         topics=[CreatePartitionsTopic(name=name, count=count, assignments=None)],
         timeout_ms=int(cluster.timeout_s * 1000),
     )
-    transport = cluster.controller()
-    result = transport.request(request, CreatePartitionsResponse).results[0]
+    broker = cluster.controller()
+    result = broker.request(request, CreatePartitionsResponse).results[0]
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -151,8 +151,8 @@ def alter_topic_configs(
         resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
     )
     request = IncrementalAlterConfigsRequest(resources=[resource])
-    transport = cluster.controller()
-    result = transport.request(request, IncrementalAlterConfigsResponse).responses[0]
+    broker = cluster.controller()
+    result = broker.request(request, IncrementalAlterConfigsResponse).responses[0]
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -196,8 +196,8 @@ def list_offsets(
             ],
             timeout_ms=int(cluster.timeout_s * 1000),
         )
-        transport = cluster.broker(leader)
-        for topic in transport.request(request, ListOffsetsResponse).topics:
+        broker = cluster.broker(leader)
+        for topic in broker.request(request, ListOffsetsResponse).topics:
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)
                 check_error(entry.error_code, f"offsets of {partition}")

@@ -1,43 +1,56 @@
 """Who of a group reads which partitions; and what members tell each other about it.
 
-The leader of a group assigns; a broker only passes the bytes on. Range, so that our
-members can share a group with those of Kafka's own clients, whose default it is.
+The leader of a group assigns; a broker only passes the bytes on. Names and bytes are
+those of Kafka's own clients, so that our members can share a group with theirs.
 
-Source: Kafka protocol guide, "Group Membership API"; ConsumerProtocolSubscription and
-ConsumerProtocolAssignment, version 0.
+Source: Kafka protocol guide, "Group Membership API"; ConsumerProtocolSubscription
+versions 0-2 and ConsumerProtocolAssignment version 0; KIP-54 (sticky), KIP-429.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct, error
+from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.primitives import Buffer
 
-RANGE = "range"
+RANGE: Final = "range"
+ROUND_ROBIN: Final = "roundrobin"
+COOPERATIVE_STICKY: Final = "cooperative-sticky"
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _NO_USER_DATA = _INT32.pack(-1)
 
 
-def assign_range(
-    subscriptions: Mapping[str, Iterable[str]], partition_counts: Mapping[str, int]
-) -> dict[str, list[TopicPartition]]:
-    """Give each topic's partitions out in ranges, to members in the order of ids.
+class Subscription(NamedTuple):
+    """What a member tells the leader: what it wants, and what it has.
 
-    Args:
-        subscriptions: topics by member.
-        partition_counts: by topic; one that is not there has nothing to give out.
+    ``generation`` is the round in which it was given what it has, -1 if none is known.
     """
-    found: dict[str, list[TopicPartition]] = {member: [] for member in subscriptions}
-    by_topic: dict[str, list[str]] = {}
-    for member, topics in subscriptions.items():
-        for topic in set(topics):
-            by_topic.setdefault(topic, []).append(member)
-    for topic, members in sorted(by_topic.items()):
+
+    topics: list[str]
+    owned: Sequence[TopicPartition] = ()
+    generation: int = -1
+
+
+Assignment = dict[str, list[TopicPartition]]
+Assign = Callable[[Mapping[str, Subscription], Mapping[str, int]], Assignment]
+"""From subscriptions by member and partition counts by topic to who reads what.
+
+A topic without a count has nothing to give out.
+"""
+
+
+def assign_range(
+    subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
+) -> Assignment:
+    """Give each topic's partitions out in ranges, to members in the order of ids."""
+    found: Assignment = {member: [] for member in subscriptions}
+    for topic, members in sorted(_members_by_topic(subscriptions).items()):
         each, more = divmod(partition_counts.get(topic, 0), len(members))
         first = 0
         for index, member in enumerate(sorted(members)):
@@ -50,40 +63,160 @@ def assign_range(
     return found
 
 
-def encode_subscription(topics: Iterable[str]) -> bytes:
+def assign_round_robin(
+    subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
+) -> Assignment:
+    """Give all partitions out in turn, each to the next member that reads its topic."""
+    found: Assignment = {member: [] for member in subscriptions}
+    turn = sorted(subscriptions)
+    for topic, members in sorted(_members_by_topic(subscriptions).items()):
+        for partition in range(partition_counts.get(topic, 0)):
+            while turn[0] not in members:
+                turn.append(turn.pop(0))
+            found[turn[0]].append(TopicPartition(topic, partition))
+            turn.append(turn.pop(0))
+    return found
+
+
+def assign_cooperative_sticky(
+    subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
+) -> Assignment:
+    """Leave as much as can be where it is, and be even all the same.
+
+    What moves is given to nobody yet: its reader gives it up first, and joins again.
+    """
+    owner = _owners(subscriptions)
+    found = assign_sticky(subscriptions, partition_counts)
+    return {
+        member: [where for where in partitions if owner.get(where, member) == member]
+        for member, partitions in found.items()
+    }
+
+
+def assign_sticky(
+    subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
+) -> Assignment:
+    """Leave as much as can be where it is; shares differ by one where they can."""
+    by_topic = _members_by_topic(subscriptions)
+    found: Assignment = {member: [] for member in sorted(subscriptions)}
+    owner = _owners(subscriptions)
+    free = []
+    for topic in sorted(by_topic):
+        for partition in range(partition_counts.get(topic, 0)):
+            where = TopicPartition(topic, partition)
+            member = owner.get(where)
+            if member is not None and member in by_topic[topic]:
+                found[member].append(where)
+            else:
+                free.append(where)
+    # Those that few can read first, while there is still a choice for the others.
+    for where in sorted(free, key=lambda each: len(by_topic[each.topic])):
+        found[_idlest(by_topic[where.topic], found)].append(where)
+    while move := _next_move(found, by_topic):
+        # The sum of the squares of shares falls with each: it comes to an end.
+        giver, taker, where = move
+        found[giver].remove(where)
+        found[taker].append(where)
+    return found
+
+
+def _next_move(
+    found: Assignment, by_topic: Mapping[str, set[str]]
+) -> tuple[str, str, TopicPartition] | None:
+    """Return a partition that a busier member can hand on, from whom and to whom."""
+    for giver in sorted(found, key=lambda member: (-len(found[member]), member)):
+        topics = {where.topic: where for where in found[giver]}
+        for topic in sorted(topics):
+            taker = _idlest(by_topic[topic], found)
+            if len(found[taker]) + 1 < len(found[giver]):
+                return giver, taker, topics[topic]
+    return None
+
+
+def _idlest(members: Iterable[str], found: Assignment) -> str:
+    return min(members, key=lambda member: (len(found[member]), member))
+
+
+def _owners(subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
+    """Return who reads what: of two that claim it, who joined the later round.
+
+    Of two of the same round nobody does: one of them must be mistaken.
+    """
+    claims: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member, subscription in subscriptions.items():
+        generation = subscription.generation
+        for where in subscription.owned:
+            rival, _ = claims.get(where, (-2, None))
+            if generation > rival:
+                claims[where] = generation, member
+            elif generation == rival:
+                claims[where] = generation, None
+    return {
+        where: member for where, (_, member) in claims.items() if member is not None
+    }
+
+
+def _members_by_topic(subscriptions: Mapping[str, Subscription]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for member, subscription in subscriptions.items():
+        for topic in subscription.topics:
+            found.setdefault(topic, set()).add(member)
+    return found
+
+
+ASSIGNORS: Final[Mapping[str, Assign]] = {
+    RANGE: assign_range,
+    ROUND_ROBIN: assign_round_robin,
+    COOPERATIVE_STICKY: assign_cooperative_sticky,
+}
+
+
+# -- bytes -----------------------------------------------------------------------------
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
     """Return what a member tells the leader."""
-    names = list(topics)
-    parts = [_INT16.pack(0), _INT32.pack(len(names)), *map(_string, names)]
-    return b"".join([*parts, _NO_USER_DATA])
+    topics, owned, generation = subscription
+    return b"".join(
+        [
+            _INT16.pack(2),
+            _INT32.pack(len(topics)),
+            *map(_string, topics),
+            _NO_USER_DATA,
+            *_partitions(owned),
+            _INT32.pack(generation),
+        ]
+    )
 
 
-def decode_subscription(data: Buffer) -> list[str]:
-    """Read what any client's member told; newer versions only add to it.
+def decode_subscription(data: Buffer) -> Subscription:
+    """Read what any client's member told; versions above 2 only add to it.
 
     Raises:
         ProtocolError: it is cut off.
     """
     try:
+        version = _INT16.unpack_from(data, 0)[0]
         count, at = _count(data, 2)
         names = []
         for _ in range(count):
             name, at = _read_string(data, at)
             names.append(name)
+        owned: Sequence[TopicPartition] = ()
+        generation = -1
+        if version >= 1:
+            at += 4 + max(0, _INT32.unpack_from(data, at)[0])  # user data
+            owned, at = _read_partitions(data, at)
+        if version >= 2:
+            generation = _INT32.unpack_from(data, at)[0]
     except (error, UnicodeDecodeError) as problem:
         raise ProtocolError(f"a member's subscription: {problem}") from None
-    return names
+    return Subscription(names, owned, generation)
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """Return what the leader tells a member."""
-    topics: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        topics.setdefault(topic, []).append(partition)
-    parts = [_INT16.pack(0), _INT32.pack(len(topics))]
-    for topic, numbers in topics.items():
-        parts += [_string(topic), _INT32.pack(len(numbers))]
-        parts += map(_INT32.pack, numbers)
-    return b"".join([*parts, _NO_USER_DATA])
+    return b"".join([_INT16.pack(0), *_partitions(partitions), _NO_USER_DATA])
 
 
 def decode_assignment(data: Buffer) -> list[TopicPartition]:
@@ -94,18 +227,33 @@ def decode_assignment(data: Buffer) -> list[TopicPartition]:
     """
     if not len(data):
         return []
-    found = []
     try:
-        topics, at = _count(data, 2)
-        for _ in range(topics):
-            topic, at = _read_string(data, at)
-            count, at = _count(data, at)
-            for _ in range(count):
-                found.append(TopicPartition(topic, _INT32.unpack_from(data, at)[0]))
-                at += 4
+        return _read_partitions(data, 2)[0]
     except (error, UnicodeDecodeError) as problem:
         raise ProtocolError(f"a group's assignment: {problem}") from None
-    return found
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> list[bytes]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    parts = [_INT32.pack(len(topics))]
+    for topic, numbers in topics.items():
+        parts += [_string(topic), _INT32.pack(len(numbers))]
+        parts += map(_INT32.pack, numbers)
+    return parts
+
+
+def _read_partitions(data: Buffer, at: int) -> tuple[list[TopicPartition], int]:
+    found = []
+    topics, at = _count(data, at)
+    for _ in range(topics):
+        topic, at = _read_string(data, at)
+        count, at = _count(data, at)
+        for _ in range(count):
+            found.append(TopicPartition(topic, _INT32.unpack_from(data, at)[0]))
+            at += 4
+    return found, at
 
 
 def _count(data: Buffer, at: int) -> tuple[int, int]:

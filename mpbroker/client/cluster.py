@@ -1,14 +1,34 @@
-"""The brokers behind some bootstrap addresses, and a connection to each one used."""
+"""The brokers behind some bootstrap addresses, asked one thing at a time.
+
+    with Cluster(parse_addresses("localhost:9092"), timeout_s=10) as cluster:
+        cluster.metadata(["events"])
+        cluster.broker(1).request(request, ResponseClass)
+
+A `NetworkClient` does the work, as for the producer; here whoever asks waits, and is
+told at once when a broker cannot be reached, since nobody works behind his back.
+Brokers are known by address, so one that is in the bootstrap list and in metadata has
+one connection. One thread uses a cluster.
+"""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.errors import BrokerUnavailableError, check_error
-from mpbroker.client.transport import Transport, connect_any
+from mpbroker.client.client_request import ClientResponse
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    RequestTimeoutError,
+    check_error,
+)
+from mpbroker.client.metadata import Metadata, Snapshot
+from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.selector import Selector, monotonic_ms, resolve
+from mpbroker.client.settings import ClientSettings
+from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.metadata import (
@@ -24,6 +44,7 @@ _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 # A topic that is just being created may be unknown for a moment; one that does not
 # exist should not cost the whole timeout.
 _UNKNOWN_TOPIC_RETRIES: Final = 3
+_SOFTWARE_NAME: Final = "mpbroker"
 
 
 class TopicPartition(NamedTuple):
@@ -36,75 +57,274 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class Cluster:
-    """Connections by address; metadata is asked for, not cached."""
+class _Addresses(Metadata):
+    """Where brokers are, as the `Cluster` learns it: nothing is asked of itself."""
 
-    def __init__(self, bootstrap: Sequence[Address], timeout_s: float) -> None:
+    def delay_ms(self, now_ms: float) -> float:
+        return float("inf")
+
+    def set(self, nodes: Mapping[int, Address]) -> None:
+        self.snapshot = Snapshot(nodes, {}, {})
+
+
+class Pending:
+    """A request that was sent; see `Broker.wait`."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: ClientResponse | None = None
+
+    def take(self, answer: ClientResponse) -> None:
+        self.answer = answer
+
+
+class Broker:
+    """One broker of a cluster. It is connected when there is something to ask."""
+
+    def __init__(self, cluster: Cluster, number: int, address: Address) -> None:
+        self.address = address
+        self._cluster = cluster
+        self._number = number
+
+    def version_for(
+        self, request: type[Message], max_version: int | None = None
+    ) -> int:
+        """Return the highest version that both sides speak.
+
+        Args:
+            request: the request's class.
+            max_version: go no higher, for callers that need a version's semantics.
+
+        Raises:
+            BrokerUnavailableError, UnsupportedVersionError: see `request`.
+        """
+        self._cluster.connect(self._number)
+        return self._cluster.client.version_for(self._number, request, max_version)
+
+    def request(
+        self,
+        request: Message,
+        response_type: type[ResponseT],
+        *,
+        max_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ResponseT:
+        """Send a request and wait for its answer.
+
+        Raises:
+            RequestTimeoutError: no answer in ``timeout_s`` (the cluster's if None).
+            BrokerUnavailableError: it cannot be reached, or the connection broke.
+            AuthenticationError: it does not let us in; trying again cannot help.
+            UnsupportedVersionError: the broker does not speak it.
+        """
+        pending = self.send(request, response_type, max_version=max_version)
+        return self.wait(pending, response_type, timeout_s)
+
+    def send(
+        self,
+        request: Message,
+        response_type: type[Message],
+        *,
+        max_version: int | None = None,
+    ) -> Pending:
+        """Send a request; its answer is for `wait`. Raises as `request`."""
+        client = self._cluster.client
+        self._cluster.connect(self._number)
+        pending = Pending()
+        client.send(
+            self._number,
+            request,
+            response_type,
+            pending.take,
+            monotonic_ms(),
+            max_version=max_version,
+            # An answer may lie there for long before somebody waits for it.
+            timeout_ms=float("inf"),
+        )
+        return pending
+
+    def wait(
+        self,
+        pending: Pending,
+        response_type: type[ResponseT],
+        timeout_s: float | None = None,
+    ) -> ResponseT:
+        """Wait for the answer to what was sent before; raises as `request`."""
+        client = self._cluster.client
+        limit_s = self._cluster.timeout_s if timeout_s is None else timeout_s
+        now_ms = monotonic_ms()
+        deadline_ms = now_ms + limit_s * 1000
+        while (answer := pending.answer) is None:
+            if now_ms >= deadline_ms:
+                text = f"{self.address} did not answer in time"
+                # What comes late would be taken for the answer to something else.
+                client.disconnect(self._number, now_ms, text)
+                raise RequestTimeoutError(text)
+            client.poll(deadline_ms - now_ms, now_ms)
+            now_ms = monotonic_ms()
+        if answer.response is not None:
+            assert isinstance(answer.response, response_type)
+            return answer.response
+        assert answer.error is not None
+        raise answer.error
+
+
+class Cluster:
+    """See the module. Metadata is asked for, not cached."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Address],
+        timeout_s: float,
+        settings: ClientSettings | None = None,
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
             bootstrap: tried in order until one answers.
             timeout_s: for every connection and answer.
+            settings: all else, such as how connections are secured.
         """
         self.timeout_s = timeout_s
-        self._bootstrap = list(bootstrap)
-        self._transports: dict[Address, Transport] = {}
+        timeout_ms = max(1, int(timeout_s * 1000))
+        # Of sockets' buffers the system knows best: answers to a Fetch are large.
+        settings = settings or ClientSettings(
+            (), _SOFTWARE_NAME, send_buffer_bytes=-1, receive_buffer_bytes=-1
+        )
+        settings = settings._replace(
+            bootstrap=tuple(bootstrap),
+            client_id=settings.client_id or _SOFTWARE_NAME,
+            request_timeout_ms=timeout_ms,
+            connection_setup_timeout_ms=timeout_ms,
+            connection_setup_timeout_max_ms=timeout_ms,
+            max_in_flight=1 << 30,
+        )
+        self._addresses = _Addresses()
+        self._settings = settings
+        self.client = NetworkClient(
+            Selector.of(settings),
+            self._addresses,
+            settings,
+            resolve,
+            monotonic_ms,
+            random.Random(),
+        )
+        self._numbers = {
+            address: number for number, address in enumerate(settings.bootstrap)
+        }
         self._nodes: dict[int, Address] = {}
         self._controller_id = -1
+        self._publish()
 
-    def any_broker(self) -> Transport:
-        """Return a connection to some broker.
+    def _publish(self) -> None:
+        self._addresses.set({number: at for at, number in self._numbers.items()})
+
+    # -- connections -------------------------------------------------------------------
+
+    def at(self, address: Address) -> Broker:
+        """Return the broker at an address."""
+        number = self._numbers.get(address)
+        if number is None:
+            number = self._numbers[address] = len(self._numbers)
+            self._publish()
+        return Broker(self, number, address)
+
+    def connect(self, number: int) -> None:
+        """Wait until a broker can be sent to; for `Broker`.
 
         Raises:
-            BrokerUnavailableError: no bootstrap address answers.
+            BrokerUnavailableError: an attempt failed, or the time is over.
+            AuthenticationError: it does not let us in.
         """
-        for transport in self._transports.values():
-            return transport
-        transport = connect_any(self._bootstrap, self.timeout_s)
-        self._transports[transport.address] = transport
-        return transport
+        client = self.client
+        now_ms = monotonic_ms()
+        deadline_ms = now_ms + self.timeout_s * 1000
+        client.poll(0, now_ms)  # it may have hung up long ago
+        failures = client.failures(number)
+        while not client.ready(number, now_ms):
+            if client.failures(number) > failures and client.delay_ms(number, now_ms):
+                raise self._failure(number)
+            if now_ms >= deadline_ms:
+                raise RequestTimeoutError(
+                    f"cannot reach {self._address(number)}: not ready after"
+                    f" {self.timeout_s:g} s"
+                )
+            wait_ms = min(client.delay_ms(number, now_ms), deadline_ms - now_ms)
+            client.poll(wait_ms, now_ms)
+            now_ms = monotonic_ms()
 
-    def controller(self) -> Transport:
-        """Return a connection to the broker that changes topics are sent to."""
+    def _address(self, number: int) -> Address:
+        return next(at for at, known in self._numbers.items() if known == number)
+
+    def _failure(self, number: int) -> MpbrokerError:
+        """Return why the attempt to connect to a broker failed."""
+        error = self.client.error_of(number)
+        address = self._address(number)
+        if address in self._settings.bootstrap or not isinstance(
+            error, BrokerUnavailableError
+        ):
+            return error
+        bootstrap = ",".join(map(str, self._settings.bootstrap))
+        return BrokerUnavailableError(
+            f"{error} ({bootstrap} said to go to {address}: see the broker's"
+            " advertised.listeners)"
+        )
+
+    def any_broker(self) -> Broker:
+        """Return a broker, connected.
+
+        Raises:
+            BrokerUnavailableError: no bootstrap address answers; a reason for each.
+            AuthenticationError: one does not let us in.
+        """
+        for address, number in self._numbers.items():
+            if self.client.is_connected(number):
+                return Broker(self, number, address)
+        reasons = []
+        for address in self._settings.bootstrap:
+            number = self._numbers[address]
+            try:
+                self.connect(number)
+            except BrokerUnavailableError as error:
+                reasons.append(error)
+            else:
+                return Broker(self, number, address)
+        raise BrokerUnavailableError("; ".join(map(str, reasons)))
+
+    def controller(self) -> Broker:
+        """Return the broker that changes of topics are sent to."""
         if self._controller_id not in self._nodes:
             self.metadata([])
         if self._controller_id not in self._nodes:
             return self.any_broker()
         return self.broker(self._controller_id)
 
-    def broker(self, node_id: int) -> Transport:
-        """Return a connection to one broker.
+    def broker(self, node_id: int) -> Broker:
+        """Return the broker with an id, connected.
 
         Raises:
             BrokerUnavailableError: it does not answer, or metadata never named it.
         """
         if node_id not in self._nodes:
             raise BrokerUnavailableError(f"no broker has the id {node_id}")
-        address = self._nodes[node_id]
-        if address not in self._transports:
-            self._transports[address] = self._connect_advertised(address)
-        return self._transports[address]
-
-    def _connect_advertised(self, address: Address) -> Transport:
-        try:
-            return Transport.connect(address, self.timeout_s)
-        except BrokerUnavailableError as error:
-            bootstrap = ",".join(map(str, self._bootstrap))
-            raise BrokerUnavailableError(
-                f"{error} ({bootstrap} said to go to {address}: see the broker's"
-                " advertised.listeners)"
-            ) from error
+        broker = self.at(self._nodes[node_id])
+        self.connect(self._numbers[broker.address])
+        return broker
 
     def request(
-        self, request: Message, response_type: type[ResponseT], **options: int
+        self,
+        request: Message,
+        response_type: type[ResponseT],
+        *,
+        max_version: int | None = None,
     ) -> ResponseT:
-        """Ask any broker; see `Transport.request`."""
-        transport = self.any_broker()
-        try:
-            return transport.request(request, response_type, **options)
-        except BrokerUnavailableError:
-            self.drop(transport)
-            raise
+        """Ask any broker; see `Broker.request`."""
+        return self.any_broker().request(
+            request, response_type, max_version=max_version
+        )
+
+    # -- what is where -----------------------------------------------------------------
 
     def metadata(
         self, topics: Sequence[str] | None, *, auto_create: bool = False
@@ -115,12 +335,12 @@ class Cluster:
             topics: None for all. Each has an error code of its own in the answer.
             auto_create: let the broker create those that it does not have.
         """
-        transport = self.any_broker()
+        broker = self.any_broker()
         asked = None if topics is None else [_named(name) for name in topics]
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=auto_create)
-        if transport.version_for(MetadataRequest) < 4:
+        if broker.version_for(MetadataRequest) < 4:
             request.allow_auto_topic_creation = True  # older versions always do
-        response = self.request(request, MetadataResponse)
+        response = broker.request(request, MetadataResponse)
         self._nodes = {
             node.node_id: Address(node.host, node.port) for node in response.brokers
         }
@@ -151,16 +371,9 @@ class Cluster:
                 check_error(code, f"topic {name!r}")
             time.sleep(_RETRY_INTERVAL_S)
 
-    def drop(self, transport: Transport) -> None:
-        """Close a connection that failed; the next use of its broker reconnects."""
-        transport.close()
-        self._transports.pop(transport.address, None)
-
     def close(self) -> None:
-        """Close all connections."""
-        for transport in self._transports.values():
-            transport.close()
-        self._transports.clear()
+        """Close all connections; the cluster is of no use any more."""
+        self.client.close_all()
 
     def __enter__(self) -> Cluster:
         return self

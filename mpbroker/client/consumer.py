@@ -8,76 +8,34 @@
 One thread uses a consumer. Records come from `poll` (or iteration), and only there are
 partitions given and taken away.
 
-Source: the API of Apache Kafka's KafkaConsumer.
+Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalancing.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
-from mpbroker.client.group_member import GroupMember, GroupSettings, RebalancedError
-from mpbroker.client.record_fetcher import (
+from mpbroker.client.fetcher import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     FetchedBatch,
+    Fetcher,
     LeaderLostError,
     OffsetOutOfRangeError,
-    RecordFetcher,
 )
-from mpbroker.client.settings import COMMON_KEYS, integer, parse_settings, text
-from mpbroker.config_def import (
-    ConfigDef,
-    ConfigError,
-    ConfigKey,
-    ConfigType,
-    at_least,
-    one_of,
-)
+from mpbroker.client.group_member import GroupMember, RebalancedError
+from mpbroker.config_def import ConfigError
 from mpbroker.protocol.record_batch import iter_records
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
-
-# fmt: off
-CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
-    *COMMON_KEYS,
-    ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored."),
-    ConfigKey("group.instance.id", ConfigType.STRING, None,
-        "Name of a member that keeps its partitions while it restarts."),
-    ConfigKey("auto.offset.reset", ConfigType.STRING, "latest",
-        "Where to begin without a position.",
-        validator=one_of("earliest", "latest", "none")),
-    ConfigKey("enable.auto.commit", ConfigType.BOOLEAN, True,
-        "Store positions of what poll() returned, from time to time."),
-    ConfigKey("auto.commit.interval.ms", ConfigType.INT, 5000,
-        "How often that is.", validator=at_least(0)),
-    ConfigKey("session.timeout.ms", ConfigType.INT, 45_000,
-        "A member that is silent for so long is dead.", validator=at_least(1)),
-    ConfigKey("heartbeat.interval.ms", ConfigType.INT, 3_000,
-        "How often a member says it is alive.", validator=at_least(1)),
-    ConfigKey("max.poll.interval.ms", ConfigType.INT, 300_000,
-        "A member that does not poll for so long gives its partitions up.",
-        validator=at_least(1)),
-    ConfigKey("max.poll.records", ConfigType.INT, 500,
-        "Records of one poll().", validator=at_least(1)),
-    ConfigKey("fetch.max.wait.ms", ConfigType.INT, 500,
-        "Brokers wait no longer for records.", validator=at_least(0)),
-    ConfigKey("fetch.max.bytes", ConfigType.INT, 52_428_800,
-        "Bytes of one answer.", validator=at_least(0)),
-    ConfigKey("max.partition.fetch.bytes", ConfigType.INT, 1_048_576,
-        "Bytes of one partition in an answer.", validator=at_least(0)),
-    ConfigKey("isolation.level", ConfigType.STRING, "read_uncommitted",
-        "Whether aborted and undecided transactions are left out.",
-        validator=one_of("read_uncommitted", "read_committed")),
-))
-# fmt: on
 
 
 class ConsumerRecord(NamedTuple):
@@ -97,6 +55,20 @@ class NoOffsetError(ClientError):
     """A partition has no position, and auto.offset.reset is none."""
 
 
+class RebalanceListener:
+    """Told by `poll` when partitions come and go. Override what you need."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions will be others' after this: finish, and commit, what is theirs."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions have come to those that were there."""
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions are others' already: it is too late to commit."""
+        self.on_partitions_revoked(partitions)
+
+
 class Consumer:
     """See the module."""
 
@@ -113,65 +85,73 @@ class Consumer:
             ConfigError: says which setting, and what to do.
             AddressError: bootstrap.servers cannot be read.
         """
-        values = parse_settings(CONSUMER_CONFIG, {**(config or {}), **settings})
-        servers = values["bootstrap.servers"]
-        if not isinstance(servers, tuple):
-            raise ConfigError(
-                "bootstrap.servers is not set; give the HOST:PORT of a broker"
-            )
-        addresses = parse_addresses(",".join(servers))
-        timeout_s = integer(values, "request.timeout.ms") / 1000
-        self._values = values
-        self._cluster = Cluster(addresses, timeout_s)
+        self._settings = ConsumerSettings.parse({**(config or {}), **settings})
+        client = self._settings.client
+        self._timeout_s = client.request_timeout_ms / 1000
+        self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
         self._member: GroupMember | None = None
-        group_id = text(values, "group.id")
-        if group_id:
-            self._member = GroupMember(
-                addresses,
-                timeout_s,
-                GroupSettings(
-                    group_id,
-                    text(values, "group.instance.id"),
-                    integer(values, "session.timeout.ms"),
-                    integer(values, "heartbeat.interval.ms"),
-                    integer(values, "max.poll.interval.ms"),
-                ),
-            )
+        if self._settings.group is not None:
+            self._member = GroupMember(client, self._settings.group)
         self._topics: list[str] = []
+        self._listener = RebalanceListener()
         self._assigned: list[TopicPartition] = []
+        self._paused: set[TopicPartition] = set()
         # By partition: the offset after the last record that poll() returned.
         self._positions: dict[TopicPartition, int] = {}
-        self._fetcher: RecordFetcher | None = None
+        self._fetcher: Fetcher | None = None
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
+        self._is_closed = False
 
     # -- what is read ------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Read these partitions, instead of what was read before."""
         self._topics = []
+        self._set_assigned([])
         self._set_assigned([TopicPartition(*partition) for partition in partitions])
 
-    def subscribe(self, topics: Iterable[str]) -> None:
+    def subscribe(
+        self, topics: Iterable[str], listener: RebalanceListener | None = None
+    ) -> None:
         """Read topics together with the other members of group.id.
+
+        Args:
+            topics: instead of those before.
+            listener: told what comes and goes.
 
         Raises:
             ConfigError: there is no group.id.
         """
         if isinstance(topics, str):
             topics = [topics]
-        self._require_member()
+        member = self._require_member()
+        if not self._topics:
+            self._set_assigned([])
         self._topics = list(dict.fromkeys(topics))
+        self._listener = listener or RebalanceListener()
+        member.join_again()
+
+    def unsubscribe(self) -> None:
+        """Read nothing; leave the group, if one was joined."""
+        if self._topics and self._member is not None:
+            self._auto_commit(now=True)
+            self._revoke(self._assigned)
+            self._member.leave()
+        self._topics = []
         self._set_assigned([])
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read now."""
+        """Return the partitions that are read now, paused ones included."""
         return list(self._assigned)
 
     def _set_assigned(self, partitions: list[TopicPartition]) -> None:
+        """Read these; those that were read before go on where they are."""
         self._assigned = partitions
-        self._records.clear()
-        self._positions.clear()
+        kept = set(partitions)
+        self._paused &= kept
+        self._positions = {w: at for w, at in self._positions.items() if w in kept}
+        self._records = deque(r for r in self._records if (r[0], r[1]) in kept)
         self._fetcher = None
 
     def _require_member(self) -> GroupMember:
@@ -179,15 +159,50 @@ class Consumer:
             raise ConfigError("group.id is not set; groups and commits need one")
         return self._member
 
-    def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Go on at an offset of a partition that is read."""
+    def _check_assigned(self, partition: tuple[str, int]) -> TopicPartition:
         where = TopicPartition(*partition)
         if where not in self._assigned:
             raise ClientError(f"{where} is not assigned; assign or subscribe to it")
-        self._positions[where] = offset
+        return where
+
+    def _drop_fetched(self, where: TopicPartition) -> None:
         self._records = deque(r for r in self._records if (r[0], r[1]) != where)
-        if self._fetcher is not None:
-            self._rebuild()
+
+    def pause(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Have `poll` return nothing of some partitions; they stay assigned.
+
+        Raises:
+            ClientError: one is not assigned.
+        """
+        for where in [self._check_assigned(partition) for partition in partitions]:
+            self._paused.add(where)
+            self._drop_fetched(where)
+            if self._fetcher is not None:
+                self._fetcher.positions.pop(where, None)
+
+    def resume(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Undo `pause`; raises as it does."""
+        for where in [self._check_assigned(partition) for partition in partitions]:
+            if where in self._paused:
+                self._paused.discard(where)
+                if self._fetcher is not None:
+                    self._fetcher.positions[where] = self._positions[where]
+
+    def paused(self) -> set[TopicPartition]:
+        """Return the partitions that are paused."""
+        return set(self._paused)
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Go on at an offset of a partition that is read.
+
+        Raises:
+            ClientError: it is not assigned.
+        """
+        where = self._check_assigned(partition)
+        self._positions[where] = offset
+        self._drop_fetched(where)
+        if self._fetcher is not None and where not in self._paused:
+            self._fetcher.positions[where] = offset
 
     def seek_to(
         self, timestamp: int, partitions: Iterable[tuple[str, int]] | None = None
@@ -210,12 +225,11 @@ class Consumer:
         """
         wanted = [TopicPartition(*partition) for partition in partitions]
         leaders = self._leaders(wanted)
-        committed = self._values["isolation.level"] == "read_committed"
         answers = list_offsets(
             self._cluster,
             dict.fromkeys(wanted, timestamp),
             leaders,
-            read_committed=committed,
+            read_committed=self._settings.read_committed,
         )
         missing = [where for where, answer in answers.items() if answer.offset < 0]
         ends = list_offsets(self._cluster, dict.fromkeys(missing, LATEST), leaders)
@@ -226,7 +240,7 @@ class Consumer:
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the offset that comes next of a partition that is read."""
-        where = TopicPartition(*partition)
+        where = self._check_assigned(partition)
         if where not in self._positions:
             self._find_positions()
         return self._positions[where]
@@ -235,8 +249,9 @@ class Consumer:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         leaders = {}
-        for name in {partition.topic for partition in partitions}:
-            for entry in self._cluster.topic(name, auto_create=True).partitions:
+        auto_create = self._settings.auto_create_topics
+        for name in dict.fromkeys(partition.topic for partition in partitions):
+            for entry in self._cluster.topic(name, auto_create=auto_create).partitions:
                 leaders[TopicPartition(name, entry.partition_index)] = entry.leader_id
         return {where: leaders[where] for where in partitions if where in leaders}
 
@@ -249,7 +264,7 @@ class Consumer:
             self._positions |= self._reset(missing)
 
     def _reset(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        reset = self._values["auto.offset.reset"]
+        reset = self._settings.offset_reset
         if reset == "none":
             names = ", ".join(map(str, partitions))
             raise NoOffsetError(
@@ -270,21 +285,34 @@ class Consumer:
             max_records: max.poll.records if None.
 
         Raises:
-            NoOffsetError, ApiError: see `seek` and the text.
+            NoOffsetError, OffsetOutOfRangeError: auto.offset.reset=none; seek.
+            ApiError: see its text.
+            AuthenticationError: a broker does not let us in.
             BrokerUnavailableError: no broker answers; polling again tries again.
         """
         deadline = time.monotonic() + timeout_ms / 1000
-        limit = max_records or integer(self._values, "max.poll.records")
+        limit = max_records or self._settings.max_poll_records
         while True:
             self._keep_membership()
-            if not self._records and self._assigned:
-                self._fetch(deadline)
+            if not self._records:
+                for batch in self._fetch(deadline):
+                    self._records.extend(_records_of(batch))
             found = self._take(limit)
-            left_s = deadline - time.monotonic()
-            if found or left_s <= 0:
+            if found or time.monotonic() >= deadline:
                 return found
-            if not self._assigned:
-                time.sleep(min(left_s, _RETRY_INTERVAL_S))
+
+    def poll_batches(self, timeout_ms: float = 0) -> list[FetchedBatch]:
+        """Return what `poll` does in whole batches, which are cheaper than records.
+
+        Positions are after the batches then. Raises as `poll`; do not mix the two.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            self._keep_membership()
+            batches = self._fetch(deadline)
+            self._note_fetched()
+            if batches or time.monotonic() >= deadline:
+                return batches
 
     def _take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
@@ -293,67 +321,54 @@ class Consumer:
             where = TopicPartition(record.topic, record.partition)
             found.setdefault(where, []).append(record)
             self._positions[where] = record.offset + 1
+        if not self._records:
+            self._note_fetched()
         return found
 
-    def _keep_membership(self) -> None:
-        member = self._member
-        if member is None or not self._topics:
-            self._auto_commit()
-            return
-        member.note_poll()
-        if not member.must_join:
-            self._auto_commit()
-            return
-        if self._assigned:
-            self._auto_commit(now=True)  # before others go on from there
-        self._set_assigned([])
-        self._set_assigned(member.join(self._topics))
+    def _note_fetched(self) -> None:
+        # Past what a reader is not shown, too: markers, and what was aborted.
+        if self._fetcher is not None:
+            self._positions |= self._fetcher.positions
 
-    def _auto_commit(self, *, now: bool = False) -> None:
-        if self._values["enable.auto.commit"] is not True or self._member is None:
-            return
-        interval_s = integer(self._values, "auto.commit.interval.ms") / 1000
-        if not now and time.monotonic() - self._committed_at < interval_s:
-            return
-        self._committed_at = time.monotonic()
+    def _fetch(self, deadline: float) -> list[FetchedBatch]:
+        """Return what brokers answer; none after waiting a little, for many reasons."""
         try:
-            if self._positions:
-                self._member.commit(self._positions)
-        except (RebalancedError, BrokerUnavailableError):
-            pass  # what others read again is what at-least-once means
-
-    def _fetch(self, deadline: float) -> None:
-        try:
-            if self._fetcher is None:
+            if self._assigned and self._fetcher is None:
                 self._find_positions()
-                self._rebuild()
-            assert self._fetcher is not None
-            for batch in self._fetcher.fetch():
-                self._records.extend(_records_of(batch))
+                self._fetcher = self._make_fetcher()
+            if self._fetcher is not None and self._fetcher.positions:
+                return self._fetcher.fetch()
         except OffsetOutOfRangeError as error:
-            self._positions |= self._reset([error.partition])
-            self._rebuild()
+            if self._settings.offset_reset == "none":
+                raise
+            (offset,) = self._reset([error.partition]).values()
+            self.seek(error.partition, offset)
+            return []
         except (LeaderLostError, BrokerUnavailableError):
             self._fetcher = None
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise
-            time.sleep(_RETRY_INTERVAL_S)
+        left_s = deadline - time.monotonic()
+        time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
+        return []
 
-    def _rebuild(self) -> None:
-        """Fetch from the positions; what is fetched and not returned is dropped."""
-        self._records.clear()
-        positions = {where: self._positions[where] for where in self._assigned}
-        committed = self._values["isolation.level"] == "read_committed"
-        # A fetcher's unread answer belongs to its connection: begin with new ones.
-        self._cluster.close()
-        self._fetcher = RecordFetcher(
+    def _make_fetcher(self) -> Fetcher:
+        settings = self._settings
+        return Fetcher(
             self._cluster,
-            positions,
+            {
+                where: self._positions[where]
+                for where in self._assigned
+                if where not in self._paused
+            },
             self._leaders(self._assigned),
-            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
-            max_wait_ms=integer(self._values, "fetch.max.wait.ms"),
-            max_bytes=integer(self._values, "fetch.max.bytes"),
-            partition_max_bytes=integer(self._values, "max.partition.fetch.bytes"),
+            isolation_level=(
+                READ_COMMITTED if settings.read_committed else READ_UNCOMMITTED
+            ),
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=settings.fetch_max_bytes,
+            partition_max_bytes=settings.partition_fetch_bytes,
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -362,7 +377,62 @@ class Consumer:
             for records in self.poll(1000, max_records=1).values():
                 yield from records
 
-    # -- commits -----------------------------------------------------------------------
+    # -- the group ---------------------------------------------------------------------
+
+    def _keep_membership(self) -> None:
+        member = self._member
+        if member is None or not self._topics:
+            self._auto_commit()
+            return
+        member.note_poll()
+        member.check_topics()
+        if not member.must_join:
+            self._auto_commit()
+            return
+        self._give_up(member)
+        while True:
+            assigned = member.join(self._topics, self._assigned)
+            gone = [where for where in self._assigned if where not in assigned]
+            new = [where for where in assigned if where not in self._assigned]
+            if gone:
+                self._auto_commit(now=True)
+                self._revoke(gone)
+            self._set_assigned(assigned)
+            if new or not gone:
+                self._listener.on_partitions_assigned(new)
+            if not gone:
+                return
+            # What this member has given up can be given to others only in a next round.
+            member.join_again()
+
+    def _give_up(self, member: GroupMember) -> None:
+        """Stop reading what must not be read during a rebalance."""
+        if not self._assigned:
+            return
+        if not member.is_member:
+            self._listener.on_partitions_lost(self._assigned)
+            self._set_assigned([])
+        elif not member.is_cooperative:
+            self._auto_commit(now=True)  # before others go on from there
+            self._revoke(self._assigned)
+            self._set_assigned([])
+
+    def _revoke(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            self._listener.on_partitions_revoked(partitions)
+
+    def _auto_commit(self, *, now: bool = False) -> None:
+        if not self._settings.auto_commit or self._member is None:
+            return
+        interval_s = self._settings.auto_commit_interval_ms / 1000
+        if not now and time.monotonic() - self._committed_at < interval_s:
+            return
+        self._committed_at = time.monotonic()
+        try:
+            if self._positions:
+                self._member.commit(self._positions)
+        except (RebalancedError, BrokerUnavailableError):
+            pass  # what others read again is what at-least-once means
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Store positions of the group: those given, or after what poll() returned.
@@ -383,9 +453,17 @@ class Consumer:
         return self._require_member().committed([where]).get(where)
 
     def close(self) -> None:
-        """Commit if that is automatic, leave the group, close connections."""
+        """Commit if that is automatic, leave the group, close connections.
+
+        Calling it again does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._auto_commit(now=True)
         if self._member is not None:
+            if self._topics:
+                self._revoke(self._assigned)
             self._member.close()
         self._cluster.close()
 
@@ -417,3 +495,12 @@ def _records_of(batch: FetchedBatch) -> Iterator[ConsumerRecord]:
                 headers,
                 timestamp_type,
             )
+
+
+__all__ = [
+    "CONSUMER_CONFIG",
+    "Consumer",
+    "ConsumerRecord",
+    "NoOffsetError",
+    "RebalanceListener",
+]

@@ -23,12 +23,12 @@ class RequestTimeoutError(BrokerUnavailableError):
     """No answer in time; whether the broker acted on the request is unknown."""
 
 
+class DisconnectedError(BrokerUnavailableError):
+    """The connection ended before the answer came, or was never made."""
+
+
 class UnsupportedVersionError(ClientError):
     """The broker does not serve an API in any version that this client speaks."""
-
-
-class RecordsNotWrittenError(ClientError):
-    """Records that a broker refused, or whose fate is unknown; one line a batch."""
 
 
 def error_code_of(number: int) -> ErrorCode:

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.client.assignor import decode_assignment
-from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.cluster import Broker, Cluster, TopicPartition
 from mpbroker.client.errors import (
     UnsupportedVersionError,
     check_error,
     error_code_of,
 )
-from mpbroker.client.transport import Transport
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.messages.consumer_group_describe import (
@@ -101,8 +100,8 @@ def list_groups(
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     found: list[ListedGroup] = []
     for node in cluster.metadata([]).brokers:
-        transport = cluster.broker(node.node_id)
-        response = transport.request(request, ListGroupsResponse)
+        broker = cluster.broker(node.node_id)
+        response = broker.request(request, ListGroupsResponse)
         check_error(response.error_code, f"groups of broker {node.node_id}")
         found.extend(response.groups)
     return sorted(found, key=lambda group: group.group_id)
@@ -114,20 +113,20 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
     Raises:
         ApiError: GROUP_ID_NOT_FOUND, or the broker's.
     """
-    transport = _coordinator(cluster, group_id)
+    broker = _coordinator(cluster, group_id)
     try:
-        return _describe_consumer(transport, group_id)
+        return _describe_consumer(broker, group_id)
     except UnsupportedVersionError:
         pass
     except ApiError as error:
         if error.error_code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-    return _describe_classic(transport, group_id)
+    return _describe_classic(broker, group_id)
 
 
-def _describe_consumer(transport: Transport, group_id: str) -> GroupDescription:
+def _describe_consumer(broker: Broker, group_id: str) -> GroupDescription:
     request = ConsumerGroupDescribeRequest(group_ids=[group_id])
-    (group,) = transport.request(request, ConsumerGroupDescribeResponse).groups
+    (group,) = broker.request(request, ConsumerGroupDescribeResponse).groups
     check_error(group.error_code, f"group {group_id!r}", group.error_message)
     return GroupDescription(
         group_id,
@@ -156,9 +155,9 @@ def _consumer_member(member: Member) -> GroupMemberDescription:
     )
 
 
-def _describe_classic(transport: Transport, group_id: str) -> GroupDescription:
+def _describe_classic(broker: Broker, group_id: str) -> GroupDescription:
     request = DescribeGroupsRequest(groups=[group_id])
-    (group,) = transport.request(request, DescribeGroupsResponse).groups
+    (group,) = broker.request(request, DescribeGroupsResponse).groups
     check_error(group.error_code, f"group {group_id!r}", group.error_message)
     if group.group_state == "Dead":
         check_error(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
@@ -241,12 +240,12 @@ def alter_offsets(
 def delete_group(cluster: Cluster, group_id: str) -> None:
     """Forget a group without members, and its positions."""
     request = DeleteGroupsRequest(groups_names=[group_id])
-    transport = _coordinator(cluster, group_id)
-    (result,) = transport.request(request, DeleteGroupsResponse).results
+    broker = _coordinator(cluster, group_id)
+    (result,) = broker.request(request, DeleteGroupsResponse).results
     check_error(result.error_code, f"group {group_id!r}")
 
 
-def _coordinator(cluster: Cluster, group_id: str) -> Transport:
+def _coordinator(cluster: Cluster, group_id: str) -> Broker:
     """Return a connection to the broker that has a group, once there is one."""
     deadline = time.monotonic() + cluster.timeout_s
     request = FindCoordinatorRequest(key=group_id)

@@ -3,7 +3,8 @@
 Heartbeats go out from a thread, over a connection of their own, so that a slow user of
 the records does not lose its partitions before max.poll.interval.ms.
 
-Source: Kafka protocol guide, "Group Membership API"; KIP-62, KIP-394.
+Source: Kafka protocol guide, "Group Membership API"; KIP-62, KIP-345 (static members),
+KIP-394, KIP-429 (cooperative rebalancing).
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.assignor import (
+    ASSIGNORS,
+    COOPERATIVE_STICKY,
     RANGE,
-    assign_range,
+    Subscription,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.cluster import Broker, Cluster, TopicPartition
 from mpbroker.client.errors import (
     BrokerUnavailableError,
     ClientError,
@@ -30,9 +33,10 @@ from mpbroker.client.errors import (
     check_error,
     error_code_of,
 )
-from mpbroker.client.transport import Transport
+from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
@@ -69,6 +73,7 @@ from mpbroker.protocol.messages.sync_group import (
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+_MISSING_S: Final = 1.0  # before looking again for a topic that is not there
 _ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch; from 8 on it asks for several
 _NAMED_TOPICS_MAX_VERSION: Final = 9  # of OffsetCommit
 
@@ -96,23 +101,28 @@ class GroupSettings(NamedTuple):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
+    assignors: tuple[str, ...] = (RANGE, COOPERATIVE_STICKY)
 
 
 class GroupMember:
     """See the module. One thread uses it; its own beats the heart."""
 
-    def __init__(
-        self, bootstrap: Sequence[Address], timeout_s: float, settings: GroupSettings
-    ) -> None:
+    def __init__(self, client: ClientSettings, settings: GroupSettings) -> None:
         self.member_id = ""
         self.generation = -1
-        self._cluster = Cluster(bootstrap, timeout_s)
-        self._timeout_s = timeout_s
+        self._timeout_s = client.request_timeout_ms / 1000
+        self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
         self._settings = settings
-        self._coordinator: Address | None = None
-        self._transport: Transport | None = None
+        self._coordinator: Broker | None = None
         self._lock = threading.RLock()  # of the connection, and of what it tells
         self._must_join = True
+        self._is_joining = False  # the coordinator knows then that we are alive
+        self._fatal: MpbrokerError | None = None
+        # As the leader: what the last assignment was made of, and when to look again.
+        self._wanted: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._look_at = float("inf")
+        self._max_age_s = client.metadata_max_age_ms / 1000
         self._last_poll = time.monotonic()
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
@@ -133,8 +143,8 @@ class GroupMember:
         while True:
             try:
                 with self._lock:
-                    transport = self._connect()
-                    response = transport.request(
+                    broker = self._find()
+                    response = broker.request(
                         request,
                         response_type,
                         max_version=max_version,
@@ -148,16 +158,16 @@ class GroupMember:
                 if time.monotonic() > deadline:
                     return response
                 if code in _FIND_AGAIN:
-                    self._disconnect()
+                    self._find_again()
             except BrokerUnavailableError:
-                self._disconnect()
+                self._find_again()
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_RETRY_INTERVAL_S)
 
-    def _connect(self) -> Transport:
-        if self._transport is not None:
-            return self._transport
+    def _find(self) -> Broker:
+        if self._coordinator is not None:
+            return self._coordinator
         request = FindCoordinatorRequest(key=self._settings.group_id)
         found = self._cluster.request(request, FindCoordinatorResponse, max_version=3)
         what = f"coordinator of group {self._settings.group_id!r}"
@@ -165,55 +175,87 @@ class GroupMember:
         if code in _FIND_AGAIN or code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             raise BrokerUnavailableError(f"{what}: {code.name}")
         check_error(found.error_code, what, found.error_message)
-        address = Address(found.host, found.port)
-        self._transport = Transport.connect(address, self._timeout_s)
-        return self._transport
+        self._coordinator = self._cluster.at(Address(found.host, found.port))
+        return self._coordinator
 
-    def _disconnect(self) -> None:
+    def _find_again(self) -> None:
         with self._lock:
-            if self._transport is not None:
-                self._transport.close()
-                self._transport = None
+            self._coordinator = None
 
     # -- membership --------------------------------------------------------------------
 
     @property
     def must_join(self) -> bool:
-        """Whether partitions are, or soon will be, given out anew."""
+        """Whether partitions are, or soon will be, given out anew.
+
+        Raises:
+            ApiError: this member may not go on: another has taken its name.
+        """
+        if self._fatal is not None:
+            raise self._fatal
         return self._must_join
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group still counts this member's partitions as its own."""
+        return bool(self.member_id) and self.generation >= 0
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether members keep what stays theirs during a rebalance."""
+        return self._settings.assignors == (COOPERATIVE_STICKY,)
+
+    def join_again(self) -> None:
+        """Have the next poll join: topics or partitions are others now."""
+        self._must_join = True
 
     def note_poll(self) -> None:
         """Note that the records' user is alive."""
         self._last_poll = time.monotonic()
 
-    def join(self, topics: Sequence[str]) -> list[TopicPartition]:
+    def join(
+        self, topics: Sequence[str], owned: Iterable[TopicPartition] = ()
+    ) -> list[TopicPartition]:
         """Join the group, or its next round, and return this member's partitions.
+
+        Args:
+            topics: what it wants to read.
+            owned: what it reads now, and goes on reading meanwhile.
 
         Raises:
             ApiError: the group does not take this member.
             BrokerUnavailableError: no coordinator within the timeout.
         """
-        while True:
-            response = self._join_once(topics)
-            code = error_code_of(response.error_code)
-            if code == ErrorCode.MEMBER_ID_REQUIRED:
-                self.member_id = response.member_id
-                continue
-            if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                self.member_id = ""
-                continue
-            check_error(code, f"joining group {self._settings.group_id!r}")
-            self.member_id = response.member_id
-            self.generation = response.generation_id
-            assigned = self._sync(response)
-            if assigned is not None:
-                self._must_join = False
-                self._start_heart()
-                return assigned
+        self._is_joining = True
+        try:
+            assigned = None
+            while assigned is None:
+                subscription = Subscription(list(topics), list(owned), self.generation)
+                response = self._join_once(encode_subscription(subscription))
+                if self._took_id(response):
+                    assigned = self._sync(response)
+        finally:
+            self._is_joining = False
+        self._must_join = False
+        self._start_heart()
+        return assigned
 
-    def _join_once(self, topics: Sequence[str]) -> JoinGroupResponse:
+    def _took_id(self, response: JoinGroupResponse) -> bool:
+        """Take an answer to a join; return whether this member is in the round."""
+        code = error_code_of(response.error_code)
+        if code == ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id
+            return False
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            self.member_id, self.generation = "", -1
+            return False
+        check_error(code, f"joining group {self._settings.group_id!r}")
+        self.member_id = response.member_id
+        self.generation = response.generation_id
+        return True
+
+    def _join_once(self, metadata: bytes) -> JoinGroupResponse:
         settings = self._settings
-        metadata = encode_subscription(topics)
         request = JoinGroupRequest(
             group_id=settings.group_id,
             session_timeout_ms=settings.session_timeout_ms,
@@ -221,7 +263,10 @@ class GroupMember:
             member_id=self.member_id,
             group_instance_id=settings.group_instance_id,
             protocol_type="consumer",
-            protocols=[JoinGroupRequestProtocol(name=RANGE, metadata=metadata)],
+            protocols=[
+                JoinGroupRequestProtocol(name=name, metadata=metadata)
+                for name in settings.assignors
+            ],
         )
         # The answer comes when all members have joined, which may take them this long.
         wait_s = settings.max_poll_interval_ms / 1000 + self._timeout_s
@@ -232,6 +277,7 @@ class GroupMember:
     def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition] | None:
         """Hand in (as the leader) and fetch assignments; None: join again."""
         assignments: list[SyncGroupRequestAssignment] = []
+        self._look_at = float("inf")
         if joined.leader == joined.member_id and not joined.skip_assignment:
             assignments = self._assign(joined)
         request = SyncGroupRequest(
@@ -240,7 +286,7 @@ class GroupMember:
             member_id=joined.member_id,
             group_instance_id=self._settings.group_instance_id,
             protocol_type="consumer",
-            protocol_name=joined.protocol_name or RANGE,
+            protocol_name=joined.protocol_name or self._settings.assignors[0],
             assignments=assignments,
         )
         wait_s = self._settings.max_poll_interval_ms / 1000 + self._timeout_s
@@ -250,28 +296,51 @@ class GroupMember:
         code = error_code_of(response.error_code)
         if code in _JOIN_AGAIN:
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                self.member_id = ""
+                self.member_id, self.generation = "", -1
             return None
         check_error(code, f"group {self._settings.group_id!r}")
         return decode_assignment(response.assignment)
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        assign = ASSIGNORS[joined.protocol_name or self._settings.assignors[0]]
         subscriptions = {
             member.member_id: decode_subscription(member.metadata)
             for member in joined.members
         }
-        wanted = sorted({name for names in subscriptions.values() for name in names})
-        counts = {
-            topic.name or "": len(topic.partitions)
-            for topic in self._cluster.metadata(wanted).topics
-            if not topic.error_code
-        }
+        self._wanted = sorted(
+            {name for member in subscriptions.values() for name in member.topics}
+        )
+        self._counts = counts = self._partition_counts()
         return [
             SyncGroupRequestAssignment(
                 member_id=member, assignment=encode_assignment(partitions)
             )
-            for member, partitions in assign_range(subscriptions, counts).items()
+            for member, partitions in assign(subscriptions, counts).items()
         ]
+
+    def _partition_counts(self) -> dict[str, int]:
+        with self._lock:
+            topics = self._cluster.metadata(self._wanted).topics
+        found = {
+            topic.name or "": len(topic.partitions)
+            for topic in topics
+            if not topic.error_code
+        }
+        # What is not there yet may be in a moment.
+        is_whole = found.keys() >= set(self._wanted)
+        wait_s = self._max_age_s if is_whole else min(_MISSING_S, self._max_age_s)
+        self._look_at = time.monotonic() + wait_s
+        return found
+
+    def check_topics(self) -> None:
+        """As the leader: join again if there is something else to be assigned now."""
+        if self._must_join or time.monotonic() < self._look_at:
+            return
+        try:
+            if self._partition_counts() != self._counts:
+                self._must_join = True
+        except BrokerUnavailableError:
+            self._look_at = time.monotonic() + _MISSING_S
 
     def _start_heart(self) -> None:
         if self._heart is None:
@@ -284,7 +353,7 @@ class GroupMember:
 
     def _beat(self) -> None:
         while not self._stop.wait(self._settings.heartbeat_interval_ms / 1000):
-            if self._must_join:
+            if not self.is_member or self._is_joining or self._fatal is not None:
                 continue
             idle_ms = (time.monotonic() - self._last_poll) * 1000
             if idle_ms > self._settings.max_poll_interval_ms:
@@ -305,14 +374,23 @@ class GroupMember:
         )
         with self._lock:
             generation = self.generation
-            response = self._connect().request(request, HeartbeatResponse)
-        code = error_code_of(response.error_code)
-        if code in _FIND_AGAIN:
-            self._disconnect()
-        elif code in _JOIN_AGAIN and generation == self.generation:
-            if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                self.member_id = ""
-            self._must_join = True
+            response = self._find().request(request, HeartbeatResponse)
+            code = error_code_of(response.error_code)
+            if code in _FIND_AGAIN:
+                self._find_again()
+            elif code in _JOIN_AGAIN and generation == self.generation:
+                if code != ErrorCode.REBALANCE_IN_PROGRESS:
+                    self.generation = -1  # what was ours is others'
+                if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                    self.member_id = ""
+                self._must_join = True
+            elif code == ErrorCode.FENCED_INSTANCE_ID:
+                self._fatal = ApiError(
+                    code,
+                    f"group {self._settings.group_id!r}: another member has taken"
+                    f" group.instance.id={self._settings.group_instance_id}; each"
+                    " member needs a name of its own",
+                )
 
     def leave(self) -> None:
         """Leave the group, so that others get the partitions at once."""
@@ -322,12 +400,12 @@ class GroupMember:
         request = LeaveGroupRequest(group_id=self._settings.group_id)
         try:
             with self._lock:
-                transport = self._connect()
-                if transport.version_for(LeaveGroupRequest) >= 3:
+                broker = self._find()
+                if broker.version_for(LeaveGroupRequest) >= 3:
                     request.members = [identity]
                 else:
                     request.member_id = self.member_id
-                transport.request(request, LeaveGroupResponse)
+                broker.request(request, LeaveGroupResponse)
         except MpbrokerError:
             pass  # its session will run out
         self.member_id, self.generation = "", -1
@@ -338,7 +416,7 @@ class GroupMember:
         if self._heart is not None:
             self._heart.join()
         self.leave()
-        self._disconnect()
+        self._find_again()
         self._cluster.close()
 
     # -- offsets -----------------------------------------------------------------------
@@ -377,6 +455,8 @@ class GroupMember:
         )
         code = error_code_of(_first_commit_error(response))
         if code in _JOIN_AGAIN:
+            if code != ErrorCode.REBALANCE_IN_PROGRESS:
+                self.generation = -1  # what was ours is others'
             self._must_join = True
             raise RebalancedError(
                 f"group {self._settings.group_id!r}: {code.name}: nothing is committed;"

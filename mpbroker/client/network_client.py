@@ -17,20 +17,29 @@ KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.client_request import (
+    THROTTLED_FROM,
+    Callback,
+    ClientResponse,
+    InFlight,
+    Wire,
+)
 from mpbroker.client.connection import Connection
-from mpbroker.client.errors import ClientError, UnsupportedVersionError
+from mpbroker.client.errors import DisconnectedError, UnsupportedVersionError
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.node_connection import NodeConnection, NodeState
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
-from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.message import Message
@@ -38,89 +47,7 @@ from mpbroker.protocol.messages.metadata import MetadataResponse
 
 _log = logging.getLogger(__name__)
 
-# From these versions on a client waits as long as throttle_time_ms says; below, the
-# broker has done so itself before it answered. Source: KIP-219.
-_THROTTLED_FROM: Final[Mapping[int, int]] = {
-    ApiKey.PRODUCE: 6,
-    ApiKey.FETCH: 8,
-    ApiKey.LIST_OFFSETS: 3,
-    ApiKey.METADATA: 6,
-    ApiKey.OFFSET_COMMIT: 4,
-    ApiKey.OFFSET_FETCH: 4,
-    ApiKey.FIND_COORDINATOR: 2,
-    ApiKey.JOIN_GROUP: 3,
-    ApiKey.HEARTBEAT: 2,
-    ApiKey.LEAVE_GROUP: 2,
-    ApiKey.SYNC_GROUP: 2,
-    ApiKey.API_VERSIONS: 2,
-    ApiKey.INIT_PRODUCER_ID: 1,
-    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
-    ApiKey.ADD_OFFSETS_TO_TXN: 1,
-    ApiKey.END_TXN: 1,
-    ApiKey.TXN_OFFSET_COMMIT: 1,
-}
-
-
-class ClientResponse(NamedTuple):
-    """How a request ended. Without ``response``, ``error`` says why there is none.
-
-    ``timed_out``: the connection was given up because an answer was late.
-    """
-
-    node: int
-    request: Message
-    response: Message | None
-    error: MpbrokerError | None
-    timed_out: bool
-    latency_ms: float
-
-    @property
-    def disconnected(self) -> bool:
-        """Whether the broker may or may not have acted on the request."""
-        return self.response is None and not isinstance(
-            self.error, UnsupportedVersionError
-        )
-
-
-Callback = Callable[[ClientResponse], None]
-
-
-class DisconnectedError(ClientError):
-    """The connection ended before the answer came."""
-
-
-class Wire(Protocol):
-    """What `Selector` does, and a test's stand-in."""
-
-    connected: list[int]
-    disconnected: dict[int, str]
-    received: list[tuple[int, bytes]]
-
-    def connect(self, node: int, address: Address, host: str) -> None: ...
-    def is_sending(self, node: int) -> bool: ...
-    def send(self, node: int, data: bytes) -> None: ...
-    def close(self, node: int) -> None: ...
-    def poll(self, timeout_ms: float) -> None: ...
-    def wakeup(self) -> None: ...
-    def shutdown(self) -> None: ...
-
-
-class _InFlight:
-    __slots__ = ("callback", "correlation_id", "deadline_ms", "request", "sent_ms")
-
-    def __init__(
-        self,
-        correlation_id: int,
-        request: Message,
-        callback: Callback | None,
-        sent_ms: float,
-        deadline_ms: float,
-    ) -> None:
-        self.correlation_id = correlation_id
-        self.request = request
-        self.callback = callback  # None: ours, for metadata
-        self.sent_ms = sent_ms
-        self.deadline_ms = deadline_ms
+_REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
 
 
 class NetworkClient:
@@ -155,7 +82,7 @@ class NetworkClient:
             -1 - index: address for index, address in enumerate(settings.bootstrap)
         }
         self._nodes: dict[int, NodeConnection] = {}
-        self._in_flight: dict[int, deque[_InFlight]] = {}
+        self._in_flight: dict[int, deque[InFlight]] = {}
         self._done: list[tuple[Callback, ClientResponse]] = []
         self._metadata_node: int | None = None
         self._last_error = ""
@@ -212,6 +139,22 @@ class NetworkClient:
         if node is None:
             return sum(map(len, self._in_flight.values()))
         return len(self._in_flight.get(node, ()))
+
+    def is_connected(self, node: int) -> bool:
+        """Return whether the connection to a node is made, and not known to be lost."""
+        found = self._nodes.get(node)
+        return found is not None and found.state is NodeState.READY
+
+    def failures(self, node: int) -> int:
+        """Return how often in a row the connection to a node was not made, or lost."""
+        found = self._nodes.get(node)
+        return 0 if found is None else found.failures
+
+    def error_of(self, node: int) -> MpbrokerError:
+        """Return why the last connection to a node ended; there must have been one."""
+        error = self._node(node).last_error
+        assert error is not None, f"node {node} has not failed"
+        return error
 
     def version_for(
         self, node: int, request: type[Message], max_version: int | None = None
@@ -271,10 +214,10 @@ class NetworkClient:
             found.connecting(now_ms, self._rng)
             self._wire.connect(node, numeric, address.host)
         except OSError as error:
-            reason = error.strerror or str(error)
-            self._disconnected(
-                node, f"cannot reach {address}: {reason.lower()}", now_ms
-            )
+            reason = (error.strerror or str(error)).lower()
+            if isinstance(error, socket.gaierror):
+                reason = f"unknown host name {address.host!r} ({reason})"
+            self._disconnected(node, f"cannot reach {address}: {reason}", now_ms)
             return
         self._in_flight.setdefault(node, deque())
 
@@ -338,7 +281,7 @@ class NetworkClient:
         if expect_answer:
             limit_ms = timeout_ms or self._settings.request_timeout_ms
             self._in_flight[node].append(
-                _InFlight(correlation_id, request, callback, now_ms, now_ms + limit_ms)
+                InFlight(correlation_id, request, callback, now_ms, now_ms + limit_ms)
             )
         elif callback is not None:
             response = ClientResponse(node, request, None, None, False, 0.0)
@@ -386,6 +329,8 @@ class NetworkClient:
             text = f"lost the connection to {address}: {reason}"
             if self._node(node).is_connecting:
                 text = f"cannot reach {address}: {reason}"
+                if reason == _REFUSED:
+                    text += "; is the broker running?"
             self._disconnected(node, text, now_ms)
 
     def _receive(self, node: int, data: bytes, now_ms: float) -> None:
@@ -419,9 +364,7 @@ class NetworkClient:
     ) -> None:
         waiting = self._in_flight[node].popleft()
         throttle_ms = getattr(response, "throttle_time_ms", 0)
-        if throttle_ms > 0 and version >= _THROTTLED_FROM.get(
-            response.api_key, 1 << 15
-        ):
+        if throttle_ms > 0 and version >= THROTTLED_FROM.get(response.api_key, 1 << 15):
             self._node(node).throttled_until_ms = now_ms + throttle_ms
             for other in self._in_flight[node]:
                 other.deadline_ms += throttle_ms
@@ -440,14 +383,14 @@ class NetworkClient:
         """End a connection that is closed already, and all that was in flight on it."""
         _log.debug("node %d: %s", node, reason)
         self._last_error = reason
-        self._node(node).disconnected(now_ms, self._rng)
+        error = DisconnectedError(reason)
+        self._node(node).disconnected(error, now_ms, self._rng)
         lost, self._in_flight[node] = self._in_flight.get(node, deque()), deque()
         if self._metadata_node == node:
             self._metadata_node = None
             self._metadata.fail_update(now_ms)
         for waiting in lost:
             if waiting.callback is not None:
-                error = DisconnectedError(reason)
                 answer = ClientResponse(
                     node,
                     waiting.request,

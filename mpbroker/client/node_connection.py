@@ -10,6 +10,7 @@ from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.connection import Connection
 from mpbroker.client.settings import ClientSettings
+from mpbroker.errors import MpbrokerError
 
 
 class NodeState(Enum):
@@ -38,7 +39,8 @@ class NodeConnection:
             settings.connection_setup_timeout_ms,
             settings.connection_setup_timeout_max_ms,
         )
-        self._failures = 0  # in a row
+        self.failures = 0  # in a row
+        self.last_error: MpbrokerError | None = None
         self._not_before_ms = -float("inf")
         self._resolved_from: Address | None = None
         self._addresses: list[Address] = []
@@ -51,7 +53,7 @@ class NodeConnection:
     @property
     def has_failed(self) -> bool:
         """Whether the last attempt to connect failed."""
-        return self._failures > 0
+        return self.failures > 0
 
     def is_ready(self, now_ms: float) -> bool:
         """Return whether requests may be sent: connected, and not throttled."""
@@ -92,18 +94,25 @@ class NodeConnection:
         """Note that an attempt begins."""
         self.state = NodeState.CONNECTING
         self.last_attempt_ms = now_ms
-        self.setup_deadline_ms = now_ms + self._setup.delay_ms(self._failures, rng)
+        self.setup_deadline_ms = now_ms + self._setup.delay_ms(self.failures, rng)
 
     def connected(self) -> None:
         """Note that the versions are agreed: past failures no longer count."""
         self.state = NodeState.READY
-        self._failures = 0
+        self.failures = 0
         self._addresses = []
 
-    def disconnected(self, now_ms: float, rng: random.Random) -> None:
+    def disconnected(
+        self, error: MpbrokerError, now_ms: float, rng: random.Random
+    ) -> None:
         """Note the end of a connection, or of an attempt at one."""
+        was_connecting = self.is_connecting
         self.state = NodeState.DISCONNECTED
         self.connection = None
+        self.last_error = error
         self.last_attempt_ms = now_ms
-        self._not_before_ms = now_ms + self._reconnect.delay_ms(self._failures, rng)
-        self._failures += 1
+        self._not_before_ms = now_ms
+        if not (was_connecting and self._addresses):
+            # The name's other addresses are tried without waiting.
+            self._not_before_ms += self._reconnect.delay_ms(self.failures, rng)
+        self.failures += 1

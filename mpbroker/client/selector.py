@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.settings import ClientSettings
 
 # Large enough that a fetch of megabytes takes few system calls.
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -116,6 +117,11 @@ class Selector:
         self._is_waiting = self._is_woken = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Selector:
+        """Return a selector whose connections are as the settings say."""
+        return cls(settings.send_buffer_bytes, settings.receive_buffer_bytes)
 
     def connect(self, node: int, address: Address, host: str) -> None:
         """Begin to connect to a numeric address.

@@ -89,6 +89,10 @@ COMMON_KEYS: Final = (
 )
 
 
+ADMIN_CONFIG: Final = ConfigDef("client setting", COMMON_KEYS)
+"""What any client understands."""
+
+
 def parse_settings(
     definition: ConfigDef, given: Mapping[str, object]
 ) -> dict[str, ConfigValue]:
@@ -198,6 +202,7 @@ class ClientSettings(NamedTuple):
 
 
 __all__ = [
+    "ADMIN_CONFIG",
     "COMMON_KEYS",
     "INT_MAX",
     "LONG_MAX",

@@ -336,27 +336,33 @@ class CoordinatorProcess:
             self._transactions.coordinator.failed(transaction_log(log))
         else:
             self._coordinator.failed(log)
-            self._load_again(log)
+        self._load_again(log)
 
-    def _load_again(self, partition: int) -> None:
+    def _load_again(self, log: int) -> None:
         """See every so often whether a log that was lost can be used again.
 
         A disk that was full may have room; what a sync has failed on is off line until
         the broker's next start.
         """
+        partition = log if log >= 0 else transaction_log(log)
+        topic = self._topic if log >= 0 else self._transactions.topic
 
         def look(now_ms: int) -> None:
             try:
-                self._topic.log_of(partition).require_online()
+                topic.log_of(partition).require_online()
             except (ApiError, OSError):
-                self._load_again(partition)
+                self._load_again(log)
                 return
-            _LOG.info("partition %d of groups is loaded again", partition)
-            self._coordinator.begin_loading([partition])
-            self._loads.insert(0, self._load_partition(partition))
+            _LOG.info("%s-%d is loaded again", topic.name, partition)
+            if log < 0:
+                self._transactions.coordinator.begin_loading([partition])
+                self._loads.insert(0, self._load_transactions(partition))
+            else:
+                self._coordinator.begin_loading([partition])
+                self._loads.insert(0, self._load_partition(partition))
 
         due_ms = self._clock.now_ms() + _LOOK_AGAIN_MS
-        self._timers.schedule(("load again", partition), due_ms, look)
+        self._timers.schedule(("load again", log), due_ms, look)
 
     def _holds_back(self) -> bool:
         """Whether what is to be written waits for the syncs under way.
@@ -469,10 +475,7 @@ class CoordinatorProcess:
         self._coordinator.begin_loading(partitions)
         transactions = self._transactions
         self._loads = [self._load_partition(partition) for partition in partitions]
-        self._loads.extend(
-            transactions.load_partition(partition, self._clock.now_ms)
-            for partition in transactions.begin_loading()
-        )
+        self._loads.extend(map(self._load_transactions, transactions.begin_loading()))
         self._loads.reverse()
         if not self._loads:
             self._has_loaded = True
@@ -503,10 +506,30 @@ class CoordinatorProcess:
             coordinator.failed(partition)
             self._load_again(partition)
         else:
-            # A predecessor may have died between its append and its sync.
-            log = self._topic.log_of(partition)
-            self._ends[partition] = log, log.row.log_end_offset
+            self._note_end(partition, self._topic.log_of(partition))
         coordinator.loaded(partition, clock.now_ms())
+
+    def _load_transactions(self, partition: int) -> Iterator[int]:
+        transactions, log = self._transactions, transaction_log(partition)
+        try:
+            yield from transactions.replay_partition(partition)
+        except (ApiError, OSError) as error:
+            _LOG.error(
+                "partition %d of transactions cannot be loaded: %s", partition, error
+            )
+            transactions.coordinator.failed(partition)
+            self._load_again(log)
+        else:
+            self._note_end(log, transactions.topic.log_of(partition))
+        transactions.coordinator.loaded(partition, self._clock.now_ms())
+
+    def _note_end(self, number: int, log: PartitionLog) -> None:
+        """What was loaded may not be on disk yet.
+
+        A predecessor may have died between its append and its sync, and been asked for
+        the same again.
+        """
+        self._ends[number] = log, log.row.log_end_offset
 
     def _replay(self, partition: int, record: LoadedRecord, now_ms: int) -> None:
         if record.commit is not None:

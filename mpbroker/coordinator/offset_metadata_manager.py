@@ -217,7 +217,11 @@ class OffsetMetadataManager:
         return answers
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
-        """Forget one position, and write that it is gone."""
+        """Forget one position, and write that it is gone.
+
+        Also what a transaction under way would make of it: its end shall not bring
+        back what was deleted.
+        """
         if self._drop(group_id, topic, partition):
             self._out.write(
                 self._partition_of(group_id),
@@ -227,9 +231,11 @@ class OffsetMetadataManager:
 
     def _drop(self, group_id: str, topic: str, partition: int) -> bool:
         offsets = self._groups.get(group_id)
-        if offsets is None or not offsets.remove(topic, partition):
+        if offsets is None:
             return False
-        if topic not in offsets.topics:
+        had_pending = offsets.remove_pending(topic, partition)
+        had_committed = offsets.remove(topic, partition)
+        if had_committed and topic not in offsets.topics:
             groups = self._groups_of_topic.get(topic)
             if groups is not None:
                 groups.discard(group_id)
@@ -237,13 +243,14 @@ class OffsetMetadataManager:
                     del self._groups_of_topic[topic]
         if not offsets:
             del self._groups[group_id]
-        return True
+        return had_pending or had_committed
 
     def remove_all(self, group_id: str) -> None:
         """A group is deleted: forget all its positions."""
         offsets = self._groups.get(group_id)
         if offsets is not None:
-            for topic, partition, _ in list(offsets):
+            places = {(topic, partition) for topic, partition, _ in offsets}
+            for topic, partition in sorted(places | offsets.pending()):
                 self.remove(group_id, topic, partition)
 
     def topic_deleted(self, topic: str) -> None:

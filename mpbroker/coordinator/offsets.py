@@ -89,9 +89,20 @@ class GroupOffsets:
         """Say whether a transaction under way may still change a position."""
         return any((topic, partition) in each for each in self._pending.values())
 
-    def producers(self) -> list[int]:
-        """Whose transactions are under way here."""
-        return list(self._pending)
+    def remove_pending(self, topic: str, partition: int) -> bool:
+        """Forget what transactions under way would commit; say if there was any."""
+        found = [each for each in self._pending.values() if (topic, partition) in each]
+        for each in found:
+            del each[topic, partition]
+        if found:
+            self._pending = {
+                producer: each for producer, each in self._pending.items() if each
+            }
+        return bool(found)
+
+    def pending(self) -> set[tuple[str, int]]:
+        """All positions that a transaction under way may still change."""
+        return {place for each in self._pending.values() for place in each}
 
     def complete(self, producer_id: int, *, commit: bool) -> None:
         """A transaction has ended: take over what it committed, or forget it."""

@@ -539,8 +539,9 @@ class TransactionCoordinator:
         return (log,)
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Serve no id of these until they are loaded."""
+        """Serve no id of these until they are loaded, perhaps once more."""
         self._loading.update(partitions)
+        self._failed.difference_update(self._loading)
 
     def replay(self, transactional_id: str, value: TransactionLogValue | None) -> None:
         """Take over a record of the log, in the log's order."""
@@ -561,13 +562,22 @@ class TransactionCoordinator:
                 yield transaction.producer_id, transaction.producer_epoch, partition
 
     def loaded(self, partition: int, now_ms: int) -> None:
-        """All records of a partition are replayed: carry out what was decided."""
+        """All records of a partition are replayed: carry out what was decided.
+
+        And what is open may be written to: a partition that is loaded once more had
+        been closed.
+        """
         self._loading.discard(partition)
         for transaction in list(self._transactions.values()):
-            if (
-                transaction.state in PREPARED
-                and self.partition_for(transaction.transactional_id) == partition
-            ):
+            if self.partition_for(transaction.transactional_id) != partition:
+                continue
+            if transaction.state is S.ONGOING:
+                self._open.open(
+                    transaction.producer_id,
+                    transaction.producer_epoch,
+                    transaction.partitions,
+                )
+            elif transaction.state in PREPARED:
                 # Once more, so that there is something to wait for: the dead one's
                 # record need not be on disk yet.
                 self._out.then(

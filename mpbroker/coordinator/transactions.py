@@ -25,7 +25,7 @@ from mpbroker.coordinator.transaction_records import read_transaction
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import TopicRegistry
 
@@ -96,23 +96,19 @@ class Transactions:
         self.coordinator.begin_loading(partitions)
         return partitions
 
-    def load_partition(
-        self, partition: int, now_ms: Callable[[], int]
-    ) -> Iterator[int]:
-        """Replay a partition of the log, some records at a time."""
+    def replay_partition(self, partition: int) -> Iterator[int]:
+        """Replay a partition of the log, some records at a time.
+
+        Raises:
+            ApiError: it cannot be read.
+            OSError: as ApiError.
+        """
         replayed = 0
-        try:
-            for records in self.topic.load(partition):
-                for record in records:
-                    self._replay(partition, record)
-                replayed += len(records)
-                yield replayed
-        except (ApiError, OSError) as error:
-            _LOG.error(
-                "partition %d of transactions cannot be loaded: %s", partition, error
-            )
-            self.coordinator.failed(partition)
-        self.coordinator.loaded(partition, now_ms())
+        for records in self.topic.load(partition):
+            for record in records:
+                self._replay(partition, record)
+            replayed += len(records)
+            yield replayed
 
     def _replay(self, partition: int, record: LoadedRecord) -> None:
         if record.commit is not None:

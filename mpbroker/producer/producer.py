@@ -137,9 +137,7 @@ class Producer(TransactionCalls):
             options, self._pool, self._idempotence, self._rng
         )
         self._client = NetworkClient(
-            Selector(
-                options.client.send_buffer_bytes, options.client.receive_buffer_bytes
-            ),
+            Selector.of(options.client),
             self._metadata,
             options.client,
             resolve,

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import UnsupportedVersionError, error_code_of
 from mpbroker.client.metadata import Metadata
-from mpbroker.client.network_client import ClientResponse, NetworkClient
+from mpbroker.client.network_client import NetworkClient
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.config import ACKS_ALL, ProducerSettings

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import UnsupportedVersionError, error_code_of
-from mpbroker.client.network_client import ClientResponse, NetworkClient
+from mpbroker.client.network_client import NetworkClient
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (

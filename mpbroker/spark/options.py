@@ -19,7 +19,7 @@ import orjson
 from mpbroker.client.addresses import Address, parse_addresses
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.errors import AddressError
-from mpbroker.client.record_fetcher import READ_COMMITTED, READ_UNCOMMITTED
+from mpbroker.client.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from mpbroker.errors import MpbrokerError
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.client.admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.record_fetcher import (
+from mpbroker.client.fetcher import (
     FetchedBatch,
+    Fetcher,
     LeaderLostError,
     OffsetOutOfRangeError,
-    RecordFetcher,
 )
 from mpbroker.protocol.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
@@ -90,7 +90,7 @@ def _read_connected(
         }
         if partition not in leaders:
             raise DataLossError(f"{partition} does not exist any more")
-        fetcher = RecordFetcher(
+        fetcher = Fetcher(
             cluster,
             {partition: position},
             leaders,

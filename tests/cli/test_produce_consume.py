@@ -163,30 +163,62 @@ def test_json_says_how_many_were_written(fake_broker, mpbroker):
     assert json.loads(result.out) == {"topic": "one", "records": 2}
 
 
-def test_a_refused_batch_is_an_error_that_names_it(fake_broker, mpbroker):
-    fake_broker.answer_with(
-        ApiKey.PRODUCE,
-        lambda request: ProduceResponse(
-            responses=[
-                TopicProduceResponse(
-                    name="one",
-                    partition_responses=[
-                        PartitionProduceResponse(
-                            index=0,
-                            error_code=ErrorCode.MESSAGE_TOO_LARGE,
-                            base_offset=-1,
-                        )
-                    ],
-                )
-            ]
-        ),
+def refuse_one(code):
+    return lambda request: ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name="one",
+                partition_responses=[
+                    PartitionProduceResponse(
+                        index=0,
+                        error_code=code,
+                        base_offset=-1,
+                    )
+                ],
+            )
+        ]
     )
+
+
+def test_a_refused_batch_is_an_error_that_names_its_records(fake_broker, mpbroker):
+    fake_broker.answer_with(ApiKey.PRODUCE, refuse_one(ErrorCode.INVALID_RECORD))
     result = mpbroker("produce", "-t", "one", stdin=b"a\nb\n")
     assert result.code == ExitCode.ERROR
-    assert result.err == (
-        "mpbroker: one partition 0: 2 records (of numbers 1-2 of the input) not"
-        " written: MESSAGE_TOO_LARGE\n"
+    assert result.err.startswith(
+        "mpbroker: one: 2 records (of numbers 1-2 of the input) not written: 2"
+        " record(s) for one-0: INVALID_RECORD"
     )
+
+
+def test_a_batch_that_is_too_large_goes_in_parts(fake_broker, mpbroker):
+    fake_broker.answer_with(ApiKey.PRODUCE, refuse_one(ErrorCode.MESSAGE_TOO_LARGE))
+    assert mpbroker("produce", "-t", "one", stdin=b"a\nb\n").code == 0
+    assert [value for _, value in pairs(fake_broker)] == [b"a", b"b"]
+    assert len(fake_broker.logs["one", 0]) == 2
+
+
+def test_without_a_producer_id_a_lost_answer_is_an_error_not_a_second_write(
+    fake_broker, mpbroker
+):
+    fake_broker.answer_with(ApiKey.PRODUCE, lambda request: CLOSE)
+    result = mpbroker("produce", "-t", "one", "-a", "1", stdin=b"a\n")
+    assert result.code == ExitCode.UNAVAILABLE
+    assert "may be written" in result.err
+    assert len(fake_broker.seen(ApiKey.PRODUCE)) == 1
+
+
+def test_settings_of_clients_come_from_the_command_line_and_a_file(
+    fake_broker, mpbroker, tmp_path
+):
+    path = tmp_path / "client.properties"
+    path.write_text("client.id=of-the-file\nlinger.ms=7\n")
+    produce = ["produce", "-t", "one", "-F", path]
+    assert mpbroker(*produce, "-X", "client.id=me", stdin=b"a\n").code == 0
+    assert mpbroker(*produce, "-X", "lingr.ms=7", stdin=b"a\n").err == (
+        "mpbroker: unknown producer setting 'lingr.ms'; did you mean"
+        " linger.ms?\n"
+    )
+    assert mpbroker("topic", "list", "-X", "client.id").code == ExitCode.USAGE
 
 
 def test_lines_go_out_while_the_input_stays_open(fake_broker):

@@ -65,6 +65,7 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
+        self.shift_correlation_ids = 0
         self.requests: list[tuple[ApiKey, int, Message]] = []
         self._scripts: dict[ApiKey, deque[Script]] = defaultdict(deque)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -135,7 +136,8 @@ class FakeBroker:
     def _answer(self, frame: bytes) -> object:
         header = parse_request_header(frame)
         key, version = ApiKey(header.api_key), header.api_version
-        prefix = encode_response_header(key, version, header.correlation_id)
+        correlation_id = header.correlation_id + self.shift_correlation_ids
+        prefix = encode_response_header(key, version, correlation_id)
         if key == ApiKey.API_VERSIONS and version > self.max_api_versions:
             refusal = api_versions.ApiVersionsResponse(
                 error_code=ErrorCode.UNSUPPORTED_VERSION

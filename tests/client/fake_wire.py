@@ -52,7 +52,7 @@ class Sent(NamedTuple):
 
 
 class FakeWire:
-    """Implements `network_client.Wire`; `sent` holds what no answer was given to."""
+    """implements `client_request.Wire`; `sent` holds what no answer was given to."""
 
     def __init__(self, topics: dict[str, list[int]] | None = None) -> None:
         """Serve topics: the node that leads each partition."""

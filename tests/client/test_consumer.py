@@ -10,16 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.client.admin import EARLIEST
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import EARLIEST, create_topic
 from mpbroker.client.assignor import (
-    assign_range,
+    ASSIGNORS,
+    Subscription,
+    assign_cooperative_sticky,
+    assign_sticky,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.consumer import Consumer, NoOffsetError
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.consumer import Consumer, NoOffsetError, RebalanceListener
+from mpbroker.client.errors import ClientError
+from mpbroker.client.group_admin import describe_group
 from mpbroker.config_def import ConfigError
 from mpbroker.producer import Producer
 from mpbroker.protocol.errors import ProtocolError
@@ -65,6 +71,7 @@ def values(consumer: Consumer, count: int) -> list[int]:
     while len(found) < count and time.monotonic() < deadline:
         for records in consumer.poll(200).values():
             found += [int(record.value or b"") for record in records]
+    assert len(found) >= count, f"{found} of {consumer.assignment()}"
     return found
 
 
@@ -142,10 +149,6 @@ def test_closing_commits_what_was_polled(make_consumer, topic):
 def test_members_share_partitions_and_take_over_when_one_leaves(
     make_consumer, bootstrap, topic_name
 ):
-    from mpbroker.client.addresses import parse_addresses
-    from mpbroker.client.admin import create_topic
-    from mpbroker.client.cluster import Cluster
-
     with Cluster(parse_addresses(bootstrap), 30) as cluster:
         create_topic(cluster, topic_name, partitions=4, replication_factor=1)
         cluster.topic(topic_name, auto_create=True)
@@ -186,6 +189,103 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+class Seen(RebalanceListener):
+    """Notes what a listener is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, set[TopicPartition]]] = []
+
+    def on_partitions_revoked(self, partitions) -> None:
+        self.events.append(("revoked", set(partitions)))
+
+    def on_partitions_assigned(self, partitions) -> None:
+        self.events.append(("assigned", set(partitions)))
+
+    def on_partitions_lost(self, partitions) -> None:
+        self.events.append(("lost", set(partitions)))
+
+
+def test_a_cooperative_member_keeps_what_stays_its_own(
+    make_consumer, bootstrap, topic_name
+):
+    with Cluster(parse_addresses(bootstrap), 30) as cluster:
+        create_topic(cluster, topic_name, partitions=4, replication_factor=1)
+        cluster.topic(topic_name, auto_create=True)
+    settings = {
+        "group_id": f"g-{topic_name}",
+        "partition_assignment_strategy": "cooperative-sticky",
+    }
+    first, second = make_consumer(**settings), make_consumer(**settings)
+    seen = Seen()
+    first.subscribe([topic_name], seen)
+    until(lambda: first.poll(0) is not None and len(first.assignment()) == 4)
+    everything = set(first.assignment())
+    second.subscribe([topic_name])
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            second.poll(50)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: first.poll(50) is not None and len(first.assignment()) == 2)
+        until(lambda: len(second.assignment()) == 2)
+    finally:
+        stop.set()
+        thread.join(30)
+    kept = set(first.assignment())
+    assert kept | set(second.assignment()) == everything
+    assert ("assigned", everything) in seen.events
+    revoked = [partitions for what, partitions in seen.events if what == "revoked"]
+    assert revoked == [everything - kept]  # and never what it kept
+
+
+def test_paused_partitions_give_nothing_and_lose_nothing(make_consumer, topic):
+    consumer = make_consumer(auto_offset_reset="earliest", max_poll_records=3)
+    consumer.assign([(topic, 0)])
+    first = values(consumer, 3)
+    consumer.pause([(topic, 0)])
+    assert consumer.paused() == {TopicPartition(topic, 0)}
+    assert consumer.poll(50) == {}
+    assert consumer.position((topic, 0)) == len(first)
+    consumer.resume([(topic, 0)])
+    assert first + values(consumer, 10 - len(first)) == list(range(10))
+    with pytest.raises(ClientError, match="not assigned"):
+        consumer.pause([("another", 0)])
+
+
+def test_a_member_has_its_clients_name_and_a_static_one_its_own(
+    make_consumer, bootstrap, topic
+):
+    group_id = f"g-{topic}"
+    consumer = make_consumer(
+        group_id=group_id, client_id="reader-7", group_instance_id="i-1"
+    )
+    consumer.subscribe([topic])
+    until(lambda: consumer.poll(0) is not None and bool(consumer.assignment()))
+    consumer.close()  # a static member does not leave
+    with Cluster(parse_addresses(bootstrap), 30) as cluster:
+        (member,) = describe_group(cluster, group_id).members
+    assert (member.client_id, member.instance_id) == ("reader-7", "i-1")
+
+
+def test_heartbeats_must_be_faster_than_the_session():
+    with pytest.raises(ConfigError, match=r"heartbeat\.interval\.ms=9"):
+        Consumer(
+            bootstrap_servers="h:1",
+            group_id="g",
+            heartbeat_interval_ms=9,
+            session_timeout_ms=9,
+        )
+
+
+def test_an_assignor_nobody_knows_is_refused():
+    with pytest.raises(ConfigError, match="cooperative-sticky"):
+        Consumer(bootstrap_servers="h:1", partition_assignment_strategy="stiky")
+
+
 # -- the group's bytes -----------------------------------------------------------------
 
 NAMES = st.text(max_size=8)
@@ -194,9 +294,13 @@ PARTITIONS = st.lists(
 )
 
 
-@given(names=st.lists(NAMES, max_size=5))
-def test_subscriptions_come_back(names):
-    assert decode_subscription(encode_subscription(names)) == names
+@given(
+    names=st.lists(NAMES, max_size=5), owned=PARTITIONS, generation=st.integers(-1, 99)
+)
+def test_subscriptions_come_back(names, owned, generation):
+    subscription = Subscription(names, owned, generation)
+    found = decode_subscription(encode_subscription(subscription))
+    assert found._replace(owned=set(found.owned)) == (names, set(owned), generation)
 
 
 @given(partitions=PARTITIONS)
@@ -213,25 +317,93 @@ def test_any_bytes_are_a_protocol_error_or_read(data):
             pass
 
 
-@given(
-    members=st.dictionaries(
-        st.text("abc", min_size=1), st.sets(st.sampled_from("xyz"))
-    ),
-    counts=st.dictionaries(st.sampled_from("xyz"), st.integers(0, 7)),
+MEMBERS = st.dictionaries(
+    st.text("abcd", min_size=1, max_size=2), st.sets(st.sampled_from("xyz"))
 )
-def test_every_partition_has_one_reader_and_shares_differ_by_one(members, counts):
-    found = assign_range(members, counts)
+COUNTS = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 7))
+
+
+def subscriptions_of(members, owned=None, generation=1):
+    return {
+        member: Subscription(sorted(topics), (owned or {}).get(member, []), generation)
+        for member, topics in members.items()
+    }
+
+
+def partitions_of(topics, counts):
+    return {
+        TopicPartition(topic, index)
+        for topic in topics
+        for index in range(counts.get(topic, 0))
+    }
+
+
+@given(name=st.sampled_from(sorted(ASSIGNORS)), members=MEMBERS, counts=COUNTS)
+def test_every_partition_has_one_reader_that_wants_it(name, members, counts):
+    found = ASSIGNORS[name](subscriptions_of(members), counts)
     given_out = [where for partitions in found.values() for where in partitions]
     read = {topic for topics in members.values() for topic in topics}
-    assert sorted(given_out) == sorted(
-        TopicPartition(topic, index)
-        for topic in read
-        for index in range(counts.get(topic, 0))
-    )
-    for topic in read:
+    assert len(given_out) == len(set(given_out))
+    assert set(given_out) == partitions_of(read, counts)
+    for member, partitions in found.items():
+        assert {where.topic for where in partitions} <= members[member]
+
+
+@given(members=MEMBERS, counts=COUNTS)
+def test_shares_of_one_topic_differ_by_one(members, counts):
+    found = ASSIGNORS["range"](subscriptions_of(members), counts)
+    for topic in {topic for topics in members.values() for topic in topics}:
         shares = [
             sum(where.topic == topic for where in found[member])
             for member, topics in members.items()
             if topic in topics
         ]
         assert max(shares) - min(shares) <= 1
+
+
+@given(members=st.sets(st.text("abcd", min_size=1), min_size=1), counts=COUNTS)
+@pytest.mark.parametrize("name", ["roundrobin", "cooperative-sticky"])
+def test_members_that_read_the_same_have_shares_that_differ_by_one(
+    name, members, counts
+):
+    everything = {member: set("xyz") for member in members}
+    found = ASSIGNORS[name](subscriptions_of(everything), counts)
+    shares = [len(partitions) for partitions in found.values()]
+    assert max(shares) - min(shares) <= 1
+
+
+@given(members=MEMBERS, counts=COUNTS, data=st.data())
+def test_what_is_even_already_stays_where_it_is(members, counts, data):
+    before = assign_sticky(subscriptions_of(members), counts)
+    again = assign_sticky(subscriptions_of(members, before), counts)
+    assert {m: set(p) for m, p in again.items()} == {
+        m: set(p) for m, p in before.items()
+    }
+
+
+@given(old=MEMBERS, members=MEMBERS, counts=COUNTS)
+def test_a_cooperative_group_settles_and_nothing_has_two_readers_meanwhile(
+    old, members, counts
+):
+    owned = assign_sticky(subscriptions_of(old), counts)
+    for _ in range(3):
+        subscriptions = subscriptions_of(members, owned)
+        found = assign_cooperative_sticky(subscriptions, counts)
+        for member, partitions in found.items():
+            for other, theirs in owned.items():
+                if other in members and other != member:
+                    assert set(partitions).isdisjoint(theirs)
+        owned = found
+    read = {topic for topics in members.values() for topic in topics}
+    assert {w for partitions in owned.values() for w in partitions} == partitions_of(
+        read, counts
+    )
+
+
+def test_of_two_that_claim_a_partition_the_later_round_keeps_it():
+    where = TopicPartition("x", 0)
+    claims = {
+        "a": Subscription(["x"], [where], 4),
+        "b": Subscription(["x"], [where], 5),
+    }
+    assert assign_cooperative_sticky(claims, {"x": 1}) == {"a": [], "b": [where]}

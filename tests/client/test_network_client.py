@@ -11,9 +11,10 @@ import pytest
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
+from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import UnsupportedVersionError
 from mpbroker.client.metadata import Metadata
-from mpbroker.client.network_client import ClientResponse, NetworkClient
+from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode

@@ -89,6 +89,7 @@ class TransactionRig:
         self.coordinator.start_timers(self.now_ms)
         self._apis: list[Any] = [
             self.coordinator,
+            self.groups,
             TransactionPartitions(
                 self.coordinator,
                 self.out,
@@ -117,6 +118,17 @@ class TransactionRig:
             self.groups.replay(*found, self.now_ms, producer_id)
         for partition in range(PARTITIONS):
             self.coordinator.loaded(partition, self.now_ms)
+        self.collect()
+
+    def load(self, partition: int) -> None:
+        """Load a partition of the log once more."""
+        self.coordinator.begin_loading([partition])
+        for record in self.log:
+            read = read_transaction(*record)
+            assert read is not None
+            if self.coordinator.partition_for(read[0]) == partition:
+                self.coordinator.replay(*read)
+        self.coordinator.loaded(partition, self.now_ms)
         self.collect()
 
     def collect(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, create_topic, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.record_fetcher import READ_COMMITTED, RecordFetcher
+from mpbroker.client.fetcher import READ_COMMITTED, Fetcher
 from mpbroker.producer import Producer
 from mpbroker.protocol.record_batch import Record, iter_records
 
@@ -64,7 +64,7 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
         ends = list_offsets(
             cluster, dict.fromkeys(leaders, LATEST), leaders, read_committed=True
         )
-        fetcher = RecordFetcher(
+        fetcher = Fetcher(
             cluster,
             {partition: answer.offset for partition, answer in starts.items()},
             leaders,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
 from mpbroker.client.errors import ClientError, check_error, error_code_of
-from mpbroker.client.transport import Transport
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
 from mpbroker.protocol.error_code import ErrorCode
@@ -56,12 +55,20 @@ class FetchedBatch(NamedTuple):
     data: memoryview
 
 
-class RecordFetcher:
+class _Asked(NamedTuple):
+    """A request on its way: who has it, and what it asks for."""
+
+    broker: Broker
+    pending: Pending
+    offsets: dict[TopicPartition, int]
+
+
+class Fetcher:
     """Fetches from all partitions of a broker in one request, one in flight a broker.
 
     Attributes:
-        positions: by partition, the next offset to be fetched. Removing a partition
-            stops it.
+        positions: by partition, the next offset to be fetched. May be changed:
+            removing a partition stops it, another offset is gone on from.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class RecordFetcher:
         *,
         isolation_level: int = READ_COMMITTED,
         max_wait_ms: int = 500,
+        min_bytes: int = 1,
         max_bytes: int = 32 * 1024 * 1024,
         partition_max_bytes: int = 4 * 1024 * 1024,
     ) -> None:
@@ -82,7 +90,8 @@ class RecordFetcher:
             positions: offset to start at, by partition.
             leaders: node id, by partition.
             isolation_level: READ_COMMITTED leaves out what is aborted or undecided.
-            max_wait_ms: how long brokers may wait for a first byte.
+            max_wait_ms: how long brokers may wait for ``min_bytes``.
+            min_bytes: of one answer.
             max_bytes: of one answer; the first batch may be larger.
             partition_max_bytes: of one partition in one answer, likewise.
         """
@@ -91,9 +100,10 @@ class RecordFetcher:
         self._leaders = dict(leaders)
         self._isolation_level = isolation_level
         self._max_wait_ms = max_wait_ms
+        self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
-        self._in_flight: dict[int, tuple[Transport, int]] = {}
+        self._in_flight: dict[int, _Asked] = {}
         self._error: MpbrokerError | None = None
 
     def fetch(self) -> list[FetchedBatch]:
@@ -106,7 +116,7 @@ class RecordFetcher:
             LeaderLostError: learn the leaders anew, with a new fetcher.
             ApiError: refused otherwise, such as a topic that was deleted.
             ProtocolError: a batch whose CRC is wrong.
-            BrokerUnavailableError: see `Transport.request`.
+            BrokerUnavailableError: see `Broker.request`.
         """
         if self._error is not None:
             error, self._error = self._error, None
@@ -115,7 +125,7 @@ class RecordFetcher:
         batches: list[FetchedBatch] = []
         for leader in list(self._in_flight):
             try:
-                self._take_answer(*self._in_flight.pop(leader), batches)
+                self._take_answer(self._in_flight.pop(leader), batches)
             except MpbrokerError as error:
                 if not batches:
                     raise
@@ -126,15 +136,15 @@ class RecordFetcher:
         self._send_all()
         return batches
 
-    def _take_answer(
-        self, transport: Transport, correlation_id: int, batches: list[FetchedBatch]
-    ) -> None:
+    def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
         wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
-        response = transport.wait(correlation_id, FetchResponse, wait_s)
-        check_error(response.error_code, f"fetch from {transport.address}")
+        response = asked.broker.wait(asked.pending, FetchResponse, wait_s)
+        check_error(response.error_code, f"fetch from {asked.broker.address}")
         for topic in response.responses:
             for data in topic.partitions:
                 partition = TopicPartition(topic.topic, data.partition_index)
+                if self.positions.get(partition) != asked.offsets.get(partition):
+                    continue  # stopped, or moved elsewhere, since it was asked for
                 # One by one: what was read before an error must be in the list.
                 for batch in self._read_partition(partition, data):
                     batches.append(batch)
@@ -155,7 +165,7 @@ class RecordFetcher:
         for leader, topics in by_leader.items():
             request = FetchRequest(
                 max_wait_ms=self._max_wait_ms,
-                min_bytes=1,
+                min_bytes=self._min_bytes,
                 max_bytes=self._max_bytes,
                 isolation_level=self._isolation_level,
                 topics=[
@@ -163,11 +173,16 @@ class RecordFetcher:
                     for name, partitions in topics.items()
                 ],
             )
-            transport = self._cluster.broker(leader)
-            sent = transport.send(
+            broker = self._cluster.broker(leader)
+            pending = broker.send(
                 request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
             )
-            self._in_flight[leader] = transport, sent
+            offsets = {
+                TopicPartition(name, entry.partition): entry.fetch_offset
+                for name, partitions in topics.items()
+                for entry in partitions
+            }
+            self._in_flight[leader] = _Asked(broker, pending, offsets)
         self._rotate()
 
     def _rotate(self) -> None:
@@ -180,9 +195,7 @@ class RecordFetcher:
     def _read_partition(
         self, partition: TopicPartition, data: PartitionData
     ) -> Iterator[FetchedBatch]:
-        position = self.positions.get(partition)
-        if position is None:
-            return  # removed by the caller since it was asked for
+        position = self.positions[partition]
         if data.error_code:
             _raise_partition_error(partition, position, data.error_code)
         records = data.records

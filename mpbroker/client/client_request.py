@@ -1,0 +1,94 @@
+"""What `NetworkClient` keeps of a request, tells of its end, and needs of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.errors import MpbrokerError
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import Message
+
+# From these versions on a client waits as long as throttle_time_ms says; below, the
+# broker has done so itself before it answered. Source: KIP-219.
+THROTTLED_FROM: Final[Mapping[int, int]] = {
+    ApiKey.PRODUCE: 6,
+    ApiKey.FETCH: 8,
+    ApiKey.LIST_OFFSETS: 3,
+    ApiKey.METADATA: 6,
+    ApiKey.OFFSET_COMMIT: 4,
+    ApiKey.OFFSET_FETCH: 4,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.JOIN_GROUP: 3,
+    ApiKey.HEARTBEAT: 2,
+    ApiKey.LEAVE_GROUP: 2,
+    ApiKey.SYNC_GROUP: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 1,
+    ApiKey.ADD_OFFSETS_TO_TXN: 1,
+    ApiKey.END_TXN: 1,
+    ApiKey.TXN_OFFSET_COMMIT: 1,
+}
+
+
+class ClientResponse(NamedTuple):
+    """How a request ended. Without ``response``, ``error`` says why there is none.
+
+    ``timed_out``: the connection was given up because an answer was late.
+    """
+
+    node: int
+    request: Message
+    response: Message | None
+    error: MpbrokerError | None
+    timed_out: bool
+    latency_ms: float
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the broker may or may not have acted on the request."""
+        return self.response is None and not isinstance(
+            self.error, UnsupportedVersionError
+        )
+
+
+Callback = Callable[[ClientResponse], None]
+
+
+class Wire(Protocol):
+    """What `Selector` does, and a test's stand-in."""
+
+    connected: list[int]
+    disconnected: dict[int, str]
+    received: list[tuple[int, bytes]]
+
+    def connect(self, node: int, address: Address, host: str) -> None: ...
+    def is_sending(self, node: int) -> bool: ...
+    def send(self, node: int, data: bytes) -> None: ...
+    def close(self, node: int) -> None: ...
+    def poll(self, timeout_ms: float) -> None: ...
+    def wakeup(self) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class InFlight:
+    """A request that was sent; times are in ms of the client's clock."""
+
+    __slots__ = ("callback", "correlation_id", "deadline_ms", "request", "sent_ms")
+
+    def __init__(
+        self,
+        correlation_id: int,
+        request: Message,
+        callback: Callback | None,
+        sent_ms: float,
+        deadline_ms: float,
+    ) -> None:
+        self.correlation_id = correlation_id
+        self.request = request
+        self.callback = callback  # None: ours, for metadata
+        self.sent_ms = sent_ms
+        self.deadline_ms = deadline_ms

@@ -1,0 +1,136 @@
+"""`Cluster`: real sockets, one question at a time, and what is said when they fail."""
+
+import socket
+import threading
+
+import pytest
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.cluster import Cluster
+from mpbroker.client.errors import BrokerUnavailableError, RequestTimeoutError
+from mpbroker.client.selector import monotonic_ms
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tests.client.fake_broker import CLOSE, FakeBroker
+
+
+@pytest.fixture
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(*server.getsockname())
+    return address
+
+
+@pytest.fixture
+def broker(cluster):
+    return cluster.any_broker()
+
+
+def test_requests_are_answered(broker):
+    response = broker.request(MetadataRequest(topics=None), MetadataResponse)
+    assert [topic.name for topic in response.topics] == ["t"]
+
+
+def test_pipelined_requests_are_answered_in_any_order_of_waiting(broker):
+    first = broker.send(MetadataRequest(topics=[]), MetadataResponse)
+    second = broker.send(MetadataRequest(topics=None), MetadataResponse)
+    assert len(broker.wait(second, MetadataResponse).topics) == 1
+    assert len(broker.wait(first, MetadataResponse).topics) == 0
+
+
+def test_a_broker_of_old_is_spoken_to_in_api_versions_0():
+    broker = FakeBroker({"t": 1}, max_api_versions=2)
+    try:
+        with Cluster([broker.address], 5) as cluster:
+            cluster.any_broker()
+    finally:
+        broker.close()
+    assert [version for _, version, _ in broker.requests] == [0]
+
+
+def test_a_refused_connection_asks_whether_the_broker_is_running(closed_port):
+    with pytest.raises(BrokerUnavailableError) as caught:
+        Cluster([closed_port], 5).any_broker()
+    assert str(caught.value) == (
+        f"cannot reach {closed_port}: connection refused; is the broker running?"
+    )
+
+
+def test_a_host_that_does_not_exist_is_named():
+    with pytest.raises(BrokerUnavailableError, match=r"'nowhere\.invalid'"):
+        Cluster([Address("nowhere.invalid", 9092)], 5).any_broker()
+
+
+def test_the_second_bootstrap_address_is_tried(closed_port, fake_broker):
+    with Cluster([closed_port, fake_broker.address], 5) as cluster:
+        assert cluster.any_broker().address == fake_broker.address
+
+
+def test_when_no_address_answers_each_has_its_reason(closed_port):
+    other = Address("nowhere.invalid", 1)
+    with pytest.raises(BrokerUnavailableError) as caught:
+        Cluster([closed_port, other], 5).any_broker()
+    assert str(closed_port) in str(caught.value)
+    assert str(other) in str(caught.value)
+
+
+def test_a_broker_that_hangs_up_is_reported(fake_broker, broker):
+    fake_broker.answer_with(ApiKey.METADATA, lambda request: CLOSE)
+    with pytest.raises(BrokerUnavailableError, match="closed by the broker"):
+        broker.request(MetadataRequest(), MetadataResponse)
+
+
+def test_a_broker_that_falls_silent_is_a_timeout(fake_broker, broker):
+    answer = threading.Event()
+    fake_broker.answer_with(ApiKey.METADATA, lambda request: answer.wait(30) and None)
+    with pytest.raises(RequestTimeoutError):
+        broker.request(MetadataRequest(), MetadataResponse, timeout_s=0.01)
+    answer.set()
+
+
+def test_a_server_of_another_protocol_is_called_that():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def say_http() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1000)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=say_http)
+        thread.start()
+        with pytest.raises(
+            BrokerUnavailableError, match="not answer as a Kafka broker"
+        ):
+            Cluster([Address(*server.getsockname())], 5).any_broker()
+        thread.join()
+
+
+def test_a_broker_that_is_bootstrapped_from_and_advertised_has_one_connection(
+    fake_broker, cluster
+):
+    cluster.metadata([])
+    cluster.broker(7).request(MetadataRequest(), MetadataResponse)
+    assert len(fake_broker.seen(ApiKey.API_VERSIONS)) == 1
+
+
+def test_after_a_hang_up_the_next_request_connects_anew(fake_broker, cluster):
+    fake_broker.answer_with(ApiKey.METADATA, lambda request: CLOSE)
+    with pytest.raises(BrokerUnavailableError):
+        cluster.metadata([])
+    assert cluster.metadata([]).brokers
+    assert len(fake_broker.seen(ApiKey.API_VERSIONS)) == 2
+
+
+def test_what_nobody_waits_for_may_lie_there_for_long(fake_broker):
+    with Cluster([fake_broker.address], 0.5) as cluster:
+        broker = cluster.any_broker()
+        pending = broker.send(MetadataRequest(topics=None), MetadataResponse)
+        cluster.client.poll(0, monotonic_ms() + 3_600_000)
+        assert len(broker.wait(pending, MetadataResponse).topics) == 1
+
+
+def test_a_wrong_correlation_id_is_no_answer(fake_broker, cluster):
+    fake_broker.shift_correlation_ids = 1
+    with pytest.raises(BrokerUnavailableError, match="answer to request 1 where 0"):
+        cluster.any_broker()

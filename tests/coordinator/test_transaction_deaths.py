@@ -1,0 +1,218 @@
+"""The coordinator dies at any line of an EndTxn, and its client asks once more.
+
+Also: what a lost log leaves, and what is deleted while a transaction would change it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from mpbroker.coordinator.group_records import offset_key
+from mpbroker.coordinator.transaction_metadata import MAX_EPOCH, TransactionState
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
+from mpbroker.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from tests.coordinator.test_transactions import (
+    OFFSETS,
+    T0,
+    T1,
+    add,
+    adding,
+    commit_offsets,
+    end,
+    ending,
+    position,
+    started,
+    state,
+)
+from tests.coordinator.transaction_rig import PARTITIONS, TransactionRig
+
+S = TransactionState
+E = ErrorCode
+
+
+@pytest.fixture
+def rig() -> TransactionRig:
+    return TransactionRig()
+
+
+class Died(BaseException):
+    """The coordinator was killed; nothing of ours may catch it."""
+
+
+class DyingAt:
+    """Dies when so many lines of the coordinator have been executed."""
+
+    def __init__(self, lines: int) -> None:
+        self._left = lines
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+
+    def __exit__(self, *_exc: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if "/mpbroker/coordinator/" in frame.f_code.co_filename:
+            return self._line
+        return None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self._left -= 1
+            if not self._left:
+                raise Died
+        return self._line
+
+
+def is_next(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Say whether a producer may go on so after its transaction has ended."""
+    if before[1] < MAX_EPOCH - 1:
+        return after == (before[0], before[1] + 1)
+    return after[0] > before[0] and after[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "commit", "epoch"),
+    [(3, True, 0), (5, True, 0), (5, False, 0), (5, True, MAX_EPOCH - 1)],
+)
+def test_an_end_is_answered_alike_whichever_line_its_coordinator_died_at(
+    version, commit, epoch
+):
+    """The same request again, until a coordinator has lived through it."""
+    lines = 0
+    while True:
+        lines += 1
+        rig = TransactionRig()
+        producer_id, _ = started(rig)
+        transaction = rig.coordinator.get("x")
+        transaction.producer_epoch = epoch
+        producer = producer_id, epoch
+        add(rig, producer, 0, 1)
+        request = ending(producer, commit)
+        try:
+            with DyingAt(lines):
+                rig.send("end_txn", request, version)
+            lived = True
+        except Died:
+            lived = False
+        rig.die()
+        answer = rig.ask("end_txn", request, version)
+        assert answer.error_code == 0, lines
+        after = producer
+        if version >= 5:
+            after = answer.producer_id, answer.producer_epoch
+            assert is_next(producer, after), lines
+        assert state(rig) is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
+        assert {each[:2] for each in rig.markers} == {T0, T1}
+        assert {each[-1] for each in rig.markers} == {commit}
+        assert not rig.open.of(producer_id)
+        # And so it goes on.
+        if version < 5:
+            assert add(rig, after, 0) == [0]
+        else:
+            assert commit_offsets(rig, after, 5) == 0
+        assert end(rig, after, version=version).error_code == 0
+        if lived:
+            break
+    assert lines > 100  # or nobody died
+
+
+def test_an_end_whose_opposite_was_decided_is_refused_after_a_death_too(rig):
+    producer = started(rig)
+    add(rig, producer, 0)
+    end(rig, producer, commit=True, version=5)
+    rig.die()
+    assert end(rig, producer, commit=False, version=5).error_code == E.INVALID_TXN_STATE
+    assert end(rig, producer, commit=True, version=5).error_code == 0
+
+
+def test_an_abort_of_what_never_began_is_refused_to_old_clients(rig):
+    """As by Kafka: it cannot know that this is not about the commit before.
+
+    librdkafka asks for this when its AddPartitionsToTxn did not get through while the
+    broker was away, and takes the answer for fatal.
+    """
+    producer = started(rig)
+    assert end(rig, producer, commit=False).error_code == E.INVALID_TXN_STATE
+    add(rig, producer, 0)
+    assert end(rig, producer).error_code == 0
+    assert end(rig, producer, commit=False).error_code == E.INVALID_TXN_STATE
+
+
+def test_a_lost_log_is_loaded_again_and_what_was_open_may_be_written_to(rig):
+    producer = started(rig)
+    add(rig, producer, 0)
+    partition = rig.coordinator.partition_for("x")
+    rig.coordinator.failed(partition)
+    rig.collect()
+    assert not rig.open.of(producer[0])
+    assert add(rig, producer, 0) == [E.COORDINATOR_NOT_AVAILABLE]
+    rig.load(partition)
+    assert rig.open.of(producer[0]) == {T0: producer[1]}
+    assert add(rig, producer, 1) == [0]
+    assert end(rig, producer).error_code == 0
+    assert {each[:2] for each in rig.markers} == {T0, T1}
+
+
+def test_a_decision_whose_log_was_lost_is_carried_out_when_it_is_loaded_again(rig):
+    producer = started(rig)
+    add(rig, producer, 0)
+    rig.refused = {T0: E.KAFKA_STORAGE_ERROR}
+    end(rig, producer)
+    waits = rig.send("add_partitions_to_txn", adding(producer, 1), 3)
+    partition = rig.coordinator.partition_for("x")
+    rig.coordinator.failed(partition)
+    rig.collect()
+    assert waits.request is not None
+    rig.refused = {}
+    rig.load(partition)
+    assert rig.markers == [(*T0, *producer, True)]
+    assert state(rig) is S.COMPLETE_COMMIT
+
+
+# -- deleted, and then committed -----------------------------------------------------
+
+
+def delete_group(rig: TransactionRig) -> int:
+    request = DeleteGroupsRequest(groups_names=["g"])
+    (row,) = rig.ask("delete_groups", request, 2).results
+    code: int = row.error_code
+    return code
+
+
+def delete_offset(rig: TransactionRig) -> int:
+    partition = OffsetDeleteRequestPartition(partition_index=0)
+    topic = OffsetDeleteRequestTopic(name="t", partitions=[partition])
+    request = OffsetDeleteRequest(group_id="g", topics=[topic])
+    code: int = rig.ask("offset_delete", request, 0).error_code
+    return code
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("delete", [delete_group, delete_offset])
+def test_what_is_deleted_does_not_come_back_with_the_end_of_a_transaction(
+    rig, delete, dies
+):
+    producer = started(rig)
+    assert commit_offsets(rig, producer, 5) == 0
+    assert position(rig)[0] == E.UNSTABLE_OFFSET_COMMIT
+    assert delete(rig) == 0
+    assert position(rig) == (0, -1)
+    number, _, key, value = rig.offsets_log[-1 if delete is delete_offset else -2]
+    assert (key, value) == (offset_key("g", "t", 0), None)
+    assert number == rig.groups.partition_for("g") < PARTITIONS
+    if dies:
+        rig.die()
+        assert position(rig) == (0, -1)
+    assert end(rig, producer, version=5).error_code == 0
+    assert [each[0] for each in rig.markers] == [OFFSETS]
+    assert position(rig) == (0, -1)
