@@ -25,7 +25,7 @@ setup(
         Extension(
             "mpbroker._core",
             sorted(glob("mpbroker/native/*.c")),
-            depends=["mpbroker/native/core.h"],
+            depends=sorted(glob("mpbroker/native/*.h")),
             # What the sources share stays theirs.
             extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"],
             optional=True,

@@ -49,6 +49,7 @@ class HandlerEnd:
     syncs_acks_all: bool
     remembered: dict[bytes, bytes]
     topics: dict[str, tuple[int, int, int, dict[int, object]]]
+    readable: dict[str | bytes, dict[int, object]]
     def __new__(
         cls,
         control: memoryview,
@@ -70,7 +71,12 @@ class HandlerEnd:
         time_index_type: type,
         /,
     ) -> None: ...
+    def set_fetches(
+        self, plan_type: type, segment_type: type, handler: int, max_bytes: int, /
+    ) -> None: ...
     def execute(self, slot: int, /) -> int | None: ...
+    def fetch(self, slot: int, must_answer: bool, /) -> bool | None: ...
+    def fetch_waits(self) -> tuple[int, tuple[int, ...]]: ...
 
 class ProcessorEnd:
     def __new__(

@@ -294,6 +294,72 @@ int append_plain(const memory *control, const memory *arena, const memory *rows,
 int64_t encode_single_answer(uint8_t *out, int64_t room, const single_produce *p,
                              const appended *result);
 
+/* The words of a partition's committed state, in partition_table.LogState's order. */
+enum state_word {
+    END_OFFSET,
+    ACTIVE_BASE,
+    ACTIVE_SIZE,
+    INDEX_ENTRIES,
+    TIME_INDEX_ENTRIES,
+    BYTES_SINCE_INDEX,
+    MAX_TIMESTAMP,
+    MAX_TIMESTAMP_OFFSET,
+    FIRST_UNSTABLE,
+    CREATED_MS,
+    SPARE,
+    STATE_WORDS,
+};
+
+/* Note in a log's `positions` where a batch begins, or will; 0 and an exception. */
+int remember_place(PyObject *positions, PyObject *segment, int64_t offset,
+                   int64_t position);
+
+/* -- plain fetches (fetch.c) --------------------------------------------------------------- */
+
+#define MAX_FETCH_TOPICS 8
+#define MAX_FETCH_TARGETS 24
+
+/* Where the slots of storage's ReadPlan are in the object. */
+typedef struct {
+    Py_ssize_t row, segment, segment_fd, active_base, structure, positions,
+        txn_index_path;
+} read_plan_offsets;
+
+typedef struct {
+    const uint8_t *name; /* from version 13 on its id */
+    int name_bytes, first, count;
+} fetch_topic;
+
+typedef struct {
+    int partition;
+    int64_t fetch_offset, max_bytes;
+    /* found by reading; `plan` is borrowed from the tables */
+    PyObject *plan;
+    int64_t row, fd, structure, position, length, end_position;
+    int64_t end_offset, stable_offset, log_start_offset;
+} fetch_target;
+
+typedef struct {
+    int version, read_committed, topic_count, target_count;
+    int64_t max_wait_ms, min_bytes, max_bytes;
+    fetch_topic topics[MAX_FETCH_TOPICS];
+    fetch_target targets[MAX_FETCH_TARGETS];
+} plain_fetch;
+
+enum fetched {
+    FETCH_FAILED = -1, /* an exception is set */
+    FETCH_NOT_PLAIN,
+    FETCH_DONE,
+    FETCH_WAITS,
+};
+
+int parse_plain_fetch(const uint8_t *body, int64_t size, int version, plain_fetch *f);
+enum fetched read_plain_fetch(const memory *rows, const read_plan_offsets *at,
+                              PyObject *readable, plain_fetch *f, int must_answer,
+                              uint8_t *out, int64_t room, int64_t *length);
+
+/* -- Python objects ------------------------------------------------------------------------ */
+
 /* Slots of a Python class with __slots__, by name; 0 and an exception. */
 int slot_offset(PyTypeObject *type, const char *name, Py_ssize_t *offset);
 
@@ -310,6 +376,18 @@ set_slot(PyObject *object, Py_ssize_t offset, PyObject *value)
     PyObject *old = *place;
     *place = value;
     Py_XDECREF(old);
+}
+
+/* An int in a slot, if it is one that fits. */
+static inline int
+read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
+{
+    PyObject *number = get_slot(object, offset);
+    if (number == NULL || !PyLong_Check(number))
+        return 0;
+    int overflow;
+    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow;
 }
 
 extern PyTypeObject RequestRing_Type, ResponseRing_Type, HandlerEnd_Type,

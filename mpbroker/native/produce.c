@@ -177,36 +177,10 @@ is_plain_batch(const single_produce *p, int64_t max_message_bytes,
 
 /* -- the append ------------------------------------------------------------------------ */
 
-enum state_word {
-    END_OFFSET,
-    ACTIVE_BASE,
-    ACTIVE_SIZE,
-    INDEX_ENTRIES,
-    TIME_INDEX_ENTRIES,
-    BYTES_SINCE_INDEX,
-    MAX_TIMESTAMP,
-    MAX_TIMESTAMP_OFFSET,
-    FIRST_UNSTABLE,
-    CREATED_MS,
-    SPARE,
-    STATE_WORDS,
-};
-
 typedef struct {
     int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
         index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd;
 } append_plan;
-
-static int
-read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
-{
-    PyObject *number = get_slot(object, offset);
-    if (number == NULL || !PyLong_Check(number))
-        return 0;
-    int overflow;
-    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    return !overflow;
-}
 
 /* The descriptor of one of a segment's indexes; -1 if it is not open. */
 static int64_t

@@ -1,7 +1,9 @@
 """Fetches with their sessions and their waiting: what the handler for Fetch does.
 
 A fetch that finds less than min.bytes is parked (see purgatory) and read again when
-one of its partitions grows, or when max.wait.ms is over.
+one of its partitions grows, or when max.wait.ms is over. A plain one is read by the
+compiled core (see plain_requests), again and again until it is answered, or not plain
+any more: then it is handled here as if it had just come.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ from mpbroker.server.handlers.fetch import (
     session_error,
 )
 from mpbroker.server.purgatory import Purgatory
-from mpbroker.server.request import PARKED, Deferred, Request
+from mpbroker.server.request import PARKED, Deferred, Request, parse_request
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.server.plain_requests import PlainRequests
     from mpbroker.storage.log_reader import ReadResult
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -74,6 +77,9 @@ class FetchService:
         sessions: FetchSessions,
         purgatory: Purgatory,
         fetch_max_bytes: int,
+        *,
+        handler: int = 0,
+        plain: PlainRequests | None = None,
     ) -> None:
         self._channel = channel
         self._registry = registry
@@ -81,6 +87,9 @@ class FetchService:
         self._sessions = sessions
         self._purgatory = purgatory
         self._fetch_max_bytes = fetch_max_bytes
+        self._plain = plain
+        if plain is not None:
+            plain.take_fetches(handler, fetch_max_bytes, self.park_plain)
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
         """Answer a fetch now, or park it."""
@@ -91,12 +100,16 @@ class FetchService:
             response = session_error(error.error_code)
             return _parts(response, request.api_version)
         reading = self._read(message, answer)
+        if self._plain is not None and not answer.session_id and not reading.has_error:
+            for target in answer.targets:
+                if target.log is not None:
+                    self._plain.learn_fetch(
+                        target.name, target.topic_id, target.partition, target.log
+                    )
         if self._is_enough(message, answer, reading):
             return self._respond(request, answer, reading)
         now = time.monotonic_ns()
-        deadline = self._channel.deadline_ns(request.slot) or (
-            now + min(message.max_wait_ms, _MAX_WAIT_MS) * 1_000_000
-        )
+        deadline = self._deadline_ns(request.slot, message.max_wait_ms, now)
         if deadline <= now:
             return self._respond(request, answer, reading)
         operation = DelayedFetch(self, request, message, answer, deadline)
@@ -114,6 +127,43 @@ class FetchService:
                 self._unpark(operation)
                 return self._respond(request, answer, reading)
         return PARKED
+
+    def _deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
+        """When to answer at the latest: as was said when it was first parked."""
+        return self._channel.deadline_ns(slot) or (
+            now_ns + min(max_wait_ms, _MAX_WAIT_MS) * 1_000_000
+        )
+
+    def park_plain(self, slot: int, max_wait_ms: int, rows: tuple[int, ...]) -> None:
+        """Keep a fetch for which the core has found too little."""
+        deadline = self._deadline_ns(slot, max_wait_ms, time.monotonic_ns())
+        operation = DelayedPlainFetch(self, slot, rows, deadline)
+        self._channel.park(slot, deadline)
+        self._purgatory.watch(operation)
+        # What was appended before our bit was in the row sends no notice.
+        self._purgatory.look_at(operation, rows[0])
+
+    def try_plain(self, slot: int, *, must_answer: bool) -> bool:
+        """Answer a parked fetch by the core, or see to it here; False: it waits on."""
+        assert self._plain is not None
+        answered = self._plain.try_fetch(slot, must_answer=must_answer)
+        if answered is not None:
+            return answered
+        self._registry.catch_up()
+        request = self.request(slot)
+        parts = self.handle(request)
+        if parts is PARKED:
+            return True  # another operation watches over it now
+        self._channel.unpark(slot)
+        if isinstance(parts, Deferred):
+            self._channel.close_connection(slot)
+        else:
+            send_parts(self._channel, request, parts)
+        return True
+
+    def request(self, slot: int) -> Request:
+        """A plain fetch's request as all others are seen."""
+        return parse_request(*self._channel.request(slot))
 
     def _unpark(self, operation: DelayedFetch) -> None:
         self._purgatory.unwatch(operation)
@@ -304,6 +354,31 @@ class FetchService:
 
     def is_enough(self, operation: DelayedFetch, reading: Reading) -> bool:
         return self._is_enough(operation.message, operation.answer, reading)
+
+
+class DelayedPlainFetch:
+    """A fetch that waits for more, and that the core may answer."""
+
+    may_end_early = True
+
+    def __init__(
+        self, service: FetchService, slot: int, rows: Iterable[int], deadline_ns: int
+    ) -> None:
+        self._service = service
+        self._slot = slot
+        self.keys = rows
+        self.deadline_ns = deadline_ns
+        self.done = False
+
+    @property
+    def request(self) -> Request:
+        return self._service.request(self._slot)
+
+    def try_complete(self, row: int) -> bool:
+        return self._service.try_plain(self._slot, must_answer=False)
+
+    def expire(self) -> None:
+        self._service.try_plain(self._slot, must_answer=True)
 
 
 class DelayedFetch:

@@ -1,13 +1,15 @@
 """The short cut for requests that are all alike, where the compiled core is.
 
-Most of what a busy broker is asked is a Produce of one plain batch, and an ApiVersions
-that it has answered before. native/handler_end.c executes these without any Python, by
-the tables kept here; it leaves to the usual way whatever is not exactly that, whatever
-it has no entry for, and all of it while the metadata log has news. So who adds to the
-usual way something that a request must pass (a quota, an ACL) has to see to it here:
-a topic that it concerns is not put into the table.
+Most of what a busy broker is asked is a Produce of one plain batch, a Fetch of what has
+just been produced, and an ApiVersions that it has answered before. native/short_cuts.c
+executes these without any Python, by the tables kept here; it leaves to the usual way
+whatever is not exactly that, whatever it has no entry for, and all of it while the
+metadata log has news. So who adds to the usual way something that a request must pass
+(a quota, an ACL) has to see to it here: a topic that it concerns is not put into the
+tables.
 
-tests/server/test_plain_requests.py holds both ways against each other.
+tests/server/test_plain_requests.py and test_plain_fetches.py hold both ways against
+each other.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.offset_index import OffsetIndex
+from mpbroker.storage.read_plan import ReadPlan
 from mpbroker.storage.time_index import TimeIndex
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 # Slot, log, the offset below which all must be on disk, bytes of the written answer.
 ParkProduce = Callable[[int, "PartitionLog", int, int], None]
 
+# Slot, how long it wants to wait in ms, the partition rows that it waits for.
+ParkFetch = Callable[[int, int, tuple[int, ...]], None]
+
+_FETCH: Final = int(ApiKey.FETCH)
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
 # Clients are of few kinds, and say little about themselves.
 _MAX_REMEMBERED: Final = 100
@@ -63,6 +70,7 @@ class PlainRequests:
         self._registry = registry
         self._purgatory = purgatory
         self._park: ParkProduce | None = None
+        self._park_fetch: ParkFetch | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
             table.segment.view,
@@ -91,6 +99,10 @@ class PlainRequests:
         result = self._execute(slot)
         if result is None or 0 <= result < _NOTIFY:
             return result
+        if result == _WAITS | _FETCH:
+            assert self._park_fetch is not None
+            self._park_fetch(slot, *self._compiled.fetch_waits())
+            return _FETCH
         row = self._row()
         if result == _HELD:
             # The lock's last owner died, or the write failed: the usual way finds out
@@ -110,6 +122,21 @@ class PlainRequests:
         """Let ``park`` hold the answers to acks=all back; None: they need not wait."""
         self._park = park
         self._compiled.syncs_acks_all = park is not None
+
+    def take_fetches(self, handler: int, max_bytes: int, park: ParkFetch) -> None:
+        """Execute fetches, too.
+
+        Args:
+            handler: this process's id.
+            max_bytes: fetch.max.bytes.
+            park: sees to a fetch that finds too little.
+        """
+        self._park_fetch = park
+        self._compiled.set_fetches(ReadPlan, LogSegment, handler, max_bytes)
+
+    def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
+        """Answer a parked fetch; False: it waits on; None: it is not plain any more."""
+        return self._compiled.fetch(slot, must_answer)
 
     def _row(self) -> PartitionRow:
         return self._table.row(self._compiled.row)
@@ -159,6 +186,22 @@ class PlainRequests:
             known[3][partition] = plan
             self._logs[plan.row] = log
 
+    def learn_fetch(
+        self, name: str, topic_id: bytes, partition: int, log: PartitionLog
+    ) -> None:
+        """Execute the next plain fetches from this partition the short way."""
+        topic = self._registry.topic(name)
+        if topic is None or topic.topic_id != topic_id:
+            return
+        self._be_current()
+        readable = self._compiled.readable
+        plans = readable.get(name)
+        if plans is None:
+            if len(readable) >= 2 * _MAX_TOPICS:
+                self._forget()
+            plans = readable[name] = readable[topic_id] = {}
+        plans[partition] = log.read_plan()
+
     def _be_current(self) -> None:
         """Forget what was learnt before the metadata last changed."""
         version = self._registry.version
@@ -168,5 +211,6 @@ class PlainRequests:
 
     def _forget(self) -> None:
         self._compiled.topics.clear()
+        self._compiled.readable.clear()
         self._compiled.remembered.clear()
         self._logs.clear()

@@ -10,7 +10,6 @@ from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import parse_single_produce
-from mpbroker.protocol.headers import parse_request_header, response_header_version
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.handlers.produce import (
@@ -21,7 +20,14 @@ from mpbroker.server.handlers.produce import (
     encode_single_refusal,
 )
 from mpbroker.server.purgatory import Purgatory, sync_key
-from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED, Deferred, Request
+from mpbroker.server.request import (
+    CLOSE,
+    NO_RESPONSE,
+    PARKED,
+    Deferred,
+    Request,
+    parse_request,
+)
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
@@ -170,19 +176,7 @@ class ProduceService:
 
     def request(self, slot: int) -> Request:
         """A plain produce's request as all others are seen."""
-        _, connection, frame, received_ns = self._channel.request(slot)
-        header = parse_request_header(frame)
-        return Request(
-            slot,
-            connection,
-            received_ns,
-            header,
-            frame[header.size :],
-            flexible_response=response_header_version(
-                header.api_key, header.api_version
-            )
-            == 1,
-        )
+        return parse_request(*self._channel.request(slot))
 
     def want_sync(self, log: PartitionLog) -> None:
         self._group_commit.want(log)

@@ -145,8 +145,12 @@ class Purgatory:
 
     def _try_watchers(self, key: int, row: int) -> None:
         for operation in list(self._watchers[key].values()):
-            if not operation.done and self._try_complete(operation, row):
-                self.unwatch(operation)
+            self.look_at(operation, row)
+
+    def look_at(self, operation: DelayedOperation, row: int) -> None:
+        """Complete a watched operation if what it watches allows it."""
+        if not operation.done and self._try_complete(operation, row):
+            self.unwatch(operation)
 
     def _try_complete(self, operation: DelayedOperation, row: int) -> bool:
         try:

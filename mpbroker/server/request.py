@@ -4,7 +4,11 @@ from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.response_parts import FilePart
-from mpbroker.protocol.headers import RequestHeader
+from mpbroker.protocol.headers import (
+    RequestHeader,
+    parse_request_header,
+    response_header_version,
+)
 
 _SIZE_AND_ID: Final = Struct(">ii")
 _SIZE_ID_AND_TAGS: Final = Struct(">iib")
@@ -71,6 +75,22 @@ class Request:
             elif part:
                 framed.append(part)
         return framed
+
+
+def parse_request(
+    slot: int, connection: int, frame: memoryview, received_ns: int
+) -> Request:
+    """Make a Request of a frame whose header and version are known to be good."""
+    header = parse_request_header(frame)
+    version = response_header_version(header.api_key, header.api_version)
+    return Request(
+        slot,
+        connection,
+        received_ns,
+        header,
+        frame[header.size :],
+        flexible_response=version == 1,
+    )
 
 
 class Deferred:

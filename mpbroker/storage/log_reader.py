@@ -5,6 +5,7 @@ the connection sends it from there. Only what was committed is named, and to rea
 committed data only what lies below the last stable offset.
 """
 
+import os
 from typing import Final, NamedTuple
 
 from mpbroker.protocol.error_code import ErrorCode
@@ -13,6 +14,7 @@ from mpbroker.storage.batch_scan import batch_size_at
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_view import PartitionView
+from mpbroker.storage.read_plan import ReadPlan
 from mpbroker.storage.txn_index import read_aborted
 
 _POSITIONS_KEPT: Final = 64
@@ -42,6 +44,24 @@ class ReadResult(NamedTuple):
 
 class LogReader(PartitionView):
     """The reading half of a partition's log."""
+
+    _read_plan: ReadPlan | None = None
+
+    def read_plan(self) -> ReadPlan:
+        """Return what the compiled core may read by, as it is right now.
+
+        The same object every time; when the segment is another one it is of no use
+        until this is called again.
+        """
+        plan = self._read_plan
+        if plan is None:
+            plan = self._read_plan = ReadPlan(self.row.index, self._positions)
+        if plan.segment is not self._active:
+            plan.txn_index_path = os.fsencode(self._active.txn_index_path)
+        plan.segment = self._active
+        plan.active_base = self._active_base
+        plan.structure = self._structure
+        return plan
 
     def read(
         self,

@@ -209,6 +209,8 @@ class Roles:
             ),
             purgatory,
             config.fetch_max_bytes,
+            handler=handler,
+            plain=plain,
         )
         apis = ApiTable(
             definition=checked_definition(config),

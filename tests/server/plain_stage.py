@@ -20,6 +20,7 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
+from mpbroker.ipc.response_parts import FilePart, read_parts
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -29,6 +30,8 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.server.dispatcher import Api, RequestDispatcher
+from mpbroker.server.fetch_session import FetchSessions
+from mpbroker.server.fetching import FetchService
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.plain_requests import PlainRequests
 from mpbroker.server.producing import ProduceService
@@ -68,7 +71,13 @@ class Stage:
     """
 
     def __init__(
-        self, memory: BrokerMemory, data: Path, *, short: bool, syncs: bool = False
+        self,
+        memory: BrokerMemory,
+        data: Path,
+        *,
+        short: bool,
+        syncs: bool = False,
+        fetch_max_bytes: int = 1 << 20,
     ) -> None:
         self.memory = memory
         data.mkdir()
@@ -108,6 +117,15 @@ class Stage:
             sync_acks_all=syncs,
             plain=self.plain,
         )
+        fetch = FetchService(
+            self.channel,
+            self.registry,
+            self.logs.log,
+            FetchSessions(memory.sessions, memory.session_cell, 100),
+            purgatory,
+            fetch_max_bytes,
+            plain=self.plain,
+        )
         self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
 
         def caught_up(handle):
@@ -119,6 +137,7 @@ class Stage:
 
         apis = {
             0: Api(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
+            1: Api(ApiKey.FETCH, (4, 18), caught_up(fetch.handle)),
             18: Api(
                 ApiKey.API_VERSIONS,
                 (0, 4),
@@ -189,6 +208,22 @@ class Stage:
         length = words[row + SLOT_RESPONSE_LENGTH]
         kind = ResponseKind(words[row + SLOT_RESPONSE_KIND])
         return kind, bytes(self.memory.arena.view[at : at + length])
+
+    def sent(self, slot: int) -> bytes:
+        """The bytes that the client would get, be they in memory or in a file."""
+        words, row = self.memory.control.words, slot_row(slot)
+        kind, content = self.answer_in(slot)
+        if kind != ResponseKind.PARTS:
+            return content
+        whole = b""
+        for part in read_parts(self.memory.arena, words[row + SLOT_RESPONSE_OFFSET]):
+            if isinstance(part, FilePart):
+                content = Path(part.path).read_bytes()
+                whole += content[part.position : part.position + part.length]
+            else:
+                view = self.memory.arena.view
+                whole += bytes(view[part.offset : part.offset + part.length])
+        return whole
 
     def progress(self, slot: int = 3) -> tuple[int, list[int]]:
         row = slot_row(slot)

@@ -1,0 +1,53 @@
+/* What handler_end.c and short_cuts.c share. */
+
+#ifndef MPBROKER_HANDLER_END_H
+#define MPBROKER_HANDLER_END_H
+
+#include "core.h"
+
+typedef struct {
+    int64_t *slots;
+    Py_ssize_t count, room;
+} pending;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *keep; /* what keeps the mappings alive */
+    memory control, arena, rows;
+    int64_t region_bytes;
+    Py_ssize_t processors;
+    PyObject *rings;  /* tuple of ResponseRing, by processor */
+    pending *answered; /* by processor, not yet pushed */
+    int has_answers;
+    /* of the short cut */
+    int64_t news_word; /* the metadata log's committed end */
+    long long position;      /* where the tables below were right */
+    PyObject *remembered;    /* dict: ApiVersions request -> answer's body */
+    PyObject *topics;        /* dict: name -> (limits, plans by partition) */
+    plan_offsets plan;
+    char syncs_acks_all;
+    PyObject *readable; /* dict: name, and id -> read plans by partition */
+    read_plan_offsets read_plan;
+    long long fetch_max_bytes; /* 0: no fetches */
+    int64_t claimed;           /* a slot's state and handler while we execute it */
+    plain_fetch fetch;         /* the last one, for fetch_waits() */
+    /* of the partition that execute() had to do with, and of the answer that waits */
+    long long row, next_offset, answer_bytes;
+} handler_end;
+
+/* Read a Python int that is a slot; 0 and an exception. */
+int read_slot(PyObject *number, int64_t *slot);
+/* Where a slot's answer goes; -1: outside the arena. */
+int64_t answer_offset(const handler_end *self, int64_t slot);
+/* Say what a slot's answer is, and queue it for the next flush; 0 and an exception. */
+int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
+                int64_t length);
+
+/* The methods of short_cuts.c, as _core.pyi has them. */
+PyObject *handler_set_tables(PyObject *object, PyObject *args);
+PyObject *handler_set_fetches(PyObject *object, PyObject *args);
+PyObject *handler_execute(PyObject *object, PyObject *slot);
+PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
+PyObject *handler_fetch_waits(PyObject *object, PyObject *unused);
+
+#endif

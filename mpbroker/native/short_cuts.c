@@ -1,0 +1,412 @@
+/* Requests that a handler executes without Python: an ApiVersions that was answered
+ * before, a plain Produce and a plain Fetch. A short cut through server/request_handler.py's
+ * way, by tables that server/plain_requests.py fills and empties: it says "no" to anything
+ * else, and while the metadata log has news.
+ */
+
+#include "handler_end.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#define PRODUCE 0
+#define FETCH 1
+#define API_VERSIONS 18
+#define MAX_KEY_BYTES 512
+#define POSITIONS_KEPT 64
+
+/* -- the tables -------------------------------------------------------------------------- */
+
+static int
+find_plan_slots(plan_offsets *at, PyTypeObject *p, PyTypeObject *s, PyTypeObject *index,
+                PyTypeObject *time_index)
+{
+    return slot_offset(p, "row", &at->row) && slot_offset(p, "segment", &at->segment)
+           && slot_offset(s, "_fd", &at->segment_fd)
+           && slot_offset(s, "offset_index", &at->offset_index)
+           && slot_offset(index, "_fd", &at->offset_index_fd)
+           && slot_offset(s, "time_index", &at->time_index)
+           && slot_offset(time_index, "_fd", &at->time_index_fd)
+           && slot_offset(p, "active_base", &at->active_base)
+           && slot_offset(p, "structure", &at->structure)
+           && slot_offset(p, "max_size", &at->max_size)
+           && slot_offset(p, "max_entries", &at->max_entries)
+           && slot_offset(p, "max_time_entries", &at->max_time_entries)
+           && slot_offset(p, "index_interval", &at->index_interval)
+           && slot_offset(p, "epoch", &at->epoch)
+           && slot_offset(p, "roll_after", &at->roll_after)
+           && slot_offset(p, "positions", &at->positions)
+           && slot_offset(p, "producers_end", &at->producers_end)
+           && slot_offset(p, "producers_position", &at->producers_position);
+}
+
+PyObject *
+handler_set_tables(PyObject *object, PyObject *args)
+{
+    handler_end *self = (handler_end *)object;
+    PyObject *rows, *plan_type, *segment_type, *index_type, *time_index_type;
+    long long news_word;
+    memory mapping;
+    plan_offsets plan;
+    if (!PyArg_ParseTuple(args, "OLO!O!O!O!", &rows, &news_word, &PyType_Type, &plan_type,
+                          &PyType_Type, &segment_type, &PyType_Type, &index_type,
+                          &PyType_Type, &time_index_type)
+        || !get_memory(rows, &mapping)
+        || !find_plan_slots(&plan, (PyTypeObject *)plan_type,
+                            (PyTypeObject *)segment_type, (PyTypeObject *)index_type,
+                            (PyTypeObject *)time_index_type))
+        return NULL;
+    if (!has_words(&self->control, news_word, 1))
+        return PyErr_Format(PyExc_IndexError, "no such word");
+    PyObject *keep = PyTuple_Pack(2, self->keep, rows);
+    if (keep == NULL)
+        return NULL;
+    Py_SETREF(self->keep, keep);
+    self->rows = mapping;
+    self->news_word = news_word;
+    self->plan = plan;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+handler_set_fetches(PyObject *object, PyObject *args)
+{
+    handler_end *self = (handler_end *)object;
+    PyObject *plan_type, *segment_type;
+    long long handler, max_bytes;
+    read_plan_offsets at;
+    if (!PyArg_ParseTuple(args, "O!O!LL", &PyType_Type, &plan_type, &PyType_Type,
+                          &segment_type, &handler, &max_bytes))
+        return NULL;
+    PyTypeObject *plan = (PyTypeObject *)plan_type;
+    if (!slot_offset(plan, "row", &at.row) || !slot_offset(plan, "segment", &at.segment)
+        || !slot_offset((PyTypeObject *)segment_type, "_fd", &at.segment_fd)
+        || !slot_offset(plan, "active_base", &at.active_base)
+        || !slot_offset(plan, "structure", &at.structure)
+        || !slot_offset(plan, "positions", &at.positions)
+        || !slot_offset(plan, "txn_index_path", &at.txn_index_path))
+        return NULL;
+    self->read_plan = at;
+    self->claimed = (handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_CLAIMED;
+    self->fetch_max_bytes = max_bytes;
+    Py_RETURN_NONE;
+}
+
+/* Read the header of a request of any kind; its size, or 0 if it is not plain. */
+static int64_t
+header_size(const uint8_t *frame, int64_t size, int flexible)
+{
+    int64_t at = 10, length = read_big(frame + 8, 2);
+    if (length < -1 || length > size - at)
+        return 0;
+    for (; length > 0; length--)
+        if (frame[at++] >= 0x80) /* only ASCII is plain */
+            return 0;
+    if (flexible && (at >= size || frame[at++] != 0))
+        return 0;
+    return at;
+}
+
+/* Whether it is noted what software is behind a connection: client_software.py. */
+static int
+is_known_client(const handler_end *self, int64_t slot)
+{
+    const memory *control = &self->control;
+    int64_t connection = load(control, slot_row(slot) + L.SLOT_CONNECTION);
+    if (connection < 0 || connection >= L.CONTROL_WORDS
+        || !has_words(control, L.CONNECTION_SOFTWARE + connection, 1)
+        || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
+                      L.CONNECTION_WORDS))
+        return 0;
+    int64_t cookie = load(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS
+                                       + L.CONNECTION_COOKIE);
+    int64_t noted = load(control, L.CONNECTION_SOFTWARE + connection);
+    return noted >> L.SOFTWARE_SHIFT == cookie;
+}
+
+static int
+execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
+                     int64_t size)
+{
+    uint8_t bytes[MAX_KEY_BYTES];
+    int64_t at = answer_offset(self, slot);
+    if (size > MAX_KEY_BYTES || at < 0 || !is_known_client(self, slot))
+        return 0;
+    /* All but the correlation id. */
+    memcpy(bytes, frame, 4);
+    memcpy(bytes + 4, frame + 8, size - 8);
+    PyObject *key = PyBytes_FromStringAndSize((char *)bytes, size - 4);
+    if (key == NULL)
+        return -1;
+    PyObject *body = PyDict_GetItemWithError(self->remembered, key);
+    Py_DECREF(key);
+    if (body == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    if (!PyBytes_Check(body) || PyBytes_GET_SIZE(body) + 8 > L.ANSWER_BYTES)
+        return 0;
+    int64_t length = PyBytes_GET_SIZE(body);
+    uint8_t *out = write_big(self->arena.base + at, length + 4, 4);
+    memcpy(out, frame + 4, 4);
+    memcpy(out + 4, PyBytes_AS_STRING(body), length);
+    STEP();
+    return answer_slot(self, slot, L.KIND_BYTES, at, length + 8) ? 1 : -1;
+}
+
+static int
+set_number(PyObject *object, Py_ssize_t offset, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    if (number != NULL)
+        set_slot(object, offset, number);
+    return number != NULL;
+}
+
+int
+remember_place(PyObject *positions, PyObject *segment, int64_t offset, int64_t position)
+{
+    if (positions == NULL || !PyDict_CheckExact(positions))
+        return 1;
+    if (PyDict_GET_SIZE(positions) >= POSITIONS_KEPT)
+        PyDict_Clear(positions);
+    PyObject *number = PyLong_FromLongLong(offset);
+    PyObject *place = Py_BuildValue("(OL)", segment, (long long)position);
+    int result = number != NULL && place != NULL
+                 && PyDict_SetItem(positions, number, place) == 0;
+    Py_XDECREF(number);
+    Py_XDECREF(place);
+    return result;
+}
+
+/* Remember where a waiting fetch of these records will begin to read. */
+static int
+remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
+{
+    return remember_place(get_slot(plan, at->positions), get_slot(plan, at->segment),
+                          done->base_offset, done->position);
+}
+
+/* Whoever knew all producers before this batch still does. */
+static int
+keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
+{
+    PyObject *end = get_slot(plan, at->producers_end);
+    if (end == NULL || !PyLong_Check(end) || PyLong_AsLongLong(end) != done->base_offset)
+        return !PyErr_Occurred();
+    return set_number(plan, at->producers_end, done->next_offset)
+           && set_number(plan, at->producers_position, done->next_position);
+}
+
+/* Find (max_message_bytes, before_max_ms, after_max_ms, plans) and a partition's plan. */
+static PyObject *
+find_plan(handler_end *self, const single_produce *p, int64_t limits[3])
+{
+    PyObject *name = PyUnicode_DecodeUTF8((const char *)p->topic, p->topic_bytes, NULL);
+    if (name == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    PyObject *known = PyDict_GetItemWithError(self->topics, name);
+    Py_DECREF(name);
+    if (known == NULL || !PyTuple_Check(known) || PyTuple_GET_SIZE(known) != 4)
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        limits[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(known, i));
+    PyObject *plans = PyTuple_GET_ITEM(known, 3);
+    if (PyErr_Occurred() || !PyDict_CheckExact(plans))
+        return NULL;
+    PyObject *index = PyLong_FromLong(p->partition);
+    PyObject *plan = index ? PyDict_GetItemWithError(plans, index) : NULL;
+    Py_XDECREF(index);
+    return plan;
+}
+
+static int64_t
+now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static int
+execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
+                appended *done)
+{
+    single_produce p;
+    int64_t limits[3];
+    int version = (int)read_big(frame + 2, 2);
+    int64_t header = header_size(frame, size, version >= 9);
+    if (version < 3 || header == 0
+        || !parse_single_produce(frame + header, size - header, version, &p)
+        || p.acks < -1 || p.acks > 1)
+        return 0;
+    int64_t at = answer_offset(self, slot);
+    if (at < 0 || p.topic_bytes + 128 > L.ANSWER_BYTES)
+        return 0;
+    PyObject *plan = find_plan(self, &p, limits);
+    if (plan == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    if (!is_plain_batch(&p, limits[0], limits[1], limits[2], now_ms()))
+        return 0;
+    int result = append_plain(&self->control, &self->arena, &self->rows, &self->plan,
+                              plan, slot, &p, done);
+    if (result <= 0)
+        return result;
+    if (!remember_position(&self->plan, plan, done)
+        || !keep_up(&self->plan, plan, done))
+        return -1;
+    if (p.acks == 0)
+        return answer_slot(self, slot, L.KIND_NONE, 0, 0) ? 1 : -1;
+    uint8_t *start = self->arena.base + at, *out = start + 4;
+    memcpy(out, frame + 4, 4);
+    out += 4;
+    if (version >= 9)
+        *out++ = 0; /* no tagged fields in the header */
+    int64_t room = L.ANSWER_BYTES - (out - start);
+    int64_t length = out - start + encode_single_answer(out, room, &p, done);
+    write_big(start, length - 4, 4);
+    STEP();
+    if (p.acks == -1 && self->syncs_acks_all) {
+        done->waits_for_sync = 1;
+        done->answer_bytes = length;
+        return 1;
+    }
+    return answer_slot(self, slot, L.KIND_BYTES, at, length) ? 1 : -1;
+}
+
+static enum fetched
+execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t size,
+              int is_parked, int must_answer)
+{
+    plain_fetch *f = &self->fetch;
+    int version = (int)read_big(frame + 2, 2);
+    int64_t header = header_size(frame, size, version >= 12);
+    int64_t at = answer_offset(self, slot), length = 0;
+    if (self->fetch_max_bytes <= 0 || header == 0 || at < 0
+        || !parse_plain_fetch(frame + header, size - header, version, f))
+        return FETCH_NOT_PLAIN;
+    if (f->max_bytes > self->fetch_max_bytes)
+        f->max_bytes = self->fetch_max_bytes;
+    uint8_t *start = self->arena.base + at, *out = start + 8;
+    if (version >= 12)
+        *out++ = 0; /* no tagged fields in the header */
+    enum fetched result =
+        read_plain_fetch(&self->rows, &self->read_plan, self->readable, f, must_answer,
+                         out, L.ANSWER_BYTES - (out - start), &length);
+    if (result != FETCH_DONE)
+        return result;
+    length += out - start;
+    write_big(start, length - 4, 4);
+    memcpy(start + 4, frame + 4, 4);
+    STEP();
+    if (is_parked) {
+        /* First: what is on a response ring is claimed, for whoever repairs it. */
+        int64_t state = slot_row(slot) + L.SLOT_STATE;
+        store(&self->control, state,
+              generation_of(load(&self->control, state)) | self->claimed);
+        STEP();
+    }
+    return answer_slot(self, slot, L.KIND_BYTES, at, length) ? FETCH_DONE : FETCH_FAILED;
+}
+
+/* A slot's request; NULL if it is nothing, or the tables are not right. */
+static uint8_t *
+request_of(const handler_end *self, int64_t slot, int64_t *size)
+{
+    int64_t row = slot_row(slot);
+    if (self->rows.base == NULL
+        || load(&self->control, self->news_word) != self->position)
+        return NULL;
+    int64_t offset = load(&self->control, row + L.SLOT_REQUEST_OFFSET);
+    *size = load(&self->control, row + L.SLOT_REQUEST_LENGTH);
+    return *size >= 10 && has_bytes(&self->arena, offset, *size)
+               ? self->arena.base + offset
+               : NULL;
+}
+
+/* Try a parked fetch. True: answered. False: it waits on. None: not for the short cut. */
+PyObject *
+handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+{
+    handler_end *self = (handler_end *)object;
+    int64_t slot, size;
+    if (nargs != 2)
+        return PyErr_Format(PyExc_TypeError, "fetch(slot, must_answer)");
+    if (!read_slot(args[0], &slot))
+        return NULL;
+    const uint8_t *frame = request_of(self, slot, &size);
+    if (frame == NULL || read_big(frame, 2) != FETCH)
+        Py_RETURN_NONE;
+    switch (execute_fetch(self, slot, frame, size, 1, args[1] == Py_True)) {
+    case FETCH_DONE:
+        Py_RETURN_TRUE;
+    case FETCH_WAITS:
+        Py_RETURN_FALSE;
+    case FETCH_NOT_PLAIN:
+        Py_RETURN_NONE;
+    default:
+        return NULL;
+    }
+}
+
+/* After execute() said WAITS for a fetch: how long in ms, and for which rows. */
+PyObject *
+handler_fetch_waits(PyObject *object, PyObject *unused)
+{
+    const plain_fetch *f = &((handler_end *)object)->fetch;
+    PyObject *rows = PyTuple_New(f->target_count);
+    for (int i = 0; rows != NULL && i < f->target_count; i++) {
+        PyObject *row = PyLong_FromLongLong(f->targets[i].row);
+        if (row == NULL)
+            Py_CLEAR(rows);
+        else
+            PyTuple_SET_ITEM(rows, i, row);
+    }
+    return rows == NULL ? NULL : Py_BuildValue("(LN)", (long long)f->max_wait_ms, rows);
+}
+
+/* None: not for the short cut. An API's key: answered; if NOTIFY is set, others wait for
+ * the partition `row`. If WAITS is set, a Produce's answer is written and may go when all
+ * of `row` below `next_offset` is on disk; a Fetch has to wait: see fetch_waits(). HELD:
+ * not for the short cut, and the lock of `row` is held.
+ */
+#define NOTIFY 0x10000
+#define WAITS 0x20000
+#define HELD (-1)
+
+PyObject *
+handler_execute(PyObject *object, PyObject *number)
+{
+    handler_end *self = (handler_end *)object;
+    int64_t slot, size;
+    if (!read_slot(number, &slot))
+        return NULL;
+    uint8_t *frame = request_of(self, slot, &size);
+    if (frame == NULL)
+        Py_RETURN_NONE;
+    appended done = {0};
+    int result = 0;
+    int64_t api_key = read_big(frame, 2);
+    if (api_key == PRODUCE)
+        result = execute_produce(self, slot, frame, size, &done);
+    else if (api_key == FETCH) {
+        result = execute_fetch(self, slot, frame, size, 0, 0);
+        done.waits_for_sync = result == FETCH_WAITS;
+    }
+    else if (api_key == API_VERSIONS)
+        result = execute_api_versions(self, slot, frame, size);
+    if (result < 0)
+        return NULL;
+    self->row = done.row;
+    if (result == 0) {
+        if (done.row_is_held)
+            return PyLong_FromLong(HELD);
+        Py_RETURN_NONE;
+    }
+    self->next_offset = done.next_offset;
+    self->answer_bytes = done.answer_bytes;
+    return PyLong_FromLongLong(api_key | (done.has_waiters ? NOTIFY : 0)
+                               | (done.waits_for_sync ? WAITS : 0));
+}
+
