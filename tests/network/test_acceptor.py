@@ -17,8 +17,16 @@ from mpbroker.ipc.layout import (
     Phase,
     processor_row,
 )
+from mpbroker.ipc.limits_page import (
+    AddressLimits,
+    BrokerLimits,
+    Limits,
+    LimitsPage,
+    ListenerLimits,
+)
 from mpbroker.network.acceptor import Acceptor
-from mpbroker.network.connection_quotas import ConnectionQuotas
+from mpbroker.network.connection_quotas import AcceptorCounter, ConnectionQuotas
+from mpbroker.network.connection_rows import address_words
 from mpbroker.network.hand_over import HAND_OVER
 from mpbroker.network.processor import NEW_CONNECTIONS
 from tests.support.children import fork, running, wait_until
@@ -52,6 +60,15 @@ class Hall:
     def dial(self, count: int = 1) -> None:
         for _ in range(count):
             self.clients.append(socket.create_connection(self.address))
+
+    def limit(self, own: ListenerLimits | None = None, **broker: object) -> None:
+        limits = Limits(
+            BrokerLimits(rate_samples=2, **broker), [own or ListenerLimits()]
+        )
+        LimitsPage(self.memory.limits).publish(limits)
+
+    def count(self, counter: AcceptorCounter) -> int:
+        return self.words[self.acceptor._counters + counter]
 
     def handed(self, processor: int) -> int:
         return self.words[processor_row(processor) + PROCESSOR_HANDED]
@@ -225,3 +242,107 @@ def test_when_descriptors_are_free_again_connections_are_accepted_again(hall):
     assert fork(accept) == 0
     assert hall.handed(0) == 2
     assert len(hall.receive(0)) == 2
+
+
+# -- quotas ----------------------------------------------------------------------------
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the broker has closed it; it has not been served either way."""
+    client.settimeout(0.01)
+    try:
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_one_too_many_of_an_address_is_closed_at_once_and_counted(hall):
+    hall.serve(0)
+    hall.limit(max_per_address=5)
+    hall.dial(6)
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 5
+    wait_until(lambda: is_closed(hall.clients[5]))
+    assert not any(map(is_closed, hall.clients[:5]))
+    assert hall.count(AcceptorCounter.TOO_MANY_OF_ADDRESS) == 1
+    assert hall.count(AcceptorCounter.ACCEPTED) == 5
+
+
+def test_an_override_is_of_the_address_as_the_kernel_tells_it(hall):
+    hall.serve(0)
+    here, _ = address_words(socket.AF_INET, ("127.0.0.1", 1))
+    limits = Limits(BrokerLimits(max_per_address=0), [], {here: AddressLimits(2)})
+    LimitsPage(hall.memory.limits).publish(limits)
+    hall.dial(3)
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 2
+
+
+def test_those_that_come_too_fast_are_held_and_closed_the_first_of_them_first(hall):
+    """Kafka's heap has the last one on top, and holds all until its time is up."""
+    hall.serve(0)
+    hall.dial(2)
+    hall.acceptor.accept_all()
+    hall.limit(address_rate=0)
+    hall.dial(3)
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 2
+    assert hall.acceptor.held == 3
+    assert hall.count(AcceptorCounter.TOO_FAST_OF_ADDRESS) == 3
+    assert not any(map(is_closed, hall.clients))
+    first, *_, last = sorted(entry[0] for entry in hall.acceptor._held)
+    hall.acceptor.close_held(first)
+    assert hall.acceptor.held == 2
+    wait_until(lambda: is_closed(hall.clients[2]))
+    hall.acceptor.close_held(last)
+    assert hall.acceptor.held == 0
+    wait_until(lambda: all(map(is_closed, hall.clients[3:])))
+    assert not any(map(is_closed, hall.clients[:2]))
+
+
+def test_whoever_waits_for_room_is_accepted_when_there_is_some(hall):
+    hall.serve(0)
+    hall.limit(ListenerLimits(max_connections=2))
+    hall.dial(3)
+    hall.acceptor.turn(1)
+    assert hall.handed(0) == 2
+    for _ in range(3):
+        hall.acceptor.turn(0.05)  # it looks, and does not spin
+    assert hall.handed(0) == 2
+    assert not is_closed(hall.clients[2])
+    hall.limit(ListenerLimits(max_connections=3))
+
+    def accepted() -> bool:
+        hall.acceptor.turn(0.05)
+        return hall.handed(0) == 3
+
+    wait_until(accepted)
+    assert hall.acceptor.blocked_ns > 0
+
+
+def test_an_acceptor_that_waits_for_room_is_not_woken_by_those_who_wait(hall):
+    hall.serve(0)
+    hall.limit(ListenerLimits(max_connections=0))
+    hall.dial()
+    hall.acceptor.turn(1)
+    assert hall.acceptor._blocked_since
+    assert hall.acceptor._epoll.poll(0.05) == []
+    hall.limit()
+
+    def accepted() -> bool:
+        hall.acceptor.turn(0.05)
+        return hall.handed(0) == 1
+
+    wait_until(accepted)
+
+
+def test_a_connection_that_was_reserved_for_and_did_not_come_leaves_no_trace(hall):
+    hall.serve(0)
+    hall.limit(ListenerLimits(max_connections=1, creation_rate=1))
+    for _ in range(5):
+        hall.acceptor.accept_all()
+    hall.dial()
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 1
