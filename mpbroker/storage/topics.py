@@ -113,7 +113,7 @@ class TopicRegistry:
             initialise_row: makes a row of the partition table usable, before the
                 partition that gets it is published.
             on_broker_config: called when catch_up() finds a dynamic broker config
-                changed.
+                or a quota changed.
         """
         self._initialise_row = initialise_row
         self._log = log
@@ -431,6 +431,8 @@ class TopicRegistry:
             self._replay_partition(self._topic_of(record))
         elif kind == "ConfigRecord":
             self._replay_config(record["resourceType"], record["resourceName"])
+        elif kind == "ClientQuotaRecord" and self._on_broker_config is not None:
+            self._on_broker_config()  # addresses' are the acceptors'
         elif removed is not None:
             self._replay_removal(removed)
 

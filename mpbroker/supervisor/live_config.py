@@ -15,7 +15,7 @@ gets the settings as they are then.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.config import BrokerConfig
@@ -24,6 +24,7 @@ from mpbroker.config.listeners import parse_connection_overrides
 from mpbroker.config.live_keys import READER_OF, Reader
 from mpbroker.config_def import ConfigValue
 from mpbroker.ipc.limits_page import (
+    NO_LIMIT,
     UNSET,
     Address,
     AddressLimits,
@@ -35,6 +36,7 @@ from mpbroker.ipc.limits_page import (
 from mpbroker.ipc.ring import RequestRing
 from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import address_words
+from mpbroker.storage.quota_records import IP
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import ChildState, Role
 from mpbroker.supervisor.listeners import Listener
@@ -50,6 +52,7 @@ _ROLES: Final = {
     Reader.HOUSEKEEPER: (Role.HOUSEKEEPER,),
     Reader.EXPORTER: (Role.EXPORTER,),
 }
+_IP_RATE: Final = "connection_creation_rate"
 _REPLACED: Final = (Role.HANDLER, Role.PROCESSOR)  # by a successor that is ready first
 
 
@@ -140,13 +143,14 @@ class LiveConfig:
     # -- what acceptors and processors obey ------------------------------------------
 
     def _read_limits(self) -> Limits:
-        integer = self._dynamic.integer
+        integer, rates = self._dynamic.integer, self._address_rates()
         names = [each.endpoint.listener_name for each in self._listeners]
         return Limits(
             BrokerLimits(
                 max_connections=integer("max.connections"),
                 creation_rate=integer("max.connection.creation.rate"),
                 max_per_address=integer("max.connections.per.ip"),
+                address_rate=rates.get(None, NO_LIMIT),
                 protected_listener=self._protected(names),
                 max_idle_ms=integer("connections.max.idle.ms"),
                 rate_samples=integer("quota.window.num"),
@@ -165,8 +169,13 @@ class LiveConfig:
                 )
                 for name in names
             ],
-            self._addresses(),
+            self._addresses(rates),
         )
+
+    def _address_rates(self) -> dict[str | None, int]:
+        """Quotas connection_creation_rate by address; None: of all others."""
+        quotas = self._registry.client_quotas.by_name(IP, _IP_RATE)
+        return {name: min(int(rate), NO_LIMIT) for name, rate in quotas.items()}
 
     def _is_own(self, listener: str, key: str) -> bool:
         """Whether a listener has a limit of its own: that of the broker is another."""
@@ -179,13 +188,19 @@ class LiveConfig:
             return UNSET
         return names.index(name.upper())
 
-    def _addresses(self) -> dict[Address, AddressLimits]:
+    def _addresses(
+        self, rates: Mapping[str | None, int]
+    ) -> dict[Address, AddressLimits]:
         items = self._dynamic.value("max.connections.per.ip.overrides")
         assert isinstance(items, tuple)
         found: dict[Address, AddressLimits] = {}
         for host, most in parse_connection_overrides(items).items():
             for address in _resolve(host):
                 found[address] = AddressLimits(most)
+        for name, rate in rates.items():
+            for address in () if name is None else _resolve(name):
+                limits = found.get(address, AddressLimits())
+                found[address] = limits._replace(creation_rate=rate)
         return found
 
     # -- listen sockets ---------------------------------------------------------------
@@ -214,8 +229,7 @@ def _resolve(host: str) -> list[Address]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         _LOG.warning(
-            "max.connections.per.ip.overrides: %s has no address (%s): no exception"
-            " for it",
+            "a quota of the address %s has no effect: %s",
             host,
             error,
         )
