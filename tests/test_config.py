@@ -267,7 +267,6 @@ def test_replication_factors_above_one_are_a_warning():
         ("PLAINTEXT://[zz]:1", "'zz' is not an IPv6 address"),
         ("PLAINTEXT://-h:1", "neither an IPv4 address nor a host name"),
         ("OTHER://h:1", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
-        ("SSL://h:1", "SSL, which this release does not serve"),
         ("PLAINTEXT://a:1,plaintext://b:2", "PLAINTEXT is twice"),
     ],
 )

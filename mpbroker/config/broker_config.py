@@ -21,6 +21,7 @@ from mpbroker.config.listeners import (
     advertised_by_listener,
     check_listeners,
     check_planes,
+    exposure_warnings,
     parse_connection_overrides,
     parse_listeners,
     parse_protocol_map,
@@ -33,6 +34,7 @@ from mpbroker.config.pool_limits import (
     pool_validators,
 )
 from mpbroker.config.quota_keys import QUOTA_KEYS
+from mpbroker.config.security_keys import SECURITY_PROTOCOL_KEYS
 from mpbroker.config.sources import (
     Setting,
     Source,
@@ -57,6 +59,7 @@ BROKER_CONFIG_DEF: Final = ConfigDef(
             *GROUP_KEYS,
             *TRANSACTION_KEYS,
             *SECURITY_KEYS,
+            *SECURITY_PROTOCOL_KEYS,
             *METRICS_KEYS,
             *QUOTA_KEYS,
         ]
@@ -100,13 +103,33 @@ _NOT_NEEDED: Final = (
     "remote.",
     "replica.",
     "reserved.broker.max.id",
+    "sasl.client.callback.handler.class",
+    "sasl.kerberos.",
+    "sasl.login.",
+    "sasl.mechanism.controller.protocol",
+    "security.providers",
     "share.coordinator.",
+    "ssl.allow.dn.changes",
+    "ssl.allow.san.changes",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.keymanager.algorithm",
+    "ssl.provider",
+    "ssl.secure.random.implementation",
+    "ssl.trustmanager.algorithm",
     "telemetry.",
     "unstable.",
     "zookeeper.",
 )
 
 _PER_LISTENER: Final = "listener.name."
+# As settings spell them: listener.name.x.scram-sha-256.connections.max.reauth.ms.
+_MECHANISMS: Final = (
+    "plain",
+    "scram-sha-256",
+    "scram-sha-512",
+    "oauthbearer",
+    "gssapi",
+)
 
 
 class ResolvedValue(NamedTuple):
@@ -136,6 +159,7 @@ class BrokerConfig(BrokerValues):
     _load_again: Callable[[], BrokerConfig]
     _resolved: Mapping[str, ResolvedValue]
     _per_listener: Mapping[tuple[str, str], ConfigValue]
+    _per_mechanism: Mapping[tuple[str, str, str], ConfigValue]
 
     def __init__(
         self,
@@ -163,12 +187,18 @@ class BrokerConfig(BrokerValues):
         put(self, "definition", definition)
         put(self, "_resolved", resolved)
         put(self, "_per_listener", reader.per_listener)
+        put(self, "_per_mechanism", reader.per_mechanism)
         put(self, "log_dirs", tuple(_absolute(path) for path in self.log_dirs))
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
         put(self, "definition", self._limit_pools())
         self._check_together()
-        put(self, "warnings", (*reader.warnings, *self._replication_warnings()))
+        exposed = exposure_warnings(self.endpoints)
+        put(
+            self,
+            "warnings",
+            (*reader.warnings, *self._replication_warnings(), *exposed),
+        )
 
     @classmethod
     def load(
@@ -231,6 +261,13 @@ class BrokerConfig(BrokerValues):
         """Return a key's value for one listener (listener.name.<listener>.<key>)."""
         value = self.resolved(name).value
         return self._per_listener.get((listener_name.lower(), name), value)
+
+    def for_mechanism(
+        self, listener_name: str, mechanism: str, name: str
+    ) -> ConfigValue:
+        """Return a key's value for one SASL mechanism of a listener."""
+        own = self._per_mechanism.get((listener_name.lower(), mechanism.lower(), name))
+        return self.for_listener(listener_name, name) if own is None else own
 
     def own_value(self, listener_name: str, name: str) -> ConfigValue:
         """Return what was set for one listener alone; None: nothing was."""
@@ -370,6 +407,7 @@ class _Reader:
         self._definition = definition
         self._set_as: dict[str, Setting] = {}
         self.per_listener: dict[tuple[str, str], ConfigValue] = {}
+        self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
         self.warnings: list[str] = []
         self.resolved = {
             key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
@@ -416,8 +454,14 @@ class _Reader:
     def _read_per_listener(self, setting: Setting) -> None:
         listener, _, name = setting.name.removeprefix(_PER_LISTENER).partition(".")
         key = self._definition.get(name)
+        mechanism, _, of_mechanism = name.partition(".")
+        if key is None and mechanism in _MECHANISMS:
+            key = self._definition.get(of_mechanism)
+            if key is not None:
+                value = _parse(key, setting)
+                self.per_mechanism[listener.lower(), mechanism, key.name] = value
+                return
         if key is None:
-            # SASL adds keys of its own (plain.sasl.jaas.config); Kafka lets them be.
             self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
             return
         self.per_listener[listener.lower(), key.name] = _parse(key, setting)

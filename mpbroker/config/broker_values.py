@@ -153,6 +153,19 @@ class BrokerValues:
     ssl_truststore_location: str | None
     ssl_truststore_password: str | None
     ssl_truststore_certificates: str | None
+    ssl_principal_mapping_rules: str
+    connections_setup_timeout_ms: int
+    sasl_server_max_receive_size: int
+    sasl_plain_users_file: str | None
+    sasl_oauthbearer_jwks_endpoint_url: str | None
+    sasl_oauthbearer_expected_audience: tuple[str, ...]
+    sasl_oauthbearer_expected_issuer: str | None
+    sasl_oauthbearer_scope_claim_name: str
+    sasl_oauthbearer_sub_claim_name: str
+    sasl_oauthbearer_clock_skew_seconds: int
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int
     metrics_listeners: tuple[str, ...]
     metrics_kafka_names_enable: bool
     request_log_path: str | None

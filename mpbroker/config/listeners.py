@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from mpbroker.config_def import ConfigError, ConfigValue, Validator
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SERVED_PROTOCOLS: Final = ("PLAINTEXT",)
 
 _LISTENER: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_.\-]+)://(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^\[\]:/]*))"
@@ -36,6 +35,11 @@ class EndPoint(NamedTuple):
         """The listener as `listeners` spells it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.listener_name}://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     @property
     def is_wildcard(self) -> bool:
@@ -175,7 +179,7 @@ def check_listeners(endpoints: Sequence[EndPoint]) -> None:
 
     Raises:
         ConfigError: none at all, a name twice, a port twice (one IPv4 and one IPv6
-            literal may share it), or a protocol that is not served.
+            literal may share it).
     """
     if not endpoints:
         raise ConfigError("listeners: at least one listener is needed")
@@ -183,13 +187,6 @@ def check_listeners(endpoints: Sequence[EndPoint]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"listeners: each needs its own name, {name} is twice")
-    for endpoint in endpoints:
-        if endpoint.security_protocol not in SERVED_PROTOCOLS:
-            raise ConfigError(
-                f"listeners: {endpoint.connection_string} asks for"
-                f" {endpoint.security_protocol}, which this release does not serve;"
-                " use PLAINTEXT"
-            )
     _check_ports(endpoints)
 
 
@@ -224,6 +221,26 @@ def check_planes(
             f"control.plane.listener.name={control_plane}: there is no other listener,"
             " and this one serves no data; add one to listeners"
         )
+
+
+def exposure_warnings(endpoints: Iterable[EndPoint]) -> list[str]:
+    """Say what strangers may do to listeners that other machines can reach."""
+    warnings = []
+    for endpoint in endpoints:
+        if endpoint.is_loopback:
+            continue
+        if endpoint.security_protocol == "PLAINTEXT":
+            warnings.append(
+                f"{endpoint.connection_string} is open to other machines: whoever can"
+                " reach it may read and write everything, unencrypted and without a"
+                " password; bind it to 127.0.0.1, or use SSL, SASL_SSL or ACLs"
+            )
+        elif endpoint.security_protocol == "SASL_PLAINTEXT":
+            warnings.append(
+                f"{endpoint.connection_string} is open to other machines, and nothing"
+                " that is sent there is encrypted; use SASL_SSL"
+            )
+    return warnings
 
 
 def _check_ports(endpoints: Sequence[EndPoint]) -> None:

@@ -7,6 +7,7 @@ in between is the Processor's.
 
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from mpbroker.ipc.layout import (
@@ -55,6 +56,7 @@ class Connections:
         by_fd: all that may send requests.
         unready: those that have yet to prove who they are; see unready_channels.py.
         security: what the rows of new ones say; PRIVATE: they begin unready.
+        opened: told of each new one.
         in_flight: of each request in flight the connection, by slot in the processor.
     """
 
@@ -78,6 +80,7 @@ class Connections:
         self.by_fd: dict[int, Channel] = {}
         self.unready: dict[int, Channel] = {}
         self.security = ConnectionSecurity.NONE
+        self.opened: Callable[[Channel], None] | None = None
         self.in_flight: list[Channel | None] = [None] * SLOTS_PER_PROCESSOR
         self._words[self._counters] = 0  # a predecessor's
         self._expected: dict[int, int] = {}  # rows, and until when
@@ -130,6 +133,8 @@ class Connections:
         is_ready = self.security == ConnectionSecurity.NONE
         self._add(channel, now_ns, self.by_fd if is_ready else self.unready)
         # No read here: registration makes epoll report a socket that has bytes.
+        if self.opened is not None:
+            self.opened(channel)
 
     def admit(self, channel: Channel) -> None:
         """It has proved who it is."""

@@ -9,19 +9,43 @@ from typing import Final
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC")
 
 
-def explain_bad_length(head: bytes, max_request_bytes: int) -> str:
-    """Say in one line why the four bytes ``head`` cannot begin a request."""
+def explain_bad_length(
+    head: bytes,
+    max_request_bytes: int,
+    limit_name: str = "socket.request.max.bytes",
+    protocol: str = "PLAINTEXT",
+) -> str:
+    """Say in one line why the four bytes ``head`` cannot begin a request.
+
+    Args:
+        head: those four.
+        max_request_bytes: how long it may be.
+        limit_name: the setting that says so.
+        protocol: what the listener speaks.
+    """
     length = int.from_bytes(head, "big", signed=True)
     if head[:2] == b"\x16\x03":
         return (
-            "the client speaks TLS to a PLAINTEXT listener"
-            f" (first bytes {head.hex()}): set its security.protocol to PLAINTEXT"
+            f"the client speaks TLS to a {protocol} listener"
+            f" (first bytes {head.hex()}): set its security.protocol to {protocol}"
         )
     if head in _HTTP_METHODS:
         return f"the client speaks HTTP to a Kafka listener (first bytes {head!r})"
     if length < 0:
         return f"a frame of {length} bytes: the client does not speak Kafka's protocol"
     return (
-        f"a frame of {length} bytes, larger than socket.request.max.bytes ="
+        f"a frame of {length} bytes, larger than {limit_name} ="
         f" {max_request_bytes}: raise it, or send smaller requests"
+    )
+
+
+def explain_no_tls(head: bytes, protocol: str) -> str:
+    """Say in one line what it is that begins with ``head``, and is no TLS."""
+    if head[:4] in _HTTP_METHODS:
+        return f"the client speaks HTTP to a {protocol} listener (first bytes {head!r})"
+    without = "SASL_PLAINTEXT" if protocol == "SASL_SSL" else "PLAINTEXT"
+    return (
+        f"the client does not speak TLS (first bytes {head.hex()}), and this is a"
+        f" {protocol} listener: if its security.protocol is {without}, set it to"
+        f" {protocol}"
     )

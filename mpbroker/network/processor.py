@@ -14,7 +14,7 @@ Source: Kafka SocketServer.Processor.run.
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
@@ -108,6 +108,8 @@ class Processor:
         max_idle_ns: connections.max.idle.ms; 0 or less: for ever.
     """
 
+    _make_selector: Callable[[], ChannelSelector] = ChannelSelector
+
     def __init__(
         self,
         processor: int,
@@ -124,7 +126,7 @@ class Processor:
         self._words = control.words
         self._row = processor_row(processor)
         self._arena = arena
-        self._selector = ChannelSelector()
+        self._selector = self._make_selector()
         self._requests = ProcessorEnd(
             control, ring, ResponseRing(control, processor, doorbell)
         )

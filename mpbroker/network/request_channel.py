@@ -100,6 +100,29 @@ class ProcessorEnd:
         words[row + SLOT_STATE] = (state & _KEEP_GENERATION) + _GENERATION_STEP | _HELD
         self.unpublished.append(slot)
 
+    def answer_here(
+        self,
+        slot: int,
+        offset: int,
+        length: int,
+        progress: int,
+        received_ns: int,
+        answer: tuple[int, int],
+    ) -> None:
+        """A request that its processor answers itself: (offset, length) of the answer.
+
+        From the store to its state on a successor sends it, and does not ask again.
+        """
+        self.send_request(slot, offset, length, progress, received_ns)
+        self.forget(slot)
+        words, row = self._words, SLOTS + slot * SLOT_WORDS
+        words[row + SLOT_RESPONSE_KIND] = _BYTES
+        words[row + SLOT_RESPONSE_OFFSET], words[row + SLOT_RESPONSE_LENGTH] = answer
+        words[row + SLOT_DEQUEUED] = words[row + SLOT_COMPLETED] = received_ns
+        words[row + SLOT_STATE] = (
+            words[row + SLOT_STATE] & _KEEP_GENERATION | _RESPONDING
+        )
+
     def flush(self) -> int:
         """Publish what there is room for; return how many requests had to stay."""
         waiting = self.unpublished

@@ -17,6 +17,7 @@ from mpbroker.storage.acl_records import AclImage
 from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.meta_properties import uuid_of_text, uuid_to_text
 from mpbroker.storage.quota_records import ClientQuotasImage
+from mpbroker.storage.scram_credentials import ScramCredentials
 
 MetadataRecord = dict[str, Any]
 
@@ -106,6 +107,7 @@ class MetadataImage:
         acls: who may do what.
         next_producer_id: the first that nobody was given.
         client_quotas: of users, client ids and addresses.
+        scram: what is kept of users' passwords.
         record_count: records replayed.
     """
 
@@ -115,6 +117,7 @@ class MetadataImage:
         self.acls = AclImage()
         self.next_producer_id = 0
         self.client_quotas = ClientQuotasImage()
+        self.scram = ScramCredentials()
         self.record_count = 0
         self._by_id: dict[bytes, TopicImage] = {}
 
@@ -165,6 +168,8 @@ class MetadataImage:
             yield list(self.client_quotas.records())
         if self.acls:
             yield self.acls.records()
+        if self.scram:
+            yield list(self.scram.records())
         for topic in self.topics.values():
             yield [
                 topic_record(topic.name, topic.topic_id),
@@ -185,6 +190,7 @@ class MetadataImage:
             + bool(self.next_producer_id)
             + len(self.client_quotas)
             + len(self.acls)
+            + len(self.scram)
             + sum(len(values) for values in self.configs.values())
             + sum(1 + topic.partition_count for topic in self.topics.values())
         )
@@ -233,6 +239,9 @@ class MetadataImage:
     def _replay_producer_ids(self, record: MetadataRecord) -> None:
         self.next_producer_id = int(record["nextProducerId"])
 
+    def _replay_scram(self, record: MetadataRecord) -> None:
+        self.scram.replay(record)
+
     def _replay_acl(self, record: MetadataRecord) -> None:
         self.acls.replay_entry(record)
 
@@ -248,6 +257,8 @@ _REPLAY: Final = {
     "ConfigRecord": MetadataImage._replay_config,
     "ProducerIdsRecord": MetadataImage._replay_producer_ids,
     "ClientQuotaRecord": MetadataImage._replay_client_quota,
+    "UserScramCredentialRecord": MetadataImage._replay_scram,
+    "RemoveUserScramCredentialRecord": MetadataImage._replay_scram,
     "AccessControlEntryRecord": MetadataImage._replay_acl,
     "RemoveAccessControlEntryRecord": MetadataImage._replay_acl_removal,
 }

@@ -36,6 +36,7 @@ from mpbroker.storage.metadata_image import (
 )
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.quota_records import ClientQuotasImage
+from mpbroker.storage.scram_credentials import ScramCredentials
 from mpbroker.storage.topic_names import (
     CLUSTER_METADATA_TOPIC,
     INTERNAL_TOPICS,
@@ -192,6 +193,11 @@ class TopicRegistry:
     def group_overrides(self, group_id: str) -> Mapping[str, str]:
         """Return the configs set on a group."""
         return self._image.config(GROUP_RESOURCE, group_id)
+
+    @property
+    def scram_credentials(self) -> ScramCredentials:
+        """What is kept of SCRAM users' passwords."""
+        return self._image.scram
 
     @property
     def client_quotas(self) -> ClientQuotasImage:

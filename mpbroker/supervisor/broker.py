@@ -137,6 +137,11 @@ class Broker:
         before: Manifest | None,
     ) -> int:
         config = self._config
+        if any(each.security_protocol != "PLAINTEXT" for each in config.endpoints):
+            from mpbroker.supervisor.listener_settings import check_security
+
+            check_security(config)
+        check_authorizer(config)
         manager = ServiceManager()
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets() if before is None else before.sockets()

@@ -70,6 +70,7 @@ class Roles:
         self._directories = directories
         self._listeners = listeners
         self._cluster_id = cluster_id
+        self._secret = os.urandom(16)  # see ScramServer
         self.metrics_socket: socket.socket | None = None  # listening, for the exporter
 
     def use(self, config: BrokerConfig) -> None:
@@ -139,7 +140,14 @@ class Roles:
             ring = FullRing(
                 memory.control, memory.handler_bells, config.queued_max_requests
             )
-        serving = Processor(
+        make: Callable[..., Processor] = Processor
+        if protocol != "PLAINTEXT":
+            # Imported here: nobody else pays for TLS and SASL.
+            from mpbroker.supervisor.listener_settings import secure_processor
+
+            path, secret = self._directories[0].path, self._secret
+            make = secure_processor(config, listener.endpoint, memory, path, secret)
+        serving = make(
             processor,
             memory.control,
             memory.arena,

@@ -1,0 +1,255 @@
+"""Who a signed JWT says it is, judged by keys from a JWKS file or URL.
+
+PyJWT does the cryptography. Only signatures that need a private key are accepted: no
+"none", and no HMAC, whose key whoever verifies could sign with too.
+
+A file is read when it changes. A URL is asked by a thread of its own, which touches
+nothing but the keys it brings: a processor never waits for another machine.
+
+Source: RFC 7519, RFC 7517; KIP-768, whose settings these are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from mpbroker.config_def import ConfigError
+from mpbroker.ipc.authentication_counts import AuthenticationResult
+from mpbroker.logger import get_logger
+from mpbroker.network.sasl.mechanism import NotYetError, SaslError
+from mpbroker.network.sasl.oauthbearer import Token
+
+_LOG = get_logger(__name__)
+
+_URL_KEY: Final = "sasl.oauthbearer.jwks.endpoint.url"
+_ALGORITHMS: Final = [
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+]
+_MAX_JWKS_BYTES: Final = 1 << 20
+_FETCH_TIMEOUT_S: Final = 10.0
+
+
+class JwtSettings(NamedTuple):
+    """The settings sasl.oauthbearer.*, of one listener."""
+
+    jwks_url: str
+    expected_audience: tuple[str, ...] = ()
+    expected_issuer: str | None = None
+    user_claim: str = "sub"
+    scope_claim: str = "scope"
+    clock_skew_s: int = 30
+    refresh_s: float = 3600.0
+    retry_s: float = 0.1
+    max_retry_s: float = 10.0
+
+
+class JwtValidator:
+    """Judges tokens by the keys of the moment.
+
+    Args:
+        settings: see there.
+        now_s: the wall clock; refreshing goes by it too.
+    """
+
+    def __init__(
+        self, settings: JwtSettings, now_s: Callable[[], float] = time.time
+    ) -> None:
+        import jwt
+
+        self._jwt = jwt
+        self._settings = settings
+        self._now_s = now_s
+        self._keys = source_of(settings)
+
+    def __call__(self, text: str) -> Token:
+        """Return who it is.
+
+        Raises:
+            SaslError: it is not valid; which check it failed is for our log alone.
+            NotYetError: the keys are not here yet.
+        """
+        keys = self._keys.keys()
+        jwt, settings = self._jwt, self._settings
+        try:
+            key = self._key_for(jwt.get_unverified_header(text), keys)
+            claims: dict[str, Any] = jwt.decode(
+                text,
+                key,
+                algorithms=_ALGORITHMS,
+                audience=list(settings.expected_audience) or None,
+                issuer=settings.expected_issuer,
+                leeway=settings.clock_skew_s,
+                options={
+                    "require": ["exp", settings.user_claim],
+                    "verify_aud": bool(settings.expected_audience),
+                    "verify_iss": settings.expected_issuer is not None,
+                },
+            )
+        except jwt.PyJWTError as error:
+            raise _invalid(f"{type(error).__name__}: {error}") from None
+        user = claims.get(settings.user_claim)
+        if not isinstance(user, str) or not user.strip():
+            raise _invalid(f"the claim {settings.user_claim} is no name")
+        return Token(user, int(claims["exp"] * 1000))
+
+    def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
+        if header.get("alg") not in _ALGORITHMS:
+            raise _invalid(f"alg {header.get('alg')!r:.40} is not accepted")
+        name = header.get("kid")
+        if name is None and len(keys) == 1:
+            return next(iter(keys.values()))
+        if name not in keys:
+            self._keys.want_newer()
+            raise _invalid(f"no key has the kid {name!r:.100}")
+        return keys[name]
+
+
+def source_of(settings: JwtSettings) -> _KeySource:
+    """Return where the keys come from.
+
+    Raises:
+        ConfigError: the URL is none that is served, or the file cannot be used.
+    """
+    url = urlsplit(settings.jwks_url)
+    if url.scheme == "file":
+        return _FileKeys(unquote(url.path))
+    if url.scheme in ("https", "http") and url.netloc:
+        return _UrlKeys(settings)
+    raise ConfigError(
+        f"{_URL_KEY}={settings.jwks_url:.200}: it must be a file:///, https:// or"
+        " http:// URL"
+    )
+
+
+class _KeySource:
+    """Keys by their "kid"."""
+
+    def keys(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def want_newer(self) -> None:
+        """Somebody has used a key that is not among them."""
+
+
+class _FileKeys(_KeySource):
+    """Those of a file, read again when it is another."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, Any] = {}
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{_URL_KEY}=file://{path}: {error}") from None
+
+    def keys(self) -> dict[str, Any]:
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            # Half written, perhaps: what was read before is still true.
+            _LOG.warning(
+                "%s=file://%s: %s; the keys before stay", _URL_KEY, self._path, error
+            )
+        return self._keys
+
+    def _read(self) -> None:
+        status = os.stat(self._path)
+        seen = status.st_mtime_ns, status.st_size, status.st_ino
+        if seen == self._seen:
+            return
+        with open(self._path, "rb") as file:
+            keys = parse_jwks(file.read(_MAX_JWKS_BYTES))
+        self._keys, self._seen = keys, seen
+
+
+class _UrlKeys(_KeySource):
+    """Those of a URL, fetched by a thread: the newest that came."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        self._settings = settings
+        self._keys: dict[str, Any] | None = None
+        self._wanted = threading.Event()
+        self._is_fetching = False
+
+    def keys(self) -> dict[str, Any]:
+        if not self._is_fetching:
+            # Not before: a process that has threads should not fork.
+            self._is_fetching = True
+            threading.Thread(target=self._fetch_for_ever, daemon=True).start()
+        keys = self._keys
+        if keys is None:
+            raise NotYetError(f"no keys from {self._settings.jwks_url} yet")
+        return keys
+
+    def want_newer(self) -> None:
+        self._wanted.set()
+
+    def _fetch_for_ever(self) -> None:
+        settings, wait_s = self._settings, 0.0
+        while True:
+            try:
+                self._keys = self._fetch()
+            except (OSError, ValueError) as error:
+                wait_s = min(max(settings.retry_s, wait_s * 2), settings.max_retry_s)
+                _LOG.warning(
+                    "%s=%s: %s; tried again in %.1f s",
+                    _URL_KEY,
+                    settings.jwks_url,
+                    error,
+                    wait_s,
+                )
+                time.sleep(wait_s)
+                continue
+            wait_s = 0.0
+            # Whoever invents key names must not make us ask without end.
+            time.sleep(settings.max_retry_s)
+            self._wanted.wait(max(0.0, settings.refresh_s - settings.max_retry_s))
+            self._wanted.clear()
+
+    def _fetch(self) -> dict[str, Any]:
+        from urllib.request import urlopen
+
+        with urlopen(self._settings.jwks_url, timeout=_FETCH_TIMEOUT_S) as answer:
+            return parse_jwks(answer.read(_MAX_JWKS_BYTES))
+
+
+def parse_jwks(data: bytes) -> dict[str, Any]:
+    """Return the keys of a JWKS that verify signatures we accept, by "kid".
+
+    Raises:
+        ValueError: it is none, or has no such key.
+    """
+    import jwt
+
+    found = json.loads(data)
+    if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
+        raise ValueError("no JWKS: an object with a list of keys is expected")
+    keys = {}
+    for number, each in enumerate(found["keys"]):
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig":
+            continue
+        try:
+            key = jwt.PyJWK(each)
+        except jwt.PyJWTError:
+            continue  # of a kind that is not known here
+        if key.algorithm_name in _ALGORITHMS:
+            keys[str(each.get("kid", f"#{number}"))] = key
+    if not keys:
+        raise ValueError(f"none of {len(found['keys'])} keys is one to verify with")
+    return keys
+
+
+def _invalid(detail: str) -> SaslError:
+    return SaslError(
+        "Authentication failed: the token is not valid",
+        AuthenticationResult.CREDENTIALS,
+        f"the token is not valid: {detail}",
+    )

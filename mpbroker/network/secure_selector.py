@@ -1,0 +1,122 @@
+"""The selector of a processor whose clients must prove something first.
+
+It puts the events of connections that are not ready aside, and wakes up when one of
+them is due. Over TLS it reads and writes through OpenSSL, where readiness of the
+socket and of the stream are two things:
+
+    a record that OpenSSL has decrypted in part gives no further event; so a channel is
+    drained when OpenSSL wants to read from the socket, and not before
+    either side may have to read in order to write, and the other way round; so any
+    event is taken for both
+    OpenSSL seals a record at a time; so a send goes on until the socket is full
+    the kernel cannot seal: file ranges are read, and sent like the rest
+
+Source: SSL_read(3), SSL_write(3), "Notes on non-blocking I/O" in Python's ssl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable, Container
+from typing import Final
+
+from mpbroker.network.channel import Channel
+from mpbroker.network.channel_selector import CLOSED, ChannelSelector
+
+_BOTH: Final = select.EPOLLIN | select.EPOLLOUT
+# As much of a file as is read at once: some records, and no more memory than a few.
+_FILE_BYTES: Final = 256 * 1024
+
+
+class SecureSelector(ChannelSelector):
+    """Without TLS: SASL_PLAINTEXT.
+
+    Attributes:
+        unready: descriptors whose events are put aside.
+        events: those put aside since the last take_events().
+        due_s: how long, at most, nobody needs to be looked at; to be set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unready: Container[int] = ()
+        self.events: list[tuple[int, int]] = []
+        self.due_s: Callable[[], float] = lambda: float("inf")
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        found = super().poll(max(0.0, min(timeout_s, self.due_s())))
+        unready = self.unready
+        if not unready:
+            return found
+        self.events += [event for event in found if event[0] in unready]
+        return [event for event in found if event[0] not in unready]
+
+    def take_events(self) -> list[tuple[int, int]]:
+        events, self.events = self.events, []
+        return events
+
+
+class TlsSelector(SecureSelector):
+    """With TLS; a channel's socket is an ssl.SSLSocket once it has sent something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import ssl
+
+        self._wants = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+        self._buffer = memoryview(bytearray(_FILE_BYTES))
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        return [
+            (fd, event | _BOTH if event & _BOTH else event)
+            for fd, event in super().poll(timeout_s)
+        ]
+
+    def close(self, channel: Channel) -> None:
+        # Tell the client that this is the end and no attack. It need not answer.
+        unwrap = getattr(channel.sock, "unwrap", None)
+        if unwrap is not None:
+            with contextlib.suppress(OSError, ValueError):
+                unwrap()
+        super().close(channel)
+
+    def receive(self, channel: Channel, into: memoryview) -> int:
+        try:
+            count = channel.sock.recv_into(into)
+        except self._wants:
+            channel.readable = False
+            return 0
+        except OSError:
+            return CLOSED
+        return count or CLOSED
+
+    def send(self, channel: Channel, data: memoryview, *, more: bool = False) -> int:
+        send, sent, length = channel.sock.send, 0, len(data)
+        try:
+            while sent < length:
+                sent += send(data[sent:])
+        except self._wants:
+            pass  # the rest is asked for again from here, as OpenSSL demands
+        except OSError:
+            return CLOSED
+        return sent
+
+    def send_file(self, channel: Channel, file: int, position: int, length: int) -> int:
+        total = 0
+        while total < length:
+            view = self._buffer[: min(length - total, _FILE_BYTES)]
+            try:
+                count = os.preadv(file, [view], position + total)
+            except OSError:
+                return CLOSED
+            if count == 0:
+                raise EOFError(f"no bytes at position {position + total}")
+            sent = self.send(channel, view[:count])
+            if sent == CLOSED:
+                return CLOSED
+            total += sent
+            if sent < count:
+                break
+        return total

@@ -1,0 +1,133 @@
+"""AlterUserScramCredentials: each user has its own outcome, all of it or nothing.
+
+Source: Kafka protocol guide, "AlterUserScramCredentials"; KIP-554; Kafka's
+ScramControlManager, whose sentences these are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
+from mpbroker.storage.metadata_image import MetadataImage
+from mpbroker.storage.scram_credentials import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    ScramCredentials,
+    ScramMechanism,
+    credential_of_salted_password,
+    remove_scram_credential_record,
+    scram_credential_record,
+)
+
+_MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
+_MAX_SALT_BYTES: Final = 1024  # Kafka's clients make 32
+
+Records = Sequence[dict[str, Any]]
+Change = ScramCredentialDeletion | ScramCredentialUpsertion
+Refusals = dict[str, tuple[ErrorCode, str]]
+
+
+class Registry(Protocol):
+    """The part of the TopicRegistry that is used here."""
+
+    def change(self, decide: Callable[[MetadataImage], Records]) -> None: ...
+
+
+def handle_alter_user_scram_credentials(
+    request: AlterUserScramCredentialsRequest, registry: Registry
+) -> AlterUserScramCredentialsResponse:
+    """Change the users whose changes have no mistake.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
+    """
+    changes: list[Change] = [*request.deletions, *request.upsertions]
+    refused = _refusals(changes)
+
+    def decide(image: MetadataImage) -> Records:
+        for deletion in request.deletions:
+            if not _exists(image.scram, deletion):
+                refused.setdefault(
+                    deletion.name,
+                    (
+                        ErrorCode.RESOURCE_NOT_FOUND,
+                        "Attempt to delete a user credential that does not exist",
+                    ),
+                )
+        return [_record(each) for each in changes if each.name not in refused]
+
+    registry.change(decide)
+    return AlterUserScramCredentialsResponse(
+        results=[
+            AlterUserScramCredentialsResult(
+                user=name, error_code=code, error_message=message
+            )
+            for name in dict.fromkeys(each.name for each in changes)
+            for code, message in [refused.get(name, (ErrorCode.NONE, None))]
+        ]
+    )
+
+
+def _refusals(changes: Sequence[Change]) -> Refusals:
+    refused: Refusals = {}
+    times = Counter((each.name, each.mechanism) for each in changes)
+    for each in changes:
+        reason = _reason(each)
+        if reason is None and times[each.name, each.mechanism] > 1:
+            reason = (
+                ErrorCode.DUPLICATE_RESOURCE,
+                "A user credential cannot be altered twice in the same request",
+            )
+        if reason is not None:
+            refused.setdefault(each.name, reason)
+    return refused
+
+
+def _reason(change: Change) -> tuple[ErrorCode, str] | None:
+    if not change.name:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
+    if change.mechanism not in _MECHANISMS:
+        return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
+    if isinstance(change, ScramCredentialDeletion):
+        return None
+    mechanism = ScramMechanism(change.mechanism)
+    if change.iterations < MIN_ITERATIONS:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
+    if change.iterations > MAX_ITERATIONS:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations"
+    if not 0 < len(change.salt) <= _MAX_SALT_BYTES:
+        return (
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"A salt of {len(change.salt)} bytes; it must have 1 to {_MAX_SALT_BYTES}",
+        )
+    if len(change.salted_password) != mechanism.key_bytes:
+        return (
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"A salted password of {len(change.salted_password)} bytes;"
+            f" {mechanism.mechanism_name} makes {mechanism.key_bytes}",
+        )
+    return None
+
+
+def _exists(credentials: ScramCredentials, deletion: ScramCredentialDeletion) -> bool:
+    return deletion.mechanism in credentials.of(deletion.name)
+
+
+def _record(change: Change) -> dict[str, Any]:
+    mechanism = ScramMechanism(change.mechanism)
+    if isinstance(change, ScramCredentialDeletion):
+        return remove_scram_credential_record(change.name, mechanism)
+    credential = credential_of_salted_password(
+        mechanism, bytes(change.salted_password), bytes(change.salt), change.iterations
+    )
+    return scram_credential_record(change.name, mechanism, credential)

@@ -1,0 +1,179 @@
+"""SCRAM users: what the metadata log keeps of their passwords, and who may read it.
+
+Kept are the salt and the two keys that RFC 5802 derives from a password, never the
+password: neither the log nor whoever reads it can log in with them.
+
+Source: RFC 5802 section 3; KIP-554; Kafka's UserScramCredentialRecord and
+RemoveUserScramCredentialRecord.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from mpbroker.storage.metadata_log import MetadataLog
+
+# Kafka's limits for what a client may ask for.
+MIN_ITERATIONS: Final = 4096
+MAX_ITERATIONS: Final = 16384
+
+_PUT: Final = "UserScramCredentialRecord"
+_REMOVE: Final = "RemoveUserScramCredentialRecord"
+
+
+class ScramMechanism(IntEnum):
+    """Numbers as in Kafka's APIs and records."""
+
+    SCRAM_SHA_256 = 1
+    SCRAM_SHA_512 = 2
+
+    @property
+    def mechanism_name(self) -> str:
+        """As SASL spells it."""
+        return self.name.replace("_", "-")
+
+    @property
+    def hash_name(self) -> str:
+        """As hashlib spells it."""
+        return "sha256" if self is ScramMechanism.SCRAM_SHA_256 else "sha512"
+
+    @property
+    def key_bytes(self) -> int:
+        return 32 if self is ScramMechanism.SCRAM_SHA_256 else 64
+
+
+class ScramCredential(NamedTuple):
+    """What a server must know to check a password and to prove itself."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+
+def credential_of_password(
+    mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
+) -> ScramCredential:
+    """Derive a credential from a password."""
+    salted = hashlib.pbkdf2_hmac(
+        mechanism.hash_name, password.encode(), salt, iterations
+    )
+    return credential_of_salted_password(mechanism, salted, salt, iterations)
+
+
+def credential_of_salted_password(
+    mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int
+) -> ScramCredential:
+    """Derive a credential from what AlterUserScramCredentials brings."""
+    client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
+    return ScramCredential(
+        salt,
+        hashlib.new(mechanism.hash_name, client_key).digest(),
+        hmac.digest(salted, b"Server Key", mechanism.hash_name),
+        iterations,
+    )
+
+
+def scram_credential_record(
+    name: str, mechanism: ScramMechanism, credential: ScramCredential
+) -> dict[str, Any]:
+    """A user's credential, new or instead of an older one."""
+    return {
+        "type": _PUT,
+        "name": name,
+        "mechanism": int(mechanism),
+        "salt": _text(credential.salt),
+        "storedKey": _text(credential.stored_key),
+        "serverKey": _text(credential.server_key),
+        "iterations": credential.iterations,
+    }
+
+
+def remove_scram_credential_record(
+    name: str, mechanism: ScramMechanism
+) -> dict[str, Any]:
+    return {"type": _REMOVE, "name": name, "mechanism": int(mechanism)}
+
+
+class ScramCredentials:
+    """The credentials that the records replayed so far add up to."""
+
+    def __init__(self) -> None:
+        self._by_user: dict[str, dict[ScramMechanism, ScramCredential]] = {}
+
+    def of(self, name: str) -> dict[ScramMechanism, ScramCredential]:
+        """Return a user's credentials; none: there is no such user."""
+        return self._by_user.get(name, {})
+
+    def users(self) -> list[str]:
+        return list(self._by_user)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_user.values()))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Records that replay to these."""
+        for name, credentials in self._by_user.items():
+            for mechanism, credential in credentials.items():
+                yield scram_credential_record(name, mechanism, credential)
+
+    def replay(self, record: dict[str, Any]) -> None:
+        """Apply a record of either type."""
+        REPLAY[record["type"]](self, record)
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Replay a UserScramCredentialRecord."""
+        mechanism = ScramMechanism(record["mechanism"])
+        self._by_user.setdefault(str(record["name"]), {})[mechanism] = ScramCredential(
+            b64decode(record["salt"], validate=True),
+            b64decode(record["storedKey"], validate=True),
+            b64decode(record["serverKey"], validate=True),
+            int(record["iterations"]),
+        )
+
+    def remove(self, record: dict[str, Any]) -> None:
+        """Replay a RemoveUserScramCredentialRecord."""
+        name = str(record["name"])
+        credentials = self._by_user.get(name, {})
+        credentials.pop(ScramMechanism(record["mechanism"]), None)
+        if not credentials:
+            self._by_user.pop(name, None)
+
+
+# How each record changes the credentials, by its type.
+REPLAY: Final = {_PUT: ScramCredentials.put, _REMOVE: ScramCredentials.remove}
+
+
+class ScramCredentialReader:
+    """A processor's view of the credentials: it reads nothing else in the log.
+
+    The log is opened at the first login, so whoever uses no SCRAM reads nothing.
+    """
+
+    def __init__(self, open_log: Callable[[], MetadataLog]) -> None:
+        """Take what opens this process's view of the metadata log."""
+        self._open_log = open_log
+        self._log: MetadataLog | None = None
+        self._credentials = ScramCredentials()
+
+    def credential(
+        self, name: str, mechanism: ScramMechanism
+    ) -> ScramCredential | None:
+        """Return what is committed now; None: no such user, or not with that."""
+        if self._log is None:
+            self._log = self._open_log()
+        for record in self._log.read_new():
+            replay = REPLAY.get(record.get("type", ""))
+            if replay is not None:
+                replay(self._credentials, record)
+        return self._credentials.of(name).get(mechanism)
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
