@@ -27,7 +27,7 @@ from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.quota_apis import QuotaApis
-from mpbroker.server.request import FORWARDED, Deferred, Request
+from mpbroker.server.request import PARKED, Deferred, Request
 from mpbroker.server.sasl_apis import SaslApis
 
 if TYPE_CHECKING:
@@ -67,9 +67,6 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.SASL_AUTHENTICATE: (0, 2),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (0, 0),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (0, 0),
-    ApiKey.DESCRIBE_ACLS: (1, 3),
-    ApiKey.CREATE_ACLS: (1, 3),
-    ApiKey.DELETE_ACLS: (1, 3),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
     ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
     # The coordinator's; handlers forward them.
@@ -207,14 +204,6 @@ class ApiTable:
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry).handlers()
-        handlers |= AclApis(authorisation).handlers()
-        if authorisation is not None:
-            from mpbroker.server.authorisation_rules import guarded
-
-            handlers = {
-                key: guarded(key, handle, authorisation)
-                for key, handle in handlers.items()
-            }
         self.apis = {
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()

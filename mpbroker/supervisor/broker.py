@@ -141,7 +141,6 @@ class Broker:
             from mpbroker.supervisor.listener_settings import check_security
 
             check_security(config)
-        check_authorizer(config)
         manager = ServiceManager()
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets() if before is None else before.sockets()
