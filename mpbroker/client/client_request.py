@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.client.errors import AuthenticationError, UnsupportedVersionError
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
@@ -63,6 +63,7 @@ class Wire(Protocol):
 
     connected: list[int]
     disconnected: dict[int, str]
+    refused: dict[int, AuthenticationError]
     received: list[tuple[int, bytes]]
 
     def connect(self, node: int, address: Address, host: str) -> None: ...

@@ -63,6 +63,9 @@ class _Addresses(Metadata):
     def delay_ms(self, now_ms: float) -> float:
         return float("inf")
 
+    def fail(self, error: MpbrokerError) -> None:
+        """Whoever asks next may be believed: the password may be right by then."""
+
     def set(self, nodes: Mapping[int, Address]) -> None:
         self.snapshot = Snapshot(nodes, {}, {})
 

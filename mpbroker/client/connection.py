@@ -26,6 +26,7 @@ from mpbroker.client.errors import (
     UnsupportedVersionError,
     check_error,
 )
+from mpbroker.client.sasl import SaslAuthenticator
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -40,9 +41,12 @@ from mpbroker.protocol.messages.api_versions import (
     ApiVersionsRequest,
     ApiVersionsResponse,
 )
+from mpbroker.protocol.messages.sasl_authenticate import SaslAuthenticateResponse
+from mpbroker.protocol.messages.sasl_handshake import SaslHandshakeResponse
 from mpbroker.protocol.primitives import Buffer
 
 SOFTWARE_NAME: Final = "mpbroker"
+_SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 
 class Answer(NamedTuple):
@@ -66,12 +70,14 @@ class Connection:
         self,
         client_id: str | None = SOFTWARE_NAME,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        authenticator: SaslAuthenticator | None = None,
     ) -> None:
         """Start without any request sent.
 
         Args:
             client_id: what the broker logs and applies quotas by.
             max_frame_bytes: responses above it are refused before they are read.
+            authenticator: proves who we are, once the versions are agreed.
         """
         self._client_id = client_id
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -79,11 +85,39 @@ class Connection:
         self._in_flight: deque[_InFlight] = deque()
         self._next_correlation_id = 0
         self._broker_versions: dict[int, tuple[int, int]] | None = None
+        self._authenticator = authenticator
+        self._is_authenticated = authenticator is None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the versions are agreed, so that requests can be sent."""
-        return self._broker_versions is not None
+        """Whether requests can be sent: versions are agreed, and we are believed."""
+        return self._broker_versions is not None and self._is_authenticated
+
+    @property
+    def session_lifetime_ms(self) -> int:
+        """How long the broker believes us, counted from its word; 0: for good."""
+        found = self._authenticator
+        return 0 if found is None else found.session_lifetime_ms
+
+    def authenticate(self) -> None:
+        """Prove who we are, for the first time or again.
+
+        What was sent before is answered before; nothing can be sent until it is done.
+        """
+        assert self._authenticator is not None
+        self._is_authenticated = False
+        self._send_own(self._authenticator.begin(), SaslHandshakeResponse, 1)
+
+    def _send_own(
+        self, request: Message, response_type: type[Message], lowest: int
+    ) -> None:
+        version = self.version_for(type(request))
+        if version < lowest:
+            raise UnsupportedVersionError(
+                f"the broker serves {ApiKey(request.api_key).name} only up to"
+                f" {version}, this client from {lowest} on"
+            )
+        self._put(request, version, response_type)
 
     @property
     def in_flight(self) -> int:
@@ -183,9 +217,12 @@ class Connection:
     def receive_data(self, data: Buffer) -> list[Answer]:
         """Take bytes as they came; return the answers they complete.
 
-        Answers to `negotiate` are not among them.
+        Answers to `negotiate` and `authenticate` are not among them; what they lead to
+        is for `data_to_send`.
 
         Raises:
+            SaslAuthenticationError: the broker does not believe us; likewise.
+            UnsupportedVersionError: we cannot ask it to; likewise.
             ProtocolError: not what a broker says; close the connection.
             ApiError: the broker refused to tell its versions; close the connection.
         """
@@ -193,7 +230,12 @@ class Connection:
         answers = []
         while (frame := self._decoder.next_frame()) is not None:
             answer = self._read_frame(frame)
-            if answer.response.api_key == ApiKey.API_VERSIONS and not self.is_ready:
+            if answer.response.api_key in _SASL and self._authenticator is not None:
+                self._take_proof(self._authenticator, answer.response)
+            elif (
+                answer.response.api_key == ApiKey.API_VERSIONS
+                and self._broker_versions is None
+            ):
                 assert isinstance(answer.response, ApiVersionsResponse)
                 self._learn_versions(answer.response)
             else:
@@ -209,11 +251,18 @@ class Connection:
             raise ProtocolError(
                 f"answer to request {got} where {correlation_id} is the oldest"
             )
-        if response_type is ApiVersionsResponse and not self.is_ready:
+        if response_type is ApiVersionsResponse and self._broker_versions is None:
             version = _versions_answer_version(frame, body, version)
         response = response_type.decode(version, frame, body)
         self._in_flight.popleft()
         return Answer(correlation_id, response, version)
+
+    def _take_proof(self, authenticator: SaslAuthenticator, response: Message) -> None:
+        request = authenticator.take(response)
+        if request is None:
+            self._is_authenticated = True
+        else:
+            self._send_own(request, SaslAuthenticateResponse, 0)
 
     def _learn_versions(self, response: ApiVersionsResponse) -> None:
         if response.error_code == ErrorCode.NONE:
@@ -221,6 +270,8 @@ class Connection:
                 entry.api_key: (entry.min_version, entry.max_version)
                 for entry in response.api_keys
             }
+            if self._authenticator is not None:
+                self.authenticate()
         elif response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             if self._next_correlation_id > 1:
                 raise ProtocolError("the broker knows no version of ApiVersions")

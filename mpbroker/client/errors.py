@@ -27,6 +27,18 @@ class DisconnectedError(BrokerUnavailableError):
     """The connection ended before the answer came, or was never made."""
 
 
+class AuthenticationError(ClientError):
+    """A broker and we do not trust each other: trying again cannot help."""
+
+
+class SaslAuthenticationError(AuthenticationError):
+    """The broker does not believe who we say we are."""
+
+
+class SslAuthenticationError(AuthenticationError):
+    """A certificate, the broker's or ours, was refused."""
+
+
 class UnsupportedVersionError(ClientError):
     """The broker does not serve an API in any version that this client speaks."""
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
+from mpbroker.client.errors import AuthenticationError
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.metadata import (
@@ -98,6 +99,7 @@ class Metadata:
         self._not_before_ms = -float("inf")
         self._failures = 0
         self._fatal: MpbrokerError | None = None
+        self.refusal: AuthenticationError | None = None
         self._changed = threading.Condition()
         self._updates = 0
 
@@ -256,6 +258,8 @@ class Metadata:
         """End all waiting, now and later, with an error nothing can mend."""
         with self._changed:
             self._fatal = error
+            if self.refusal is None and isinstance(error, AuthenticationError):
+                self.refusal = error  # nothing is to be connected to any more
             self._changed.notify_all()
 
     def _note_failure(self, now_ms: float) -> None:

@@ -7,9 +7,11 @@ timing can be tested without one. One thread runs it (a producer's `Sender`), by
         client.send(node, request, ResponseClass, callback, now_ms)
     client.poll(timeout_ms, now_ms)
 
-Each connection has its versions negotiated before it is ready. Answers come in the
-order of requests; one with another correlation id than the oldest is a lie, ends its
-connection, and all that was in flight on it fails as disconnected, in the order sent.
+Each connection has its versions negotiated, and proves who we are, before it is ready.
+A broker that does not believe us, or that we do not, is an error for good: trying again
+would only lock an account. Answers come in the order of requests; one with another
+correlation id than the oldest is a lie, ends its connection, and all that was in flight
+on it fails as disconnected, in the order sent.
 
 Source: Kafka protocol guide, "Network"; KIP-144 (backoff), KIP-219 (throttling),
 KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
@@ -35,7 +37,11 @@ from mpbroker.client.client_request import (
     Wire,
 )
 from mpbroker.client.connection import Connection
-from mpbroker.client.errors import DisconnectedError, UnsupportedVersionError
+from mpbroker.client.errors import (
+    AuthenticationError,
+    DisconnectedError,
+    UnsupportedVersionError,
+)
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.node_connection import NodeConnection, NodeState
 from mpbroker.client.settings import ClientSettings
@@ -143,7 +149,10 @@ class NetworkClient:
     def is_connected(self, node: int) -> bool:
         """Return whether the connection to a node is made, and not known to be lost."""
         found = self._nodes.get(node)
-        return found is not None and found.state is NodeState.READY
+        return found is not None and found.state in (
+            NodeState.READY,
+            NodeState.REAUTHENTICATING,
+        )
 
     def failures(self, node: int) -> int:
         """Return how often in a row the connection to a node was not made, or lost."""
@@ -206,7 +215,7 @@ class NetworkClient:
 
     def _connect(self, node: int, now_ms: float) -> None:
         address = self._addresses().get(node)
-        if address is None:
+        if address is None or self._metadata.refusal is not None:
             return
         found = self._node(node)
         try:
@@ -304,6 +313,7 @@ class NetworkClient:
         if wait_ms > 0:
             now_ms = self._clock()
         self._take_events(now_ms)
+        self._reauthenticate(now_ms)
         self._drop_late(now_ms)
         self._close_idle(now_ms)
         done, self._done = self._done, []
@@ -318,12 +328,17 @@ class NetworkClient:
         for node in wire.connected:
             self.connections_made += 1
             found = self._node(node)
-            found.connection = Connection(self._settings.client_id)
+            found.connection = Connection(
+                self._settings.client_id,
+                authenticator=self._settings.security.make_authenticator(),
+            )
             found.state = NodeState.CHECKING_API_VERSIONS
             found.connection.negotiate()
             wire.send(node, found.connection.data_to_send())
         for node, data in wire.received:
             self._receive(node, data, now_ms)
+        for node, refusal in list(wire.refused.items()):
+            self._refused(node, refusal, now_ms)
         for node, reason in list(wire.disconnected.items()):
             address = self._addresses().get(node, node)
             text = f"lost the connection to {address}: {reason}"
@@ -340,6 +355,10 @@ class NetworkClient:
         was_ready = found.connection.is_ready
         try:
             answers = found.connection.receive_data(data)
+        except (AuthenticationError, UnsupportedVersionError) as error:
+            self._wire.close(node)
+            self._refused(node, error, now_ms)
+            return
         except (ProtocolError, ApiError) as error:
             address = self._addresses().get(node, node)
             self._wire.close(node)
@@ -353,9 +372,9 @@ class NetworkClient:
         if not was_ready:
             again = found.connection.data_to_send()
             if again:
-                self._wire.send(node, again)  # ApiVersions in a version it knows
+                self._wire.send(node, again)  # versions it knows, or our next proof
             if found.connection.is_ready:
-                found.connected()
+                found.connected(now_ms, self._rng)
         for answer in answers:
             self._complete(node, answer.response, answer.version, now_ms)
 
@@ -377,13 +396,28 @@ class NetworkClient:
         )
         self._done.append((waiting.callback, answer))
 
+    def _refused(self, node: int, error: MpbrokerError, now_ms: float) -> None:
+        """End a connection, closed already, that it is of no use to try again."""
+        address = self._addresses().get(node, node)
+        refusal = AuthenticationError(f"cannot use {address}: {error}")
+        if isinstance(error, AuthenticationError):
+            refusal = type(error)(str(refusal))
+        refusal.__cause__ = error
+        self._disconnected(node, str(refusal), now_ms, error=refusal)
+        self._metadata.fail(refusal)
+
     def _disconnected(
-        self, node: int, reason: str, now_ms: float, timed_out: bool = False
+        self,
+        node: int,
+        reason: str,
+        now_ms: float,
+        timed_out: bool = False,
+        error: MpbrokerError | None = None,
     ) -> None:
         """End a connection that is closed already, and all that was in flight on it."""
         _log.debug("node %d: %s", node, reason)
         self._last_error = reason
-        error = DisconnectedError(reason)
+        error = error or DisconnectedError(reason)
         self._node(node).disconnected(error, now_ms, self._rng)
         lost, self._in_flight[node] = self._in_flight.get(node, deque()), deque()
         if self._metadata_node == node:
@@ -413,7 +447,8 @@ class NetworkClient:
     def _next_deadline_ms(self, now_ms: float) -> float:
         deadline = float("inf")
         for node, found in self._nodes.items():
-            if found.is_connecting:
+            deadline = min(deadline, found.reauthenticate_at_ms)
+            if found.has_deadline:
                 deadline = min(deadline, found.setup_deadline_ms)
             waiting = self._in_flight.get(node)
             if waiting:
@@ -423,7 +458,7 @@ class NetworkClient:
     def _drop_late(self, now_ms: float) -> None:
         for node, found in list(self._nodes.items()):
             address = self._addresses().get(node, node)
-            if found.is_connecting and now_ms >= found.setup_deadline_ms:
+            if found.has_deadline and now_ms >= found.setup_deadline_ms:
                 self._wire.close(node)
                 self._disconnected(
                     node, f"cannot reach {address}: no connection in time", now_ms
@@ -440,6 +475,17 @@ class NetworkClient:
                     now_ms,
                     timed_out=True,
                 )
+
+    def _reauthenticate(self, now_ms: float) -> None:
+        """Prove who we are again where a session will end soon (KIP-368)."""
+        for node, found in self._nodes.items():
+            if found.state is NodeState.READY and now_ms >= found.reauthenticate_at_ms:
+                assert found.connection is not None
+                found.state = NodeState.REAUTHENTICATING
+                found.reauthenticate_at_ms = float("inf")
+                found.setup_deadline_ms = now_ms + self._settings.request_timeout_ms
+                found.connection.authenticate()
+                self._wire.send(node, found.connection.data_to_send())
 
     def _close_idle(self, now_ms: float) -> None:
         limit_ms = self._settings.connections_max_idle_ms
@@ -458,7 +504,7 @@ class NetworkClient:
     def _update_metadata(self, now_ms: float) -> float:
         """Ask if it is time to; return how long until there may be something to do."""
         delay_ms = self._metadata.delay_ms(now_ms)
-        if self._metadata_node is not None:
+        if self._metadata_node is not None or self._metadata.refusal is not None:
             return float("inf")
         if delay_ms > 0:
             return delay_ms

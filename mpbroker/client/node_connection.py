@@ -18,7 +18,8 @@ class NodeState(Enum):
 
     DISCONNECTED = "disconnected"  # no socket; a backoff may run
     CONNECTING = "connecting"  # a socket that is not connected yet
-    CHECKING_API_VERSIONS = "checking api versions"  # asked, not answered
+    CHECKING_API_VERSIONS = "checking api versions"  # and proving who we are
+    REAUTHENTICATING = "reauthenticating"  # the session would end; nothing is sent
     READY = "ready"  # requests may be sent
 
 
@@ -32,6 +33,7 @@ class NodeConnection:
         self.last_used_ms = 0.0
         self.setup_deadline_ms = float("inf")
         self.throttled_until_ms = -float("inf")
+        self.reauthenticate_at_ms = float("inf")
         self._reconnect = Backoff(
             settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
         )
@@ -49,6 +51,11 @@ class NodeConnection:
     @property
     def is_connecting(self) -> bool:
         return self.state in (NodeState.CONNECTING, NodeState.CHECKING_API_VERSIONS)
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether it must be of use by ``setup_deadline_ms``."""
+        return self.is_connecting or self.state is NodeState.REAUTHENTICATING
 
     @property
     def has_failed(self) -> bool:
@@ -96,9 +103,17 @@ class NodeConnection:
         self.last_attempt_ms = now_ms
         self.setup_deadline_ms = now_ms + self._setup.delay_ms(self.failures, rng)
 
-    def connected(self) -> None:
-        """Note that the versions are agreed: past failures no longer count."""
+    def connected(self, now_ms: float, rng: random.Random) -> None:
+        """Note that requests may be sent: past failures no longer count."""
         self.state = NodeState.READY
+        assert self.connection is not None
+        lifetime_ms = self.connection.session_lifetime_ms
+        # As Kafka does: early enough, and not all clients of a broker at once.
+        self.reauthenticate_at_ms = (
+            now_ms + lifetime_ms * rng.uniform(0.85, 0.95)
+            if lifetime_ms > 0
+            else float("inf")
+        )
         self.failures = 0
         self._addresses = []
 

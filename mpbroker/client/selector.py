@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.settings import ClientSettings
 
 # Large enough that a fetch of megabytes takes few system calls.
@@ -25,10 +26,18 @@ _RECEIVE_BYTES: Final = 256 * 1024
 class Channel(Protocol):
     """One connection's bytes, whatever lies between them and the socket."""
 
+    wants_write: bool
+    """Whether connecting goes on when the socket has room; else when it has bytes."""
+
     def fileno(self) -> int: ...
 
     def finish_connect(self) -> bool:
-        """Go on with connecting; return whether it is done. Raises: OSError."""
+        """Go on with connecting; return whether it is done.
+
+        Raises:
+            OSError: it failed.
+            SslAuthenticationError: it must not be tried again.
+        """
 
     def receive(self) -> bytes | None:
         """Return bytes, none at the peer's end, or None if there are none yet."""
@@ -41,6 +50,8 @@ class Channel(Protocol):
 
 class PlaintextChannel:
     """A channel that is its socket."""
+
+    wants_write = True
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -85,6 +96,7 @@ class Selector:
     Attributes:
         connected: nodes whose connection was made in the last poll.
         disconnected: nodes whose connection ended in it, with the reason.
+        refused: nodes that we do not trust, or that do not trust us, likewise.
         received: bytes that came in it, in order.
     """
 
@@ -103,6 +115,7 @@ class Selector:
         """
         self.connected: list[int] = []
         self.disconnected: dict[int, str] = {}
+        self.refused: dict[int, AuthenticationError] = {}
         self.received: list[tuple[int, bytes]] = []
         self._buffers = (
             (socket.SO_SNDBUF, send_buffer_bytes),
@@ -120,8 +133,16 @@ class Selector:
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Selector:
-        """Return a selector whose connections are as the settings say."""
-        return cls(settings.send_buffer_bytes, settings.receive_buffer_bytes)
+        """Return a selector whose connections are as the settings say.
+
+        Raises:
+            ConfigError: a certificate or key cannot be read.
+        """
+        return cls(
+            settings.send_buffer_bytes,
+            settings.receive_buffer_bytes,
+            settings.security.make_channels(),
+        )
 
     def connect(self, node: int, address: Address, host: str) -> None:
         """Begin to connect to a numeric address.
@@ -188,6 +209,7 @@ class Selector:
         self.connected = []
         self.received = []
         self.disconnected = {}
+        self.refused = {}
         wait_s = -1 if timeout_ms == float("inf") else max(0.0, timeout_ms / 1000)
         self._is_waiting = True
         found = self._epoll.poll(0 if self._is_woken else wait_s)
@@ -204,6 +226,7 @@ class Selector:
         try:
             if not connection.connected:
                 if not connection.channel.finish_connect():
+                    self._watch(connection)
                     return
                 connection.connected = True
                 self.connected.append(node)
@@ -215,8 +238,14 @@ class Selector:
                 elif data is not None:
                     self._lost(node, "closed by the broker")
                     return
+        except AuthenticationError as error:
+            self.close(node)
+            self.refused[node] = error
+            return
         except OSError as error:
-            self._lost(node, (error.strerror or str(error)).lower())
+            reason = error.strerror or str(error)
+            # The system's words begin a sentence; ours do not.
+            self._lost(node, reason.lower() if error.errno else reason)
             return
         if connection.outgoing:
             self._send(node, connection)
@@ -238,7 +267,10 @@ class Selector:
 
     def _watch(self, connection: _Connection) -> None:
         events = select.EPOLLIN
-        if connection.outgoing:
+        wants_write = bool(connection.outgoing)
+        if not connection.connected:
+            wants_write = connection.channel.wants_write
+        if wants_write:
             events |= select.EPOLLOUT
         self._epoll.modify(connection.channel.fileno(), events)
 

@@ -9,9 +9,10 @@ Source: the "Producer Configs" and "Consumer Configs" of the Apache Kafka docume
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from mpbroker.client.addresses import Address, parse_addresses
+from mpbroker.client.security import SECURITY_KEYS, SecuritySettings
 from mpbroker.config_def import (
     INT_MAX,
     LONG_MAX,
@@ -57,13 +58,7 @@ COMMON_KEYS: Final = (
         "Try every address of a host name.",
         validator=one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
     ),
-    ConfigKey(
-        "security.protocol",
-        ConfigType.STRING,
-        "PLAINTEXT",
-        "How connections are secured.",
-        validator=one_of("PLAINTEXT"),
-    ),
+    *SECURITY_KEYS,
     _integer("request.timeout.ms", 30_000, "Wait this long for an answer.", 1),
     _integer("reconnect.backoff.ms", 50, "First wait before connecting again."),
     _integer("reconnect.backoff.max.ms", 1000, "Longest wait before that."),
@@ -120,6 +115,8 @@ def parse_settings(
 def _parse_value(key: ConfigKey, value: object) -> ConfigValue:
     if value is None and key.default is None:
         return None
+    if callable(value):
+        return cast(ConfigValue, value)  # a provider of tokens
     if isinstance(value, (list, tuple)) and key.type is ConfigType.LIST:
         items = tuple(map(str, value))
         key.check(items)
@@ -163,6 +160,7 @@ class ClientSettings(NamedTuple):
     metadata_max_age_ms: int = 300_000
     rebootstrap: bool = True
     max_in_flight: int = 5
+    security: SecuritySettings = SecuritySettings()
 
     @classmethod
     def of(cls, settings: Settings, max_in_flight: int) -> ClientSettings:
@@ -198,6 +196,7 @@ class ClientSettings(NamedTuple):
             metadata_max_age_ms=integer(settings, "metadata.max.age.ms"),
             rebootstrap=settings["metadata.recovery.strategy"] == "rebootstrap",
             max_in_flight=max_in_flight,
+            security=SecuritySettings.of(settings),
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.client.errors import ClientError, error_code_of
+from mpbroker.client.errors import AuthenticationError, ClientError, error_code_of
 from mpbroker.protocol.error_code import ErrorCode
 
 
@@ -126,6 +126,13 @@ _ADVICE: Final = {
     ),
     ErrorCode.INVALID_RECORD: "the topic wants keys, or other timestamps",
 }
+
+
+def authentication_failed(error: AuthenticationError) -> FatalError:
+    """Return the error for a broker that we cannot use."""
+    return FatalError(
+        f"{error}; close this producer", ErrorCode.SASL_AUTHENTICATION_FAILED
+    )
 
 
 def error_of(number: int, what: str, message: str | None = None) -> ProducerError:

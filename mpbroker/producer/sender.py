@@ -16,7 +16,10 @@ from typing import Final
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.client_request import ClientResponse
-from mpbroker.client.errors import UnsupportedVersionError, error_code_of
+from mpbroker.client.errors import (
+    UnsupportedVersionError,
+    error_code_of,
+)
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.producer.accumulator import RecordAccumulator
@@ -28,6 +31,7 @@ from mpbroker.producer.errors import (
     ProducerClosedError,
     ProducerError,
     RefusedError,
+    authentication_failed,
     error_of,
 )
 from mpbroker.producer.idempotence import Idempotence
@@ -152,6 +156,10 @@ class Sender:
 
     def _prepare(self, now_ms: float) -> float:
         """Do what idempotence needs before batches go; return how long it can wait."""
+        refusal = self._metadata.refusal
+        if refusal is not None:
+            self._refuse_all(authentication_failed(refusal))
+            return float("inf")
         state = self._idempotence
         if state is None:
             return float("inf")
@@ -204,6 +212,15 @@ class Sender:
                 ErrorCode.UNSUPPORTED_VERSION,
             )
         self._init_not_before_ms = now_ms + self._settings.client.retry_backoff_ms
+
+    def _refuse_all(self, error: FatalError) -> None:
+        """Fail what waits, and what is waited for by a transaction's calls."""
+        state = self._idempotence
+        if isinstance(state, TransactionManager):
+            state.fail(error)
+        elif state is not None and state.fatal_error is None:
+            state.fatal_error = error
+        self._fail_all(error)
 
     def _fail_all(self, error: ProducerError) -> None:
         accumulator = self._accumulator

@@ -5,10 +5,16 @@ from __future__ import annotations
 import threading
 import time
 
+from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import monotonic_ms
-from mpbroker.producer.errors import DeliveryTimeoutError, RefusedError, error_of
+from mpbroker.producer.errors import (
+    DeliveryTimeoutError,
+    RefusedError,
+    authentication_failed,
+    error_of,
+)
 from mpbroker.producer.metrics import ProducerMetrics
 from mpbroker.protocol.error_code import ErrorCode
 
@@ -33,6 +39,7 @@ class TopicWait:
 
         Raises:
             DeliveryTimeoutError: not within max.block.ms.
+            FatalError: no broker believes who we are.
             ProducerError: the broker refused to tell.
         """
         if not topic:
@@ -54,6 +61,8 @@ class TopicWait:
                 left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
                 if left_s <= 0 or not metadata.wait(seen, left_s):
                     raise self._error(topic, partition, info)
+        except AuthenticationError as error:
+            raise authentication_failed(error) from error
         finally:
             spent = time.monotonic() - began
             self._metrics.spend("metadata-wait-time-ns", spent)

@@ -158,7 +158,9 @@ class OffsetReader:
     def _connected(self) -> Cluster:
         if self._cluster is None:
             cluster = Cluster(
-                self._options.bootstrap, self._options.request_timeout_ms / 1000
+                self._options.bootstrap,
+                self._options.request_timeout_ms / 1000,
+                self._options.client,
             )
             cluster.metadata([])  # learn which node is where
             self._cluster = cluster

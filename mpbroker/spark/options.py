@@ -20,6 +20,8 @@ from mpbroker.client.addresses import Address, parse_addresses
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.errors import AddressError
 from mpbroker.client.fetcher import READ_COMMITTED, READ_UNCOMMITTED
+from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
+from mpbroker.config_def import ConfigDef, ConfigError
 from mpbroker.errors import MpbrokerError
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ class SourceOptions:
     isolation_level: int = READ_UNCOMMITTED
     partition_max_bytes: int = 4 * 1024 * 1024
     request_timeout_ms: int = 30_000
+    client: ClientSettings | None = None
     commit_group: str | None = None
 
 
@@ -157,8 +160,37 @@ def parse_source_options(
         request_timeout_ms=or_default(
             parse_integer(given, "kafka.request.timeout.ms", 1), 30_000
         ),
+        client=parse_client_settings(given),
         commit_group=given.get("commitgroup"),
     )
+
+
+def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
+    """Read the kafka. options that any client understands, as of its security.
+
+    Args:
+        given: options by name in lower case.
+    """
+    parse_bootstrap(given)
+    settings = {
+        name.removeprefix(_PREFIX): value
+        for name, value in given.items()
+        if name.removeprefix(_PREFIX) in ADMIN_CONFIG and name.startswith(_PREFIX)
+    }
+    try:
+        return ClientSettings.of(parse_settings(_SOURCE_CONFIG, settings), 1)
+    except ConfigError as error:
+        raise OptionError(f"kafka.{error}") from None
+
+
+# Sockets' buffers are the system's: answers to a Fetch are large.
+_SOURCE_CONFIG: Final = ConfigDef(
+    "client setting",
+    tuple(
+        key.with_default(-1) if key.name.endswith("buffer.bytes") else key
+        for key in ADMIN_CONFIG
+    ),
+)
 
 
 def refuse_reserved(given: Mapping[str, str]) -> None:
@@ -176,7 +208,7 @@ _UNDERSTOOD: Final = {
     "kafka.bootstrap.servers",
     "kafka.isolation.level",
     "kafka.max.partition.fetch.bytes",
-    "kafka.request.timeout.ms",
+    *(f"kafka.{key.name}" for key in ADMIN_CONFIG),
 }
 
 

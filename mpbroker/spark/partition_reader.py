@@ -82,7 +82,7 @@ def _read_connected(
     """Yield what one connection brings, each time with the offset reached."""
     partition = range_.partition
     timeout_s = options.request_timeout_ms / 1000
-    with Cluster(options.bootstrap, timeout_s) as cluster:
+    with Cluster(options.bootstrap, timeout_s, options.client) as cluster:
         topic = cluster.topic(partition.topic)
         leaders = {
             partition._replace(partition=each.partition_index): each.leader_id

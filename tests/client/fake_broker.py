@@ -6,9 +6,13 @@ answers to one API, for what a good broker never does.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import socket
+import ssl
 import struct
 import threading
+from base64 import b64decode, b64encode
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +20,7 @@ from contextlib import suppress
 from mpbroker.client.addresses import Address
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.framing import FrameDecoder, encode_frame
 from mpbroker.protocol.headers import encode_response_header, parse_request_header
 from mpbroker.protocol.message import Message
@@ -31,6 +36,8 @@ from mpbroker.protocol.messages import (
     list_offsets,
     metadata,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
 )
 from mpbroker.protocol.record_batch import parse_batch_header, set_base_offset
 
@@ -50,6 +57,8 @@ SERVED: dict[ApiKey, type[Message]] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (
         incremental_alter_configs.IncrementalAlterConfigsRequest
     ),
+    ApiKey.SASL_HANDSHAKE: sasl_handshake.SaslHandshakeRequest,
+    ApiKey.SASL_AUTHENTICATE: sasl_authenticate.SaslAuthenticateRequest,
 }
 
 Script = Callable[[Message], object]
@@ -58,7 +67,29 @@ Script = Callable[[Message], object]
 class FakeBroker:
     """Listens on a port of its own; `topics` maps names to partition counts."""
 
-    def __init__(self, topics: dict[str, int], max_api_versions: int = 4) -> None:
+    def __init__(
+        self,
+        topics: dict[str, int],
+        max_api_versions: int = 4,
+        *,
+        tls: ssl.SSLContext | None = None,
+        passwords: dict[str, str] | None = None,
+        session_lifetime_ms: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """Listen.
+
+        Args:
+            topics: partition counts.
+            max_api_versions: the newest ApiVersions it knows.
+            tls: encrypts all connections.
+            passwords: of users; nothing is served to whoever gives none.
+            session_lifetime_ms: what clients are told.
+            host: what clients are told to dial.
+        """
+        self.tls = tls
+        self.passwords = passwords
+        self.session_lifetime_ms = session_lifetime_ms
         self.topics = topics
         self.configs: dict[str, dict[str, str]] = defaultdict(dict)
         self.max_api_versions = max_api_versions
@@ -69,7 +100,7 @@ class FakeBroker:
         self.requests: list[tuple[ApiKey, int, Message]] = []
         self._scripts: dict[ApiKey, deque[Script]] = defaultdict(deque)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._listener.getsockname())
+        self.address = Address(host, self._listener.getsockname()[1])
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
@@ -122,11 +153,28 @@ class FakeBroker:
 
     def _serve(self, connection: socket.socket) -> None:
         decoder = FrameDecoder()
+        login = _Login(self.passwords or {})
+        is_known = self.passwords is None
         with suppress(OSError):
+            if self.tls is not None:
+                plain = connection
+                connection = self.tls.wrap_socket(plain, server_side=True)
+                self._connections[self._connections.index(plain)] = connection
             while data := connection.recv(1 << 16):
                 decoder.feed(data)
-                while (frame := decoder.next_frame()) is not None:
+                try:
+                    frames = list(iter(decoder.next_frame, None))
+                except ProtocolError:  # TLS, say
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                for frame in frames:
+                    key = ApiKey(parse_request_header(frame).api_key)
+                    if not is_known and key not in _BEFORE_LOGIN:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        return
+                    self._login = login
                     answer = self._answer(frame)
+                    is_known |= login.is_done
                     if answer is CLOSE:
                         connection.shutdown(socket.SHUT_RDWR)
                         return
@@ -167,6 +215,30 @@ class FakeBroker:
                 )
                 for key, message in SERVED.items()
             ]
+        )
+
+    def _sasl_handshake(self, request: sasl_handshake.SaslHandshakeRequest) -> Message:
+        known = request.mechanism in MECHANISMS
+        self._login.mechanism = request.mechanism
+        return sasl_handshake.SaslHandshakeResponse(
+            error_code=0 if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+            mechanisms=list(MECHANISMS),
+        )
+
+    def _sasl_authenticate(
+        self, request: sasl_authenticate.SaslAuthenticateRequest
+    ) -> Message:
+        token = self._login.take(bytes(request.auth_bytes))
+        if token is None:
+            return sasl_authenticate.SaslAuthenticateResponse(
+                error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
+                error_message="Authentication failed",
+                auth_bytes=b"",
+            )
+        return sasl_authenticate.SaslAuthenticateResponse(
+            error_message=None,
+            auth_bytes=token,
+            session_lifetime_ms=self.session_lifetime_ms,
         )
 
     def _metadata(self, request: metadata.MetadataRequest) -> Message:
@@ -381,6 +453,62 @@ class FakeBroker:
             aborted_transactions=None,
             records=data,
         )
+
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_BEFORE_LOGIN = (
+    ApiKey.API_VERSIONS,
+    ApiKey.SASL_HANDSHAKE,
+    ApiKey.SASL_AUTHENTICATE,
+)
+
+
+class _Login:
+    """The broker's side of SASL on one connection, from RFC 5802's formulas."""
+
+    def __init__(self, passwords: dict[str, str]) -> None:
+        self.is_done = False
+        self.mechanism = ""
+        self._passwords = passwords
+        self._messages: list[str] = []
+
+    def take(self, token: bytes) -> bytes | None:
+        """Return the answer; None: refused."""
+        if self.mechanism == "PLAIN":
+            _, user, password = token.decode().split("\0")
+            self.is_done = self._passwords.get(user) == password
+            return b"" if self.is_done else None
+        if self.mechanism == "OAUTHBEARER":
+            good = token.startswith(b"n,,\x01auth=Bearer good\x01")
+            self.is_done = good
+            return b"" if good else b'{"status":"invalid_token"}'
+        if not self._messages:
+            bare = token.decode().removeprefix("n,,")
+            salt = b64encode(b"salt").decode()
+            self._messages = [bare, f"{bare.partition('r=')[2]}x,s={salt},i=4096"]
+            self._messages[1] = "r=" + self._messages[1]
+            return self._messages[1].encode()
+        return self._check(token.decode())
+
+    def _check(self, final: str) -> bytes | None:
+        algorithm = {"6": "sha256", "2": "sha512"}[self.mechanism[-1]]
+        bare, first = self._messages
+        self._messages = []
+        user = bare.partition(",")[0].removeprefix("n=")
+        user = user.replace("=2C", ",").replace("=3D", "=")
+        without, _, proof = final.rpartition(",p=")
+        message = ",".join([bare, first, without]).encode()
+        password = self._passwords.get(user, "").encode()
+        salted = hashlib.pbkdf2_hmac(algorithm, password, b"salt", 4096)
+        client_key = hmac.digest(salted, b"Client Key", algorithm)
+        stored = hashlib.new(algorithm, client_key).digest()
+        signature = hmac.digest(stored, message, algorithm)
+        theirs = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=True))
+        if theirs != client_key or user not in self._passwords:
+            return None
+        self.is_done = True
+        server_key = hmac.digest(salted, b"Server Key", algorithm)
+        return b"v=" + b64encode(hmac.digest(server_key, message, algorithm))
 
 
 def split_every(data: bytes, step: int) -> list[bytes]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.errors import AuthenticationError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.framing import FrameDecoder, encode_frame
@@ -25,6 +26,8 @@ from mpbroker.protocol.messages import (
     init_producer_id,
     metadata,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
     txn_offset_commit,
 )
 
@@ -38,6 +41,8 @@ SERVED: dict[ApiKey, type[Message]] = {
     ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn.AddOffsetsToTxnRequest,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit.TxnOffsetCommitRequest,
     ApiKey.END_TXN: end_txn.EndTxnRequest,
+    ApiKey.SASL_HANDSHAKE: sasl_handshake.SaslHandshakeRequest,
+    ApiKey.SASL_AUTHENTICATE: sasl_authenticate.SaslAuthenticateRequest,
 }
 
 
@@ -62,6 +67,7 @@ class FakeWire:
         self.nodes = {0: Address("b0", 9092), 1: Address("b1", 9092)}
         self.connected: list[int] = []
         self.disconnected: dict[int, str] = {}
+        self.refused: dict[int, AuthenticationError] = {}
         self.received: list[tuple[int, bytes]] = []
         self.sent: list[Sent] = []
         self.all_sent: list[Sent] = []

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from mpbroker.client.cluster import Cluster
 from mpbroker.producer import Producer
-from mpbroker.spark.options import parse_bootstrap
+from mpbroker.spark.options import parse_client_settings
 from mpbroker.spark.pipeline.decode import row_schema
 from mpbroker.spark.pipeline.description import Description, PipelineError, Replay
 from mpbroker.spark.pipeline.ingest import main, reason
@@ -75,7 +75,8 @@ def _table_files(description: Description) -> list[str]:
 
 def _target_partitions(description: Description, options: SinkOptions) -> int:
     given = {f"kafka.{name}": value for name, value in options.settings.items()}
-    with Cluster(parse_bootstrap(given), _TIMEOUT_S) as cluster:
+    settings = parse_client_settings(given)
+    with Cluster(settings.bootstrap, _TIMEOUT_S, settings) as cluster:
         return len(cluster.topic(options.topic or "").partitions)
 
 

@@ -1,0 +1,327 @@
+"""How connections are secured: Kafka's settings, checked, and made use of.
+
+Source: the "Security" chapter of the Apache Kafka documentation; KIP-651 (PEM), KIP-768
+(tokens from a file), RFC 7515 for unsecured tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from urllib.parse import unquote, urlsplit
+
+from mpbroker.client.errors import SaslAuthenticationError
+from mpbroker.client.sasl import (
+    Mechanism,
+    OAuthBearerMechanism,
+    PlainMechanism,
+    SaslAuthenticator,
+    ScramMechanism,
+)
+from mpbroker.config_def import (
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    ConfigValue,
+    one_of,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.client.tls_channel import TlsChannel
+
+TokenProvider = Callable[[], str]
+
+_STRING, _PASSWORD, _LIST = ConfigType.STRING, ConfigType.PASSWORD, ConfigType.LIST
+_PLAINTEXT: Final = "PLAINTEXT"
+_OAUTHBEARER: Final = "OAUTHBEARER"
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _OAUTHBEARER)
+_PROVIDER: Final = "sasl.oauthbearer.token.provider"
+_TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+_TLS_VERSIONS: Final = {
+    "TLSv1.2": ssl.TLSVersion.TLSv1_2,
+    "TLSv1.3": ssl.TLSVersion.TLSv1_3,
+}
+
+# fmt: off
+SECURITY_KEYS: Final = (
+    ConfigKey("security.protocol", _STRING, _PLAINTEXT,
+        "How connections are secured.",
+        validator=one_of(_PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
+    ConfigKey("ssl.truststore.type", _STRING, "PEM",
+        "Of the file with whom to trust.", validator=one_of("PEM")),
+    ConfigKey("ssl.truststore.location", _STRING, None,
+        "A file with the certificates of whom to trust; None: whom the system trusts."),
+    ConfigKey("ssl.truststore.certificates", _PASSWORD, None,
+        "The certificates themselves, instead of a file."),
+    ConfigKey("ssl.keystore.type", _STRING, "PEM",
+        "Of the file with who we are.", validator=one_of("PEM")),
+    ConfigKey("ssl.keystore.location", _STRING, None,
+        "A file with our private key and the certificates for it."),
+    ConfigKey("ssl.keystore.certificate.chain", _PASSWORD, None,
+        "Our certificates themselves, instead of a file."),
+    ConfigKey("ssl.keystore.key", _PASSWORD, None,
+        "Our private key itself, instead of a file."),
+    ConfigKey("ssl.key.password", _PASSWORD, None,
+        "Opens the private key, if it is encrypted."),
+    ConfigKey("ssl.endpoint.identification.algorithm", _STRING, "https",
+        "https: a certificate must be for the name that was dialled. Empty: for any.",
+        validator=one_of("https", "")),
+    ConfigKey("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
+        "Versions of TLS."),
+    ConfigKey("ssl.cipher.suites", _LIST, (),
+        "OpenSSL's names of TLS 1.2 ciphers; none: the usual ones."),
+    ConfigKey("sasl.mechanism", _STRING, "GSSAPI",
+        "How to prove who we are; has to be set, since GSSAPI is not there.",
+        validator=one_of(*_MECHANISMS, "GSSAPI")),
+    ConfigKey("sasl.jaas.config", _PASSWORD, None,
+        "Kafka's way to give a user and a password."),
+    ConfigKey("sasl.username", _STRING, None, "The user, as in librdkafka."),
+    ConfigKey("sasl.password", _PASSWORD, None, "The password, as in librdkafka."),
+    ConfigKey(_PROVIDER, _STRING, None,
+        "Where tokens come from: a function, or the MODULE:FUNCTION of one. The"
+        " client's thread calls it for each authentication."),
+    ConfigKey(_TOKEN_URL, _STRING, None,
+        "The file:// that has a token; it is read for each authentication."),
+)
+# fmt: on
+
+
+class SecuritySettings(NamedTuple):
+    """Checked plain values, which travel to other processes."""
+
+    protocol: str = _PLAINTEXT
+    values: Mapping[str, ConfigValue] = {}
+    mechanism: str = ""
+    username: str = ""
+    password: str = ""
+    # Of an unsecured token, from sasl.jaas.config.
+    subject: str = ""
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+    @classmethod
+    def of(cls, values: Mapping[str, ConfigValue]) -> SecuritySettings:
+        """Pick from parsed settings.
+
+        Raises:
+            ConfigError: they contradict each other, or something is missing.
+        """
+        protocol = str(values["security.protocol"])
+        found = cls(protocol, {key.name: values[key.name] for key in SECURITY_KEYS[1:]})
+        if found.uses_tls:
+            unknown = set(cast(tuple[str, ...], values["ssl.enabled.protocols"]))
+            unknown -= _TLS_VERSIONS.keys()
+            if unknown:
+                raise ConfigError(
+                    f"ssl.enabled.protocols: {sorted(unknown)[0]} is none of"
+                    f" {', '.join(_TLS_VERSIONS)}"
+                )
+        return found._with_sasl() if found.uses_sasl else found
+
+    def _with_sasl(self) -> SecuritySettings:
+        mechanism = str(self.values["sasl.mechanism"])
+        if mechanism not in _MECHANISMS:
+            raise ConfigError(
+                f"sasl.mechanism={mechanism}: it must be one of"
+                f" {', '.join(_MECHANISMS)}"
+            )
+        text = self.values["sasl.jaas.config"]
+        options = parse_jaas(str(text)) if text else {}
+        if mechanism == _OAUTHBEARER:
+            subject = options.get("unsecuredLoginStringClaim_sub", "")
+            if not (subject or self.values[_PROVIDER] or self.values[_TOKEN_URL]):
+                raise ConfigError(f"sasl.mechanism=OAUTHBEARER needs {_PROVIDER}")
+            _check_url(self.values[_TOKEN_URL])
+            return self._replace(mechanism=mechanism, subject=subject)
+        username = self.values["sasl.username"] or options.get("username")
+        password = self.values["sasl.password"] or options.get("password")
+        if not username or password is None:
+            raise ConfigError(
+                f"sasl.mechanism={mechanism} needs sasl.username and sasl.password, or"
+                " both in sasl.jaas.config"
+            )
+        return self._replace(
+            mechanism=mechanism, username=str(username), password=str(password)
+        )
+
+    # -- what the client makes of it ---------------------------------------------------
+
+    def make_authenticator(self) -> SaslAuthenticator | None:
+        """Return what authenticates one connection; None: nothing does."""
+        if not self.uses_sasl:
+            return None
+        advice = f"see sasl.username ({self.username}) and sasl.password"
+        if self.mechanism == _OAUTHBEARER:
+            advice = "see where the token comes from"
+        return SaslAuthenticator(self.mechanism, self._make_mechanism, advice)
+
+    def _make_mechanism(self) -> Mechanism:
+        if self.mechanism == "PLAIN":
+            return PlainMechanism(self.username, self.password)
+        if self.mechanism == _OAUTHBEARER:
+            return OAuthBearerMechanism(self._token())
+        return ScramMechanism(self.mechanism, self.username, self.password)
+
+    def _token(self) -> str:
+        provider, url = self.values[_PROVIDER], self.values[_TOKEN_URL]
+        try:
+            if provider is not None:
+                return load_provider(provider)().strip()
+            if url is not None:
+                path = unquote(urlsplit(str(url)).path)
+                return Path(path).read_text(encoding="utf-8").strip()
+        except Exception as error:
+            raise SaslAuthenticationError(f"no token: {error}") from error
+        return unsecured_token(self.subject, time.time())
+
+    def make_channels(self) -> Callable[[socket.socket, str], TlsChannel] | None:
+        """Return what makes a connection's channel; None: plain text.
+
+        Raises:
+            ConfigError: a certificate or key cannot be read.
+        """
+        if not self.uses_tls:
+            return None
+        from mpbroker.client.tls_channel import TlsChannel
+
+        context = self._context()
+        return lambda sock, host: TlsChannel(sock, host, context)
+
+    def _context(self) -> ssl.SSLContext:
+        values = self.values
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = values["ssl.endpoint.identification.algorithm"] != ""
+        versions = sorted(
+            _TLS_VERSIONS[name]
+            for name in cast(tuple[str, ...], values["ssl.enabled.protocols"])
+        )
+        if versions:
+            context.minimum_version, context.maximum_version = versions[0], versions[-1]
+        ciphers = cast(tuple[str, ...], values["ssl.cipher.suites"])
+        if ciphers:
+            _try("ssl.cipher.suites", context.set_ciphers, ":".join(ciphers))
+        location = values["ssl.truststore.location"]
+        certificates = values["ssl.truststore.certificates"]
+        if location is not None:
+            name = "ssl.truststore.location"
+            _try(name, context.load_verify_locations, str(location))
+        elif certificates is not None:
+            name = "ssl.truststore.certificates"
+            _try(name, context.load_verify_locations, None, None, str(certificates))
+        else:
+            context.load_default_certs()
+        self._load_identity(context)
+        return context
+
+    def _load_identity(self, context: ssl.SSLContext) -> None:
+        # A password that is not given must not be asked for on a terminal.
+        password = str(self.values["ssl.key.password"] or "")
+        location = self.values["ssl.keystore.location"]
+        chain, key = (
+            self.values["ssl.keystore.certificate.chain"],
+            self.values["ssl.keystore.key"],
+        )
+        if location is not None:
+            name = "ssl.keystore.location"
+            _try(name, context.load_cert_chain, str(location), None, password)
+        elif chain is not None or key is not None:
+            # OpenSSL reads files only; this one nobody else sees.
+            descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
+            try:
+                with os.fdopen(os.dup(descriptor), "w") as file:
+                    file.write(f"{key or ''}\n{chain or ''}\n")
+                path = f"/proc/self/fd/{descriptor}"
+                _try("ssl.keystore.key", context.load_cert_chain, path, None, password)
+            finally:
+                os.close(descriptor)
+
+
+def _try(name: str, load: Callable[..., object], *arguments: object) -> None:
+    try:
+        load(*arguments)
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise ConfigError(
+            f"{name}: OpenSSL cannot read it ({reason}); it must be PEM text, and"
+            " ssl.key.password right"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror or error}") from None
+
+
+def load_provider(provider: object) -> TokenProvider:
+    """Return a function, given itself or by name.
+
+    Raises:
+        ConfigError: nothing has that name.
+    """
+    if callable(provider):
+        return cast(TokenProvider, provider)
+    module, _, name = str(provider).partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{_PROVIDER}={provider}: it must be MODULE:FUNCTION ({error})"
+        ) from None
+    return cast(TokenProvider, found)
+
+
+def _check_url(url: ConfigValue) -> None:
+    if url is not None and urlsplit(str(url)).scheme != "file":
+        raise ConfigError(
+            f"{_TOKEN_URL}={url}: only file:// is read; for others give {_PROVIDER}"
+        )
+
+
+def unsecured_token(subject: str, now_s: float) -> str:
+    """Return a token that nobody has signed: for brokers that are being tried out."""
+    claims = {"sub": subject, "iat": int(now_s), "exp": int(now_s) + 3600}
+    parts = ({"alg": "none"}, claims)
+    encoded = [urlsafe_b64encode(json.dumps(part).encode()) for part in parts]
+    return ".".join(part.rstrip(b"=").decode() for part in encoded) + "."
+
+
+_JAAS_OPTION: Final = re.compile(
+    r"""\s*([\w.]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""",
+    re.DOTALL,
+)
+_JAAS_HEAD: Final = re.compile(r"\s*[\w.$]+\s+(?:required|requisite|sufficient)\b")
+
+
+def parse_jaas(text: str) -> dict[str, str]:
+    """Return the options of a sasl.jaas.config.
+
+    Raises:
+        ConfigError: it is not `MODULE required NAME="VALUE" ...;`. The text does not
+            repeat what it says: there is a password in it.
+    """
+    head = _JAAS_HEAD.match(text)
+    options: dict[str, str] = {}
+    at = 0 if head is None else head.end()
+    while head is not None and (match := _JAAS_OPTION.match(text, at)):
+        name, double, single, bare = match.groups()
+        value = next(each for each in (double, single, bare) if each is not None)
+        options[name] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
+        at = match.end()
+    if head is None or text[at:].strip() != ";":
+        raise ConfigError(
+            'sasl.jaas.config must be MODULE required username="..." password="...";'
+            " with the semicolon at its end"
+        )
+    return options

@@ -1,0 +1,116 @@
+"""A channel that encrypts: TLS between a connection and its socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from typing import Final
+
+from mpbroker.client.errors import SslAuthenticationError
+
+_RECEIVE_BYTES: Final = 256 * 1024
+
+
+class TlsChannel:
+    """See `selector.Channel`."""
+
+    def __init__(self, sock: socket.socket, host: str, context: ssl.SSLContext) -> None:
+        """Take a socket that is being connected.
+
+        Args:
+            sock: non-blocking.
+            host: the name that was dialled, which the certificate must be for.
+            context: whom to trust, and who we are.
+        """
+        self._socket = sock
+        self._host = host
+        self._context = context
+        self._tls: ssl.SSLSocket | None = None
+        self._has_received = False
+        self.wants_write = True
+
+    def fileno(self) -> int:
+        return self._socket.fileno() if self._tls is None else self._tls.fileno()
+
+    def finish_connect(self) -> bool:
+        """Go on with connecting and shaking hands; return whether that is done.
+
+        Raises:
+            SslAuthenticationError: one side does not trust the other.
+            OSError: the connection broke.
+        """
+        if self._tls is None:
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            self._tls = self._context.wrap_socket(
+                self._socket,
+                do_handshake_on_connect=False,
+                server_hostname=self._host,
+            )
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self.wants_write = False
+            return False
+        except ssl.SSLWantWriteError:
+            self.wants_write = True
+            return False
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise OSError(
+                None, "closed during the TLS handshake; is it a TLS listener?"
+            ) from None
+        except ssl.SSLError as error:
+            raise _refusal(error) from error
+        return True
+
+    def receive(self) -> bytes | None:
+        assert self._tls is not None
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            # What lies decrypted here no poll would tell of.
+            while size < _RECEIVE_BYTES or self._tls.pending():
+                chunk = self._tls.recv(_RECEIVE_BYTES)
+                if not chunk:
+                    return b"".join(chunks)  # if there are some, the end comes again
+                chunks.append(chunk)
+                size += len(chunk)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except ssl.SSLError as error:
+            if not chunks and not self._has_received:
+                # With TLS 1.3 a broker refuses our certificate after the handshake.
+                raise _refusal(error) from error
+            raise
+        if not chunks:
+            return None
+        self._has_received = True
+        return b"".join(chunks)
+
+    def send(self, data: memoryview) -> int:
+        assert self._tls is not None
+        try:
+            return self._tls.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+
+    def close(self) -> None:
+        (self._socket if self._tls is None else self._tls).close()
+
+
+def _refusal(error: ssl.SSLError) -> SslAuthenticationError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return SslAuthenticationError(
+            f"its certificate is not to be trusted: {error.verify_message}; see"
+            " ssl.truststore.location and ssl.endpoint.identification.algorithm"
+        )
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "wrong version number" in reason or "record layer failure" in reason:
+        advice = "it speaks no TLS; see security.protocol"
+    elif "certificate" in reason or "handshake failure" in reason:
+        advice = "it does not accept our certificate; see ssl.keystore.location"
+    else:
+        advice = "see the settings that begin with ssl."
+    return SslAuthenticationError(f"TLS handshake failed: {reason}; {advice}")
