@@ -25,8 +25,9 @@ from typing import Final, cast
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.group_records import read_record
-from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
+from mpbroker.coordinator.group_records import read_offset, read_record
+from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic, newest
 from mpbroker.coordinator.outbox import (
     Answer,
     Call,
@@ -497,7 +498,7 @@ class CoordinatorProcess:
         try:
             for records in self._topic.load(partition):
                 now_ms = clock.now_ms()
-                for record in records:
+                for record in newest(records):
                     self._replay(partition, record, now_ms)
                 replayed += len(records)
                 yield replayed
@@ -535,6 +536,18 @@ class CoordinatorProcess:
         if record.commit is not None:
             self._coordinator.replay_end_of_transaction(
                 partition, record.producer_id, commit=record.commit
+            )
+            return
+        offset = read_offset(record.key, record.value)
+        if offset is not None:
+            group_id, topic, index, committed = offset
+            self._coordinator.replay_offset(
+                group_id,
+                topic,
+                index,
+                None if committed is None else OffsetAndMetadata._make(committed),
+                now_ms,
+                record.producer_id,
             )
             return
         try:

@@ -30,11 +30,14 @@ from mpbroker.coordinator.group_records import (
 )
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.mixed_protocol import MixedProtocol
-from mpbroker.coordinator.offset_answers import refused_commit, single_group
+from mpbroker.coordinator.offset_answers import (
+    fetched_topics,
+    refused_commit,
+    single_group,
+)
 from mpbroker.coordinator.offset_metadata_manager import (
     OffsetMetadataManager,
     Topics,
-    no_offset,
 )
 from mpbroker.coordinator.offsets import OffsetAndMetadata
 from mpbroker.coordinator.outbox import NOW, Call, Outbox
@@ -71,7 +74,6 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
-    OffsetFetchResponseTopics,
 )
 from mpbroker.protocol.messages.sync_group import SyncGroupRequest
 
@@ -366,36 +368,9 @@ class GroupCoordinator:
                 group_id=group_id, error_code=error.error_code
             )
         by_id = call.version >= _TOPIC_IDS_SINCE
-        topics = asked.topics
-        if topics is None:
-            offsets = self.offsets.offsets(group_id)
-            topics = [
-                OffsetFetchRequestTopics(
-                    name=name,
-                    topic_id=(self._topics.topic_id(name) or b"") if by_id else b"",
-                    partition_indexes=list(partitions),
-                )
-                for name, partitions in (offsets.topics.items() if offsets else ())
-            ]
-            if by_id:
-                topics = [row for row in topics if row.topic_id]
-        answers = []
-        for row in topics:
-            name = self._topics.topic_name(row.topic_id) if by_id else row.name
-            if name is None:
-                code = ErrorCode.UNKNOWN_TOPIC_ID
-                found = [no_offset(index, code) for index in row.partition_indexes]
-            else:
-                found = self.offsets.fetch(
-                    group_id, name, row.partition_indexes, stable=stable
-                )
-            answers.append(
-                OffsetFetchResponseTopics(
-                    name=row.name,
-                    topic_id=row.topic_id or bytes(16),
-                    partitions=found,
-                )
-            )
+        answers = fetched_topics(
+            self.offsets, self._topics, asked, by_id=by_id, stable=stable
+        )
         return OffsetFetchResponseGroup(group_id=group_id, topics=answers)
 
     def offset_delete(
@@ -510,21 +485,35 @@ class GroupCoordinator:
         self._loading.update(partitions)
         self._failed.difference_update(self._loading)
 
+    def replay_offset(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        committed: OffsetAndMetadata | None,
+        now_ms: int,
+        producer_id: int = -1,
+    ) -> None:
+        """Take over the record of a committed offset, in the log's order."""
+        self._replayed.add(group_id)
+        if committed is not None and group_id not in self._groups:
+            self._groups[group_id] = ClassicGroup(group_id, now_ms)
+        self.offsets.replay(group_id, topic, partition, committed, producer_id)
+
     def replay(
         self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
     ) -> None:
         """Take over a record of the log, in the log's order."""
-        self._replayed.add(getattr(key, "group", "") or getattr(key, "group_id", ""))
         if isinstance(key, OffsetCommitKey):
             committed = None
             if isinstance(value, OffsetCommitValue):
                 committed = OffsetAndMetadata.of_record(value)
-                if key.group not in self._groups:
-                    self._groups[key.group] = ClassicGroup(key.group, now_ms)
-            self.offsets.replay(
-                key.group, key.topic, key.partition, committed, producer_id
+            self.replay_offset(
+                key.group, key.topic, key.partition, committed, now_ms, producer_id
             )
-        elif isinstance(key, GroupMetadataKey):
+            return
+        self._replayed.add(getattr(key, "group", "") or getattr(key, "group_id", ""))
+        if isinstance(key, GroupMetadataKey):
             if isinstance(value, GroupMetadataValue):
                 group = ClassicGroup.of_record(key.group, value, now_ms)
                 self._groups[key.group] = group

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct as Packing
+from struct import error as StructError
 from typing import Final, TypeVar
 
 from mpbroker.protocol.api_key import ApiKey
@@ -266,6 +267,43 @@ def read_record(
         raise ProtocolError(f"a value of {len(value)} bytes has no version")
     (value_version,) = _VERSION.unpack_from(value)
     return read_key, known[1].decode(value_version, value, _VERSION.size)
+
+
+def read_offset(
+    key: Buffer, value: Buffer | None
+) -> tuple[str, str, int, tuple[int, int, str, int, int] | None] | None:
+    """Read the record of a committed offset, as we and Kafka 2 and later write them.
+
+    By hand: nearly all records are such. The twin of `read_record`, which also says
+    what is wrong with the others.
+
+    Returns:
+        Group, topic, partition, and (offset, leader epoch, metadata, time of commit,
+        of expiry), or None in its place if it was deleted; None: it is another record.
+    """
+    try:
+        version, size = _KEY_HEAD.unpack_from(key)
+        if version not in (0, _OFFSET_KEY):
+            return None
+        at = _KEY_HEAD.size + size
+        (topic_size,) = _VERSION.unpack_from(key, at)
+        topic_end = at + _VERSION.size + topic_size
+        if min(size, topic_size) < 0 or len(key) != topic_end + _PARTITION.size:
+            return None
+        group = str(key[_KEY_HEAD.size : at], "utf-8")
+        topic = str(key[at + _VERSION.size : topic_end], "utf-8")
+        (partition,) = _PARTITION.unpack_from(key, topic_end)
+        if value is None:
+            return group, topic, partition, None
+        version, offset, epoch, size = _VALUE_HEAD.unpack_from(value)
+        end = _VALUE_HEAD.size + size
+        if version != _OFFSET_VALUE or size < 0 or len(value) != end + _TIMESTAMP.size:
+            return None
+        metadata = str(value[_VALUE_HEAD.size : end], "utf-8")
+        (timestamp,) = _TIMESTAMP.unpack_from(value, end)
+    except (StructError, UnicodeDecodeError):
+        return None
+    return group, topic, partition, (offset, epoch, metadata, timestamp, -1)
 
 
 @lru_cache(maxsize=16384)

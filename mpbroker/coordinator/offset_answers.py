@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.coordinator.offset_metadata_manager import no_offset
+from mpbroker.coordinator.offset_metadata_manager import (
+    OffsetMetadataManager,
+    Topics,
+    no_offset,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -17,6 +21,8 @@ from mpbroker.protocol.messages.offset_commit import (
 )
 from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
@@ -85,3 +91,46 @@ def _single_partition(
         metadata=part.metadata,
         error_code=part.error_code,
     )
+
+
+def fetched_topics(
+    offsets: OffsetMetadataManager,
+    topics: Topics,
+    asked: OffsetFetchRequestGroup,
+    *,
+    by_id: bool,
+    stable: bool,
+) -> list[OffsetFetchResponseTopics]:
+    """What a group has committed, of the topics that are asked for, or of all.
+
+    Args:
+        by_id: topics are named by id.
+        stable: where a transaction may still change it, say UNSTABLE_OFFSET_COMMIT.
+    """
+    group_id, wanted = asked.group_id, asked.topics
+    if wanted is None:
+        committed = offsets.offsets(group_id)
+        wanted = [
+            OffsetFetchRequestTopics(
+                name=name,
+                topic_id=(topics.topic_id(name) or b"") if by_id else b"",
+                partition_indexes=list(partitions),
+            )
+            for name, partitions in (committed.topics.items() if committed else ())
+        ]
+        if by_id:
+            wanted = [row for row in wanted if row.topic_id]
+    answers = []
+    for row in wanted:
+        name = topics.topic_name(row.topic_id) if by_id else row.name
+        if name is None:
+            code = ErrorCode.UNKNOWN_TOPIC_ID
+            found = [no_offset(index, code) for index in row.partition_indexes]
+        else:
+            found = offsets.fetch(group_id, name, row.partition_indexes, stable=stable)
+        answers.append(
+            OffsetFetchResponseTopics(
+                name=row.name, topic_id=row.topic_id or bytes(16), partitions=found
+            )
+        )
+    return answers

@@ -180,6 +180,20 @@ class OffsetsTopic:
             yield records
 
 
+def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:
+    """Leave out what a later record replaces, as compaction would.
+
+    Not among transactions: what one of them leaves depends on all that came before.
+    """
+    by_key: dict[bytes, LoadedRecord] = {}
+    for record in records:
+        if record.producer_id >= 0 or record.commit is not None:
+            return records
+        by_key.pop(record.key, None)  # or it would keep its old place
+        by_key[record.key] = record
+    return list(by_key.values())
+
+
 def _cut(
     records: Sequence[tuple[bytes, bytes | None]], now_ms: int
 ) -> Iterator[list[RawRecord]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import uuid
 from collections.abc import Iterable, Sequence
@@ -11,15 +12,22 @@ from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.group_records import KEYS
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
 from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
+from mpbroker.coordinator.transaction_records import (
+    VALUE_VERSION,
+    TransactionLogKey,
+    TransactionLogValue,
+)
 from mpbroker.coordinator.transactions import TRANSACTION_TOPIC, Transactions
 from mpbroker.ipc.layout import COORDINATOR
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.connection_rows import connection_name, peer_address
 from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.compression import Codec
 from mpbroker.server.apis import error_answer
 from mpbroker.server.group_commit import GroupCommit
@@ -35,6 +43,29 @@ if TYPE_CHECKING:
     from mpbroker.supervisor.memory import BrokerMemory
 
 _MS_PER_MINUTE: Final = 60_000
+# What clients ask a successor: modules to be imported before it is needed.
+_FIRST_ASKED: Final = (
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.END_TXN,
+)
+
+
+def warm_up() -> None:
+    """Make what each new coordinator would make first: its log's decoders."""
+    for key_version, (key, value) in KEYS.items():
+        key.decoder(key_version)
+        value.decoder(value.valid_versions[min(3, len(value.valid_versions) - 1)])
+    TransactionLogKey.decoder(0)
+    TransactionLogValue.decoder(VALUE_VERSION)
+    for api_key in _FIRST_ASKED:
+        importlib.import_module(f"mpbroker.protocol.messages.{api_key.name.lower()}")
 
 
 class RegistryTopics:

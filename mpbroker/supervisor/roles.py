@@ -281,8 +281,10 @@ class Roles:
 
         Not before the first fork: no client should wait for it.
         """
-        import mpbroker.supervisor.coordinator_role
         import mpbroker.supervisor.keeper  # noqa: F401
+        from mpbroker.supervisor import coordinator_role
+
+        coordinator_role.warm_up()
 
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
         """Set dynamic configs of this broker, on behalf of the supervisor.
