@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,14 +35,16 @@ from tests.bench import wire
 from tests.bench.brokers import Broker
 from tests.bench.cases import Case, Context
 from tests.bench.load import Template, run_load, same_as
+from tests.bench.small_requests import produce_acks_1
 
 OFFSET_COMMIT: Final = (8, 8)
 OFFSET_FETCH: Final = (9, 8)
 JOIN_GROUP: Final = (11, 6)
 SYNC_GROUP: Final = (14, 4)
 COMMIT_CONNECTIONS: Final = (1, 16, 64)
-REBALANCE_MEMBERS: Final = (2, 100)
-RESTART_GROUPS: Final = 1000
+REBALANCE_MEMBERS: Final = (2, 100, 1000)
+RESTART_GROUPS: Final = (1000, 10_000)
+STALLED_MEMBERS: Final = 200
 _GROUPS: Final = 64
 _RETRIABLE: Final = (14, 15, 16)
 _REBALANCES: Final = 5
@@ -165,13 +169,18 @@ def rebalance(members: list[RawMember]) -> float:
     for member in members:
         if code := member.receive_join():
             raise wire.AnswerError(f"error {code} in answer to a join")
+    sync(members)
+    return time.monotonic() - started
+
+
+def sync(members: list[RawMember]) -> None:
+    """Let the leader say who has what, and all hear of it."""
     for member in members:
         leads = member.joined.leader == member.member_id
         ids = [row.member_id for row in member.joined.members] if leads else []
         member.send_sync(ids)
     for member in members:
         member.receive_sync()
-    return time.monotonic() - started
 
 
 def _rebalance_case(count: int) -> Case:
@@ -203,15 +212,37 @@ def _coordinator(broker: Broker) -> int:
     raise LookupError("this broker has no coordinator process")
 
 
-def run_restart(context: Context) -> dict[str, float]:
-    """Kill the coordinator of a thousand groups; wait for an answer about one."""
+def _commit_all(broker: Broker, groups: list[str], topic: str) -> None:
+    """One commit of each group, many at a time."""
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(broker.connect()) for _ in range(64)]
+        commit(connections[0], groups[0], topic)  # the topic is made, and loaded
+        for first in range(0, len(groups), len(connections)):
+            some = groups[first : first + len(connections)]
+            for connection, group in zip(connections, some, strict=False):
+                connection.send(commit_of(group, topic))
+            for connection, _ in zip(connections, some, strict=False):
+                payload = connection.receive()
+                answer = OffsetCommitResponse.decode(OFFSET_COMMIT[1], payload[_HEAD:])
+                if code := answer.topics[0].partitions[0].error_code:
+                    raise wire.AnswerError(f"error {code} in answer to a commit")
+
+
+def _restart_case(count: int) -> Case:
+    name = "groups/coordinator-restart"
+    if count != RESTART_GROUPS[0]:
+        name += f"-{count}"
+    return Case(name, partial(run_restart, count), starts_brokers=True)
+
+
+def run_restart(count: int, context: Context) -> dict[str, float]:
+    """Kill the coordinator of so many groups; wait for an answer about one."""
     with context.source.broker() as broker:
         topic = broker.topic("bench-restart")
         times = []
+        groups = [f"bench-restart-{number}" for number in range(count)]
+        _commit_all(broker, groups, topic)
         with broker.connect() as connection:
-            groups = [f"bench-restart-{number}" for number in range(RESTART_GROUPS)]
-            for group in groups:
-                commit(connection, group, topic)
             request = OffsetFetchRequest(
                 groups=[OffsetFetchRequestGroup(group_id=groups[-1], topics=None)]
             )
@@ -238,8 +269,53 @@ def run_restart(context: Context) -> dict[str, float]:
         return {"p50_ms": times[len(times) // 2] * 1e3, "p99_ms": times[-1] * 1e3}
 
 
+def run_stalled(context: Context) -> dict[str, float]:
+    """Produce beside nothing, and beside a group that waits for one of its members.
+
+    Twice each, in turns: the ratio is of the broker's CPU for a request.
+    """
+    broker = context.broker
+    templates = broker.once("groups/produce", lambda: produce_acks_1(broker))
+    group = f"bench-stalled-{broker.next_number()}"
+    members = [RawMember(broker, group) for _ in range(STALLED_MEMBERS)]
+    cpu: dict[bool, list[float]] = {False: [], True: []}
+    p99: list[float] = []
+    try:
+        for member in members:
+            member.introduce()
+        rebalance(members)
+        for stalled in (False, True, False, True):
+            if stalled:
+                for member in members[1:]:
+                    member.send_join()  # and the first does not
+            result = run_load(
+                broker.address,
+                broker.tree,
+                templates,
+                connections=16,
+                measure_s=context.seconds,
+            )
+            cpu[stalled].append(result.broker_cpu_s / result.answered)
+            if stalled:
+                p99.append(result.p99_us / 1e3)
+                members[0].send_join()
+                for member in members:
+                    if code := member.receive_join():
+                        raise wire.AnswerError(f"error {code} in answer to a join")
+                sync(members)
+        return {
+            "cpu_us": min(cpu[True]) * 1e6,
+            "cpu_ratio": min(cpu[True]) / min(cpu[False]),
+            "p99_ms": min(p99),
+        }
+    finally:
+        for member in members:
+            member.connection.close()
+
+
 CASES: Final = [
     *map(_commit_case, COMMIT_CONNECTIONS),
     *map(_rebalance_case, REBALANCE_MEMBERS),
-    Case("groups/coordinator-restart", run_restart, starts_brokers=True),
+    *map(_restart_case, RESTART_GROUPS),
+    Case("groups/produce-beside-a-stalled-group", run_stalled),
 ]

@@ -230,6 +230,32 @@ def test_a_group_goes_on_when_the_coordinator_is_killed_under_load(
     )
 
 
+def test_who_waits_for_a_group_or_its_coordinator_slows_no_produce_and_no_fetch(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    """The coordinator is stopped, with members in the middle of a rebalance."""
+    produce(group_broker, topic, 5)
+    group.wait_for_shares([group.add("confluent-kafka")], PARTITIONS)
+    pid = coordinator_of(group_broker)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        group.add("confluent-kafka")
+        group.add("aiokafka")
+        produce(group_broker, topic, 20)
+        consumer = Consumer(
+            {"bootstrap.servers": group_broker.bootstrap, "group.id": "unused"}
+        )
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = []
+        while len(found) < 25:
+            found += [m for m in consumer.consume(25, 10) if m.error() is None]
+        consumer.close()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    group.wait_for_shares(group.members, PARTITIONS)
+    group.wait_until(has_everything(group, 25), "all records are read")
+
+
 def test_offsets_and_groups_outlive_the_whole_broker(
     make_broker: MakeBroker, topic_name: str
 ) -> None:

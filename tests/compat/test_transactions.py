@@ -6,11 +6,16 @@ transaction.version 2, by writing to them, and get a new epoch with each end.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from mpbroker.producer import (
     GroupMetadata,
@@ -18,6 +23,7 @@ from mpbroker.producer import (
     ProducerFencedError,
 )
 from mpbroker.producer import Producer as OwnProducer
+from tests.bench.processes import title_of
 from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
 from tests.compat.adapters.line_client import to_json
 from tests.compat.records import some_records
@@ -28,6 +34,9 @@ from tests.compat.test_other_languages import (
     needs_franz_go,
     needs_kafkajs,
 )
+from tests.support.apache_kafka import java_command
+from tests.support.broker import Broker
+from tests.support.children import wait_until
 from tests.support.fetch_clients import have_java_tools
 
 MakeTopic = Callable[..., str]
@@ -269,6 +278,50 @@ def test_java_commits_one_transaction_after_another(
     described = transactions(bootstrap, "describe", "--transactional-id", topic)
     assert described["TransactionState"] == "CompleteCommit"
     assert int(described["ProducerEpoch"]) > 3
+
+
+@needs_java
+def test_javas_producer_goes_on_when_coordinator_and_handlers_are_killed(
+    make_broker: Callable[..., Broker], topic_name: str
+) -> None:
+    """All its transactions commit; each record is there, and none twice."""
+    broker = make_broker({"num.io.threads": 2})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic_name, 3)])[topic_name].result(30)
+    count = 3000
+    command = java_command(
+        f"{TOOLS}.ProducerPerformance",
+        *("--topic", topic_name, "--num-records", str(count), "--record-size", "20"),
+        *("--throughput", "1000", "--transactional-id", topic_name),
+        *("--transaction-duration-ms", "20"),
+        *("--producer-props", f"bootstrap.servers={broker.bootstrap}"),
+    )
+    kills = 0
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as java:
+        try:
+            wait_until(lambda: values(broker.bootstrap, topic_name, 3), 60)
+            while java.poll() is None and kills < 6:
+                role = ("group-coordinator", "request-handler")[kills % 2]
+                kill_one(broker, role)
+                kills += 1
+                with suppress(subprocess.TimeoutExpired):
+                    java.wait(0.7)  # a life that is long enough
+            said, _ = java.communicate(timeout=60)
+        finally:
+            java.kill()
+    assert java.returncode == 0, said
+    assert f"{count} records sent" in said
+    assert kills
+    assert len(values(broker.bootstrap, topic_name, 3)) == count
+    assert len(values(broker.bootstrap, topic_name, 3, "read_uncommitted")) == count
+
+
+def kill_one(broker: Broker, role: str) -> None:
+    pids = [pid for pid in broker.processes() if role in title_of(pid)]
+    if pids:
+        os.kill(pids[0], signal.SIGKILL)
 
 
 def transactions(bootstrap: str, *arguments: str) -> dict[str, str]:
