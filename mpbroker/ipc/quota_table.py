@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
-from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -315,6 +314,9 @@ def elapsed_ns(since_oldest_ns: int, samples: int, window_ns: int) -> int:
 
 
 def _key(place: tuple[int, str, str]) -> tuple[int, int]:
+    # Here, since OpenSSL comes with it: whoever has no quotas need not load that.
+    from hashlib import blake2b
+
     text = "\0".join((str(place[0]), *place[1:]))
     digest = blake2b(text.encode(errors="replace"), digest_size=16).digest()
     high, low = _KEY.unpack(digest)

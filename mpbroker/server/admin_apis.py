@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mpbroker.storage.topics import Topic, TopicRegistry
 
 
+# Of a request, and the version since which it can be refused: see ClientQuotas.permit.
+Permit = Callable[[Request, int], Callable[[int], None] | None]
+
+
 class AdminApis:
     """The admin APIs of one handler process."""
 
@@ -35,6 +39,7 @@ class AdminApis:
         registry: TopicRegistry,
         logs: LogManager,
         endpoint: Callable[[Request], tuple[str, int]],
+        permit: Permit | None = None,
     ) -> None:
         """Take what the handlers need.
 
@@ -43,6 +48,8 @@ class AdminApis:
             config_texts: what was set when the broker was started, by key.
             log_dirs: the paths of log.dirs.
             endpoint: where the sender of a request is told to find this broker.
+            permit: what is to be called before a request makes partitions; None:
+                nothing.
         """
         self._definition = definition
         self._config_texts = config_texts
@@ -53,6 +60,7 @@ class AdminApis:
         self._registry = registry
         self._logs = logs
         self._endpoint = endpoint
+        self._permit = permit or no_permit
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes]]:
         """Return what answers each API."""
@@ -82,7 +90,10 @@ class AdminApis:
 
         message = CreatePartitionsRequest.decode(request.api_version, request.body)
         return handle_create_partitions(
-            message, self._registry, node_id=self._node_id
+            message,
+            self._registry,
+            node_id=self._node_id,
+            permit=self._permit(request, 3),
         ).encode(request.api_version)
 
     def _delete_records(self, request: Request) -> bytes:
@@ -219,6 +230,10 @@ class AdminApis:
         version = request.api_version
         ListPartitionReassignmentsRequest.decode(version, request.body)
         return handle_list_partition_reassignments().encode(version)
+
+
+def no_permit(request: Request, strict_since: int) -> None:
+    """Who needs none may change what it likes."""
 
 
 def _volume(path: str) -> LogDir:

@@ -21,17 +21,18 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.metadata import MetadataRequest
-from mpbroker.server.admin_apis import AdminApis
+from mpbroker.server.admin_apis import AdminApis, Permit, no_permit
 from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.quota_apis import QuotaApis
-from mpbroker.server.request import PARKED, Deferred, Request
+from mpbroker.server.request import FORWARDED, Deferred, Request
 from mpbroker.server.sasl_apis import SaslApis
 
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigDef
+    from mpbroker.server.quotas import ClientQuotas
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -150,6 +151,7 @@ class ApiTable:
         changed: Callable[[PartitionRow], None],
         forward: Callable[[int], None],
         note_software: Callable[[int, str, str], None],
+        quotas: ClientQuotas | None = None,
     ) -> None:
         """Make the table.
 
@@ -160,6 +162,7 @@ class ApiTable:
             changed: told of the rows of deleted partitions, to wake waiting fetches.
             forward: hands a request's slot to the coordinator.
             note_software: told what a connection's client says that it is.
+            quotas: how many topics a client may change; None: as many as it likes.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -178,6 +181,7 @@ class ApiTable:
         self._table = table
         self._logs = logs
         self._note_software = note_software
+        self._permit: Permit = no_permit if quotas is None else quotas.permit
         self._api_versions_bodies: dict[tuple[int, bytes], tuple[bytes, str, str]] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
             ApiKey.PRODUCE: produce.handle,
@@ -201,6 +205,7 @@ class ApiTable:
             registry=registry,
             logs=logs,
             endpoint=self._endpoint,
+            permit=self._permit,
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry).handlers()
@@ -232,7 +237,7 @@ class ApiTable:
 
     def _forward(self, request: Request) -> Deferred:
         self._forward_slot(request.slot)
-        return PARKED
+        return FORWARDED
 
     def connection_name(self, connection: int) -> str:
         return connection_name(self._words, connection)
@@ -340,6 +345,7 @@ class ApiTable:
             self._registry,
             node_id=self._node_id,
             num_partitions=self._num_partitions,
+            permit=self._permit(request, 6),
         ).encode(request.api_version)
 
     def _delete_topics(self, request: Request) -> bytes:
@@ -353,6 +359,7 @@ class ApiTable:
             self._registry,
             enabled=self._delete_topics_enabled,
             delete_logs=self._delete_logs,
+            permit=self._permit(request, 5),
         ).encode(request.api_version)
 
     def _delete_logs(self, topic: Topic) -> None:

@@ -40,6 +40,7 @@ from mpbroker.server.request import PARKED, Deferred, Request, parse_request
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.server.plain_requests import PlainRequests
+    from mpbroker.server.quotas import ClientQuotas
     from mpbroker.storage.log_reader import ReadResult
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -87,6 +88,7 @@ class FetchService:
         self._sessions = sessions
         self._purgatory = purgatory
         self._fetch_max_bytes = fetch_max_bytes
+        self.quotas: ClientQuotas | None = None
         self._plain = plain
         if plain is not None:
             plain.take_fetches(handler, fetch_max_bytes, self.park_plain)
@@ -94,6 +96,7 @@ class FetchService:
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
         """Answer a fetch now, or park it."""
         message = FetchRequest.decode(request.api_version, request.body)
+        self._limit(request, message)
         try:
             answer = self._targets(message, request)
         except ApiError as error:
@@ -164,6 +167,14 @@ class FetchService:
     def request(self, slot: int) -> Request:
         """A plain fetch's request as all others are seen."""
         return parse_request(*self._channel.request(slot))
+
+    def _limit(self, request: Request, message: FetchRequest) -> None:
+        """Ask for no more than the sender's quota will ever let pass."""
+        if self.quotas is not None:
+            window = self.quotas.fetch_window(request)
+            if window is not None:
+                message.max_bytes = min(message.max_bytes, window)
+                message.min_bytes = min(message.min_bytes, message.max_bytes)
 
     def _unpark(self, operation: DelayedFetch) -> None:
         self._purgatory.unwatch(operation)
@@ -298,6 +309,9 @@ class FetchService:
     def _respond(
         self, request: Request, answer: Answer, reading: Reading
     ) -> list[bytes | FilePart]:
+        quotas = self.quotas
+        if quotas is not None and not quotas.charge_fetch(request, reading.bytes_found):
+            return self._throttled(request, answer)
         answers = []
         if answer.full and answer.session_id:
             self._note_all_sent(answer.session_id, reading)
@@ -309,6 +323,20 @@ class FetchService:
             answers.append((target, partition_data(target, result, error, read_small)))
         response = FetchResponse(
             session_id=answer.session_id, responses=grouped(answers)
+        )
+        parts = _parts(response, request.api_version)
+        if quotas is not None:
+            quotas.charge_rest_of_fetch(request, parts, reading.bytes_found)
+        return parts
+
+    def _throttled(self, request: Request, answer: Answer) -> list[bytes | FilePart]:
+        """Nothing, and for how long to be quiet; a session that exists goes on."""
+        session_id = answer.session_id
+        if answer.full and session_id:
+            self._sessions.close(session_id)
+            session_id = NO_SESSION
+        response = FetchResponse(
+            throttle_time_ms=request.throttle_ms, session_id=session_id, responses=[]
         )
         return _parts(response, request.api_version)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.protocol.log_validator import ValidationPolicy
     from mpbroker.server.purgatory import Purgatory
+    from mpbroker.server.quotas import ClientQuotas
     from mpbroker.server.request import Request
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -70,6 +71,8 @@ class PlainRequests:
         self._registry = registry
         self._purgatory = purgatory
         self._park: ParkProduce | None = None
+        # Where quotas are set, nothing is plain.
+        self.quotas: ClientQuotas | None = None
         self._park_fetch: ParkFetch | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
@@ -147,6 +150,7 @@ class PlainRequests:
             request.api_key != _API_VERSIONS
             or len(frame) > _MAX_REMEMBERED_BYTES
             or body[:2] != b"\0\0"
+            or self._has_quotas
         ):
             return
         self._be_current()
@@ -160,7 +164,7 @@ class PlainRequests:
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
     ) -> None:
         """Execute the next plain produces to this partition the short way."""
-        if self._registry.topic(topic.name) is not topic:
+        if self._registry.topic(topic.name) is not topic or self._has_quotas:
             return
         self._be_current()
         topics = self._compiled.topics
@@ -191,7 +195,7 @@ class PlainRequests:
     ) -> None:
         """Execute the next plain fetches from this partition the short way."""
         topic = self._registry.topic(name)
-        if topic is None or topic.topic_id != topic_id:
+        if topic is None or topic.topic_id != topic_id or self._has_quotas:
             return
         self._be_current()
         readable = self._compiled.readable
@@ -201,6 +205,10 @@ class PlainRequests:
                 self._forget()
             plans = readable[name] = readable[topic_id] = {}
         plans[partition] = log.read_plan()
+
+    @property
+    def _has_quotas(self) -> bool:
+        return self.quotas is not None and self.quotas.count_requests
 
     def _be_current(self) -> None:
         """Forget what was learnt before the metadata last changed."""

@@ -20,8 +20,10 @@ from mpbroker.server.handlers.produce import (
     encode_single_refusal,
 )
 from mpbroker.server.purgatory import Purgatory, sync_key
+from mpbroker.server.quotas import with_throttle
 from mpbroker.server.request import (
     CLOSE,
+    FORWARDED,
     NO_RESPONSE,
     PARKED,
     Deferred,
@@ -119,7 +121,7 @@ class ProduceService:
                 and self._handler.begins_elsewhere(message, version)
             ):
                 self._forward(request.slot)
-                return PARKED
+                return FORWARDED
             outcome = self._handler.handle(message, version, progress, now_ms)
             if outcome.failed and self._count_error is not None:
                 for code in outcome.errors():
@@ -184,7 +186,7 @@ class ProduceService:
     def complete(self, operation: DelayedProduce) -> None:
         request = operation.request
         self._channel.unpark(request.slot)
-        body = operation.outcome.encode(request.api_version)
+        body = with_throttle(request, operation.outcome.encode(request.api_version))
         self._channel.send_bytes(request.slot, request.frame(body))
 
 

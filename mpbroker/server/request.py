@@ -27,6 +27,7 @@ class Request:
         "flexible_response",
         "received_ns",
         "slot",
+        "throttle_ms",
     )
 
     def __init__(
@@ -48,6 +49,7 @@ class Request:
         self.client_id = header.client_id
         self.body = body
         self.flexible_response = flexible_response
+        self.throttle_ms = 0  # for so long its client is not heard after the answer
 
     def frame(self, body: bytes) -> bytes:
         """Put size and response header in front of an answer's body."""
@@ -103,5 +105,6 @@ class Deferred:
 
 
 PARKED: Final = Deferred("parked")  # the purgatory has it
+FORWARDED: Final = Deferred("forwarded")  # the coordinator has it
 NO_RESPONSE: Final = Deferred("no response")  # acks=0
 CLOSE: Final = Deferred("close")  # close the connection

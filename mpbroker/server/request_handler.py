@@ -39,6 +39,7 @@ from mpbroker.server.fetching import send_parts
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.plain_requests import PlainRequests
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
+from mpbroker.server.quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 
@@ -69,6 +70,7 @@ class RequestHandler:
         disk: DiskSync,
         doorbell: Doorbell,
         plain: PlainRequests | None = None,
+        quotas: ClientQuotas | None = None,
     ) -> None:
         self._words = control.words
         self._row = handler_row(handler)
@@ -79,6 +81,7 @@ class RequestHandler:
         self._group_commit = group_commit
         self._disk = disk
         self._plain = plain
+        self._quotas = quotas
         self._execute_plain = _never_plain if plain is None else plain.execute
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
@@ -188,8 +191,14 @@ class RequestHandler:
         request = self._dispatcher.parse(*received)
         if isinstance(request, Request):
             answer = self._dispatcher.dispatch(request)
+            if self._quotas is not None:
+                answer = self._quotas.settle(request, answer)
             self._send(request, answer)
-            if self._plain is not None and isinstance(answer, bytes):
+            if (
+                self._plain is not None
+                and isinstance(answer, bytes)
+                and not request.throttle_ms
+            ):
                 self._plain.remember(request, received.body, answer)
             return request.api_key
         if request is None:

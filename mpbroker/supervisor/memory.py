@@ -36,6 +36,7 @@ from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.principals import Principals
+from mpbroker.ipc.quota_table import QuotaTable
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
@@ -86,6 +87,7 @@ class BrokerMemory:
         self.transactions = parts.segment(
             "transactions", TransactionTable.create_segment
         )
+        self.quotas = parts.segment("quotas", QuotaTable.create_segment)
         self.boxes = parts.segment("boxes", create_boxes)
         self.limits = parts.segment("limits", LimitsPage.create_segment)
         self.principals = Principals(

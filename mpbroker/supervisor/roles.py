@@ -46,6 +46,7 @@ from mpbroker.storage.topics import Topic, TopicRegistry
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.process_title import set_process_title
+from mpbroker.supervisor.quota_setup import client_quotas
 from mpbroker.supervisor.signals import reset_in_child
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -186,6 +187,9 @@ class Roles:
         plain = None
         if not is_control:
             plain = PlainRequests.of(channel, memory.table, registry, purgatory)
+        quotas = client_quotas(config, memory, registry)
+        if plain is not None:
+            plain.quotas = quotas
         disk, dispatcher_type = DiskSync(), RequestDispatcher
         if config.control_inject_enable:
             from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher
@@ -220,6 +224,7 @@ class Roles:
             handler=handler,
             plain=plain,
         )
+        fetch.quotas = quotas
         apis = ApiTable(
             definition=checked_definition(config),
             config_texts=config.static_texts(),
@@ -243,6 +248,7 @@ class Roles:
             changed=purgatory.notify_waiters,
             forward=memory.lane.forward,
             note_software=ClientSoftware(handler, memory.control.words).note,
+            quotas=quotas,
         )
         if is_control:
             apis.serve_no_data()
@@ -263,6 +269,7 @@ class Roles:
             disk,
             memory.handler_bells[handler],
             plain,
+            quotas,
         ).run()
 
     def run_coordinator(self) -> None:

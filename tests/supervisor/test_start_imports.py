@@ -19,6 +19,8 @@ import pytest
 # handler, processor and acceptor works with. They share it; what is imported after the
 # fork, each has for itself.
 BEFORE_THE_FORK = """
+    config.quota_keys ipc.quota_layout ipc.quota_table network.throttles
+    server.quota_apis server.quotas storage.quota_records supervisor.quota_setup
     config.dynamic config.live_keys ipc.limits_page
     cli cli.exit_codes cli.serve errors logger
     config config_def config.broker_config config.broker_keys config.broker_values

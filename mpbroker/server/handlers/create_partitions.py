@@ -7,6 +7,7 @@ ReplicationControlManager.createPartitions.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
@@ -31,9 +32,18 @@ class Registry(Protocol):
 
 
 def handle_create_partitions(
-    request: CreatePartitionsRequest, registry: Registry, *, node_id: int
+    request: CreatePartitionsRequest,
+    registry: Registry,
+    *,
+    node_id: int,
+    permit: Callable[[int], None] | None = None,
 ) -> CreatePartitionsResponse:
-    """Grow what can be grown; answer every topic that was named."""
+    """Grow what can be grown; answer every topic that was named.
+
+    Args:
+        permit: told how many partitions would be made; raises ApiError if that is too
+            many for the sender's quota.
+    """
     named = Counter(wanted.name for wanted in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
     for wanted in request.topics:
@@ -44,7 +54,13 @@ def handle_create_partitions(
         try:
             if named[wanted.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            _check_assignments(wanted, registry.topic(wanted.name), node_id)
+            topic = registry.topic(wanted.name)
+            _check_assignments(wanted, topic, node_id)
+            if permit is not None and topic is not None:
+                registry.create_partitions(
+                    wanted.name, wanted.count, validate_only=True
+                )
+                permit(wanted.count - len(topic.partitions))
             registry.create_partitions(
                 wanted.name, wanted.count, validate_only=request.validate_only
             )

@@ -6,7 +6,7 @@ Source: Kafka protocol guide, "CreateTopics"; ReplicationControlManager.createTo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
@@ -45,11 +45,14 @@ def handle_create_topics(
     *,
     node_id: int,
     num_partitions: int,
+    permit: Callable[[int], None] | None = None,
 ) -> CreateTopicsResponse:
     """Create what can be created; answer every topic that was named once.
 
     Args:
         num_partitions: the broker's default, for topics that do not say.
+        permit: told how many partitions would be made; raises ApiError if that is too
+            many for the sender's quota.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was created.
@@ -71,6 +74,8 @@ def handle_create_topics(
         else:
             wanted.append(new)
             results[topic.name] = CreatableTopicResult()
+    if permit is not None:
+        wanted = _permitted(wanted, registry, permit, results)
     created = registry.create_topics(wanted, validate_only=request.validate_only)
     for new, outcome in zip(wanted, created, strict=True):
         if isinstance(outcome, ApiError):
@@ -78,6 +83,25 @@ def handle_create_topics(
         else:
             results[new.name] = _success(outcome, version)
     return CreateTopicsResponse(topics=list(results.values()))
+
+
+def _permitted(
+    wanted: list[NewTopic],
+    registry: Registry,
+    permit: Callable[[int], None],
+    results: dict[str, CreatableTopicResult],
+) -> list[NewTopic]:
+    """Leave out what the sender's quota has no room for; what is wrong is free."""
+    permitted = []
+    outcomes = registry.create_topics(wanted, validate_only=True)
+    for new, outcome in zip(wanted, outcomes, strict=True):
+        try:
+            if not isinstance(outcome, ApiError):
+                permit(new.num_partitions)
+            permitted.append(new)
+        except ApiError as error:
+            results[new.name] = _refusal(new.name, error)
+    return permitted
 
 
 def _new_topic(

@@ -39,12 +39,15 @@ def handle_delete_topics(
     *,
     enabled: bool,
     delete_logs: Callable[[Topic], None],
+    permit: Callable[[int], None] | None = None,
 ) -> DeleteTopicsResponse:
     """Delete what exists; answer every topic that was named.
 
     Args:
         enabled: delete.topic.enable.
         delete_logs: takes a deleted topic's partitions off line.
+        permit: told how many partitions would go; raises ApiError if that is too many
+            for the sender's quota.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
@@ -69,6 +72,8 @@ def handle_delete_topics(
                     else ErrorCode.INVALID_REQUEST,
                     "Topic deletion is disabled: set delete.topic.enable=true",
                 )
+            if permit is not None:
+                permit(len(topic.partitions))
         except ApiError as error:
             _refuse(result, error)
         else:

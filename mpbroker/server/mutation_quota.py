@@ -1,0 +1,57 @@
+"""How many partitions one request may make or delete (KIP-599)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpbroker.ipc.quota_table import QuotaRow
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+
+class MutationQuota:
+    """One request's view of its client's controller_mutation_rate.
+
+    Args:
+        row: of its client.
+        bound: partitions a second.
+        burst: partitions at once, after a while of quiet.
+        mute: told for how many ms the client has to be quiet.
+        strict: refuse changes while there is a debt, instead of letting it grow.
+
+    Source: Kafka's StrictControllerMutationQuota, PermissiveControllerMutationQuota.
+    """
+
+    def __init__(
+        self,
+        row: QuotaRow,
+        bound: float,
+        burst: float,
+        now_ns: Callable[[], int],
+        mute: Callable[[int], None],
+        *,
+        strict: bool,
+    ) -> None:
+        self._row = row
+        self._bound = bound
+        self._burst = burst
+        self._now_ns = now_ns
+        self._mute = mute
+        self._strict = strict
+
+    def take(self, partitions: int) -> None:
+        """Count a change before it is made.
+
+        Raises:
+            ApiError: THROTTLING_QUOTA_EXCEEDED: it must not be made now.
+        """
+        taken, throttle_ms = self._row.mutate(
+            partitions, self._bound, self._burst, self._now_ns(), strict=self._strict
+        )
+        if throttle_ms:
+            self._mute(throttle_ms)
+        if not taken:
+            raise ApiError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                "The throttling quota has been exceeded.",
+            )
