@@ -18,7 +18,7 @@ Source: Kafka protocol guide, "Network" and "API Versions"; KIP-35, KIP-511.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker import __version__
 from mpbroker.client.errors import (
@@ -26,7 +26,6 @@ from mpbroker.client.errors import (
     UnsupportedVersionError,
     check_error,
 )
-from mpbroker.client.sasl import SaslAuthenticator
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -44,6 +43,9 @@ from mpbroker.protocol.messages.api_versions import (
 from mpbroker.protocol.messages.sasl_authenticate import SaslAuthenticateResponse
 from mpbroker.protocol.messages.sasl_handshake import SaslHandshakeResponse
 from mpbroker.protocol.primitives import Buffer
+
+if TYPE_CHECKING:
+    from mpbroker.client.sasl import SaslAuthenticator
 
 SOFTWARE_NAME: Final = "mpbroker"
 _SASL: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)

@@ -6,13 +6,8 @@ Source: the "Security" chapter of the Apache Kafka documentation; KIP-651 (PEM),
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
-import ssl
 import time
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -20,22 +15,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from mpbroker.client.errors import SaslAuthenticationError
-from mpbroker.client.sasl import (
-    Mechanism,
-    OAuthBearerMechanism,
-    PlainMechanism,
-    SaslAuthenticator,
-    ScramMechanism,
-)
 from mpbroker.config_def import (
     ConfigError,
     ConfigKey,
     ConfigType,
     ConfigValue,
+    list_of,
     one_of,
 )
 
 if TYPE_CHECKING:
+    import socket
+
+    from mpbroker.client.sasl import Mechanism, SaslAuthenticator
     from mpbroker.client.tls_channel import TlsChannel
 
 TokenProvider = Callable[[], str]
@@ -46,10 +38,7 @@ _OAUTHBEARER: Final = "OAUTHBEARER"
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _OAUTHBEARER)
 _PROVIDER: Final = "sasl.oauthbearer.token.provider"
 _TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
-_TLS_VERSIONS: Final = {
-    "TLSv1.2": ssl.TLSVersion.TLSv1_2,
-    "TLSv1.3": ssl.TLSVersion.TLSv1_3,
-}
+_TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 
 # fmt: off
 SECURITY_KEYS: Final = (
@@ -76,7 +65,7 @@ SECURITY_KEYS: Final = (
         "https: a certificate must be for the name that was dialled. Empty: for any.",
         validator=one_of("https", "")),
     ConfigKey("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
-        "Versions of TLS."),
+        "Versions of TLS.", validator=list_of(*_TLS_VERSIONS)),
     ConfigKey("ssl.cipher.suites", _LIST, (),
         "OpenSSL's names of TLS 1.2 ciphers; none: the usual ones."),
     ConfigKey("sasl.mechanism", _STRING, "GSSAPI",
@@ -123,14 +112,6 @@ class SecuritySettings(NamedTuple):
         """
         protocol = str(values["security.protocol"])
         found = cls(protocol, {key.name: values[key.name] for key in SECURITY_KEYS[1:]})
-        if found.uses_tls:
-            unknown = set(cast(tuple[str, ...], values["ssl.enabled.protocols"]))
-            unknown -= _TLS_VERSIONS.keys()
-            if unknown:
-                raise ConfigError(
-                    f"ssl.enabled.protocols: {sorted(unknown)[0]} is none of"
-                    f" {', '.join(_TLS_VERSIONS)}"
-                )
         return found._with_sasl() if found.uses_sasl else found
 
     def _with_sasl(self) -> SecuritySettings:
@@ -165,17 +146,22 @@ class SecuritySettings(NamedTuple):
         """Return what authenticates one connection; None: nothing does."""
         if not self.uses_sasl:
             return None
+        # As TLS below: most clients need neither, and should not wait for the import.
+        from mpbroker.client.sasl import SaslAuthenticator
+
         advice = f"see sasl.username ({self.username}) and sasl.password"
         if self.mechanism == _OAUTHBEARER:
             advice = "see where the token comes from"
         return SaslAuthenticator(self.mechanism, self._make_mechanism, advice)
 
     def _make_mechanism(self) -> Mechanism:
+        from mpbroker.client import sasl
+
         if self.mechanism == "PLAIN":
-            return PlainMechanism(self.username, self.password)
+            return sasl.PlainMechanism(self.username, self.password)
         if self.mechanism == _OAUTHBEARER:
-            return OAuthBearerMechanism(self._token())
-        return ScramMechanism(self.mechanism, self.username, self.password)
+            return sasl.OAuthBearerMechanism(self._token())
+        return sasl.ScramMechanism(self.mechanism, self.username, self.password)
 
     def _token(self) -> str:
         provider, url = self.values[_PROVIDER], self.values[_TOKEN_URL]
@@ -197,71 +183,10 @@ class SecuritySettings(NamedTuple):
         """
         if not self.uses_tls:
             return None
-        from mpbroker.client.tls_channel import TlsChannel
+        from mpbroker.client.tls_channel import TlsChannel, make_context
 
-        context = self._context()
+        context = make_context(self.values)
         return lambda sock, host: TlsChannel(sock, host, context)
-
-    def _context(self) -> ssl.SSLContext:
-        values = self.values
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = values["ssl.endpoint.identification.algorithm"] != ""
-        versions = sorted(
-            _TLS_VERSIONS[name]
-            for name in cast(tuple[str, ...], values["ssl.enabled.protocols"])
-        )
-        if versions:
-            context.minimum_version, context.maximum_version = versions[0], versions[-1]
-        ciphers = cast(tuple[str, ...], values["ssl.cipher.suites"])
-        if ciphers:
-            _try("ssl.cipher.suites", context.set_ciphers, ":".join(ciphers))
-        location = values["ssl.truststore.location"]
-        certificates = values["ssl.truststore.certificates"]
-        if location is not None:
-            name = "ssl.truststore.location"
-            _try(name, context.load_verify_locations, str(location))
-        elif certificates is not None:
-            name = "ssl.truststore.certificates"
-            _try(name, context.load_verify_locations, None, None, str(certificates))
-        else:
-            context.load_default_certs()
-        self._load_identity(context)
-        return context
-
-    def _load_identity(self, context: ssl.SSLContext) -> None:
-        # A password that is not given must not be asked for on a terminal.
-        password = str(self.values["ssl.key.password"] or "")
-        location = self.values["ssl.keystore.location"]
-        chain, key = (
-            self.values["ssl.keystore.certificate.chain"],
-            self.values["ssl.keystore.key"],
-        )
-        if location is not None:
-            name = "ssl.keystore.location"
-            _try(name, context.load_cert_chain, str(location), None, password)
-        elif chain is not None or key is not None:
-            # OpenSSL reads files only; this one nobody else sees.
-            descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
-            try:
-                with os.fdopen(os.dup(descriptor), "w") as file:
-                    file.write(f"{key or ''}\n{chain or ''}\n")
-                path = f"/proc/self/fd/{descriptor}"
-                _try("ssl.keystore.key", context.load_cert_chain, path, None, password)
-            finally:
-                os.close(descriptor)
-
-
-def _try(name: str, load: Callable[..., object], *arguments: object) -> None:
-    try:
-        load(*arguments)
-    except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise ConfigError(
-            f"{name}: OpenSSL cannot read it ({reason}); it must be PEM text, and"
-            " ssl.key.password right"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror or error}") from None
 
 
 def load_provider(provider: object) -> TokenProvider:
@@ -291,6 +216,9 @@ def _check_url(url: ConfigValue) -> None:
 
 def unsecured_token(subject: str, now_s: float) -> str:
     """Return a token that nobody has signed: for brokers that are being tried out."""
+    import json
+    from base64 import urlsafe_b64encode
+
     claims = {"sub": subject, "iat": int(now_s), "exp": int(now_s) + 3600}
     parts = ({"alg": "none"}, claims)
     encoded = [urlsafe_b64encode(json.dumps(part).encode()) for part in parts]

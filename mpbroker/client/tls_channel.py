@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, cast
 
 from mpbroker.client.errors import SslAuthenticationError
+from mpbroker.config_def import ConfigError, ConfigValue
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_TLS_VERSIONS: Final = {
+    "TLSv1.2": ssl.TLSVersion.TLSv1_2,
+    "TLSv1.3": ssl.TLSVersion.TLSv1_3,
+}
 
 
 class TlsChannel:
@@ -114,3 +120,70 @@ def _refusal(error: ssl.SSLError) -> SslAuthenticationError:
     else:
         advice = "see the settings that begin with ssl."
     return SslAuthenticationError(f"TLS handshake failed: {reason}; {advice}")
+
+
+def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
+    """Return whom to trust, and who we are, as the settings that begin with ssl. say.
+
+    Raises:
+        ConfigError: a certificate or key cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = values["ssl.endpoint.identification.algorithm"] != ""
+    versions = sorted(
+        _TLS_VERSIONS[name]
+        for name in cast(tuple[str, ...], values["ssl.enabled.protocols"])
+    )
+    if versions:
+        context.minimum_version, context.maximum_version = versions[0], versions[-1]
+    ciphers = cast(tuple[str, ...], values["ssl.cipher.suites"])
+    if ciphers:
+        _try("ssl.cipher.suites", context.set_ciphers, ":".join(ciphers))
+    location = values["ssl.truststore.location"]
+    certificates = values["ssl.truststore.certificates"]
+    if location is not None:
+        name = "ssl.truststore.location"
+        _try(name, context.load_verify_locations, str(location))
+    elif certificates is not None:
+        name = "ssl.truststore.certificates"
+        _try(name, context.load_verify_locations, None, None, str(certificates))
+    else:
+        context.load_default_certs()
+    _load_identity(context, values)
+    return context
+
+
+def _load_identity(context: ssl.SSLContext, values: Mapping[str, ConfigValue]) -> None:
+    # A password that is not given must not be asked for on a terminal.
+    password = str(values["ssl.key.password"] or "")
+    location = values["ssl.keystore.location"]
+    chain, key = (
+        values["ssl.keystore.certificate.chain"],
+        values["ssl.keystore.key"],
+    )
+    if location is not None:
+        name = "ssl.keystore.location"
+        _try(name, context.load_cert_chain, str(location), None, password)
+    elif chain is not None or key is not None:
+        # OpenSSL reads files only; this one nobody else sees.
+        descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(descriptor), "w") as file:
+                file.write(f"{key or ''}\n{chain or ''}\n")
+            path = f"/proc/self/fd/{descriptor}"
+            _try("ssl.keystore.key", context.load_cert_chain, path, None, password)
+        finally:
+            os.close(descriptor)
+
+
+def _try(name: str, load: Callable[..., object], *arguments: object) -> None:
+    try:
+        load(*arguments)
+    except ssl.SSLError as error:
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise ConfigError(
+            f"{name}: OpenSSL cannot read it ({reason}); it must be PEM text, and"
+            " ssl.key.password right"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror or error}") from None
