@@ -7,28 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
+from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import SERVED
-from mpbroker.server.dispatcher import Api
-from mpbroker.server.request import PARKED, Deferred, Request
+from mpbroker.server.dispatcher import Answer, Api
+from mpbroker.server.request import CLOSE, PARKED, Request
+
+if TYPE_CHECKING:
+    from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.authorisation_rules import Check
 
 Handle = Callable[[Call, Any, int], None]
-
-
-def camel_case(api_key: ApiKey) -> str:
-    return "".join(word.title() for word in api_key.name.split("_"))
-
-
-def request_class(api_key: ApiKey) -> type[Message]:
-    module = import_module(f"mpbroker.protocol.messages.{api_key.name.lower()}")
-    found: type[Message] = getattr(module, f"{camel_case(api_key)}Request")
-    return found
 
 
 class CoordinatorApis:
@@ -38,6 +32,7 @@ class CoordinatorApis:
         client_host: says whose connection it is, as Kafka shows it: "/127.0.0.1".
         began: told of each call before it is handed on.
         others: what serves the APIs that are not of groups.
+        authorisation: says who may do what; None: everybody everything.
     """
 
     def __init__(
@@ -47,7 +42,9 @@ class CoordinatorApis:
         now_ms: Callable[[], int],
         began: Callable[[Call], None],
         others: Mapping[ApiKey, Handle],
+        authorisation: Authorisation | None = None,
     ) -> None:
+        self._authorisation = authorisation
         self._client_host = client_host
         self._now_ms = now_ms
         self._began = began
@@ -70,22 +67,43 @@ class CoordinatorApis:
             for key, handle in (*handlers.items(), *others.items())
         }
 
-    def _api(self, api_key: ApiKey, handle: Handle) -> Callable[[Request], Deferred]:
+    def _api(self, api_key: ApiKey, handle: Handle) -> Callable[[Request], Answer]:
         decode: Callable[[int, Any], Message] | None = None
+        check = self._check(api_key)
 
-        def handle_request(request: Request) -> Deferred:
+        def handle_request(request: Request) -> Answer:
             nonlocal decode
             if decode is None:
                 decode = request_class(api_key).decode
             message = decode(request.api_version, request.body)
+            verdict = None
+            if check is not None:
+                access = self._authorisation.access(request)  # type: ignore[union-attr]
+                if access is None:
+                    return CLOSE  # nobody is there to be answered
+                verdict = check(access, message, request.api_version)
+                if verdict is not None:
+                    if verdict.request is None:
+                        assert verdict.answer is not None
+                        return verdict.answer.encode(request.api_version)
+                    message = verdict.request
             call = Call(
                 request.api_version,
                 request.client_id or "",
                 partial(self._client_host, request.connection),
                 request,
+                None if verdict is None else verdict.amend,
             )
             self._began(call)
             handle(call, message, self._now_ms())
             return PARKED
 
         return handle_request
+
+    def _check(self, api_key: ApiKey) -> Check | None:
+        if self._authorisation is None:
+            return None
+        # Imported here: most brokers have no authorizer.
+        from mpbroker.server.authorisation_rules import RULES
+
+        return RULES[api_key]

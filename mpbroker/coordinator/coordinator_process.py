@@ -20,7 +20,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.durability import Awaited, Durability
@@ -60,12 +60,16 @@ from mpbroker.logger import get_logger
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.server.authorizer_error import AuthorizerError
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request import CLOSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_log import PartitionLog
+
+if TYPE_CHECKING:
+    from mpbroker.server.authorisation import Authorisation
 
 _LOG = get_logger(__name__)
 
@@ -99,6 +103,7 @@ class CoordinatorProcess:
     Args:
         answer_error: makes the body that says an error, or None if the API cannot.
         sync: answers wait until their records are on disk.
+        authorisation: says who may do what; None: everybody everything.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class CoordinatorProcess:
         answer_error: Callable[[Request, ErrorCode], bytes | None],
         *,
         sync: bool,
+        authorisation: Authorisation | None = None,
     ) -> None:
         self._words = control.words
         self._row = handler_row(COORDINATOR)
@@ -143,7 +149,12 @@ class CoordinatorProcess:
         self._sync = sync
         self._call: Call | None = None
         apis = CoordinatorApis(
-            coordinator, client_host, clock.now_ms, self._began, transactions.handlers
+            coordinator,
+            client_host,
+            clock.now_ms,
+            self._began,
+            transactions.handlers,
+            authorisation,
         )
         self._dispatcher = RequestDispatcher(
             apis.apis, {}, answer_error, connection_name
@@ -440,11 +451,16 @@ class CoordinatorProcess:
     def _send(self, answer: Answer) -> None:
         request: Request = answer.call.request
         try:
+            if answer.call.amend is not None:
+                answer.call.amend(answer.response)
             body = answer.response.encode(request.api_version)
             self._channel.send_bytes(request.slot, request.frame(body))
         except (ProtocolError, OverflowError):
             # A bug of ours, or larger than all the memory for answers.
             _LOG.exception("an answer of the coordinator cannot be sent")
+            self._channel.close_connection(request.slot)
+        except AuthorizerError:
+            _LOG.exception("an answer cannot be given: the authorizer has failed")
             self._channel.close_connection(request.slot)
 
     def _give_error(self, call: Call) -> None:

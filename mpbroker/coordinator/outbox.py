@@ -28,7 +28,14 @@ def transaction_log(partition: int) -> int:
 class Call:
     """One request as the coordinator sees it: who asks, and in which version."""
 
-    __slots__ = ("_client_host", "answered", "client_id", "request", "version")
+    __slots__ = (
+        "_client_host",
+        "amend",
+        "answered",
+        "client_id",
+        "request",
+        "version",
+    )
 
     def __init__(
         self,
@@ -36,11 +43,13 @@ class Call:
         client_id: str,
         client_host: str | Callable[[], str],
         request: Any = None,
+        amend: Callable[[Message], None] | None = None,
     ) -> None:
         self.version = version
         self.client_id = client_id
         self._client_host = client_host
         self.request = request  # the process's own; nobody here looks at it
+        self.amend = amend  # puts what was refused into the answer
         self.answered = False
 
     @property

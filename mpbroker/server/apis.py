@@ -21,6 +21,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.metadata import MetadataRequest
+from mpbroker.server.acl_apis import AclApis
 from mpbroker.server.admin_apis import AdminApis, Permit, no_permit
 from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
@@ -32,6 +33,7 @@ from mpbroker.server.sasl_apis import SaslApis
 
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigDef
+    from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -68,6 +70,9 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.SASL_AUTHENTICATE: (0, 2),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (0, 0),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (0, 0),
+    ApiKey.DESCRIBE_ACLS: (1, 3),
+    ApiKey.CREATE_ACLS: (1, 3),
+    ApiKey.DELETE_ACLS: (1, 3),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
     ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
     # The coordinator's; handlers forward them.
@@ -152,6 +157,7 @@ class ApiTable:
         forward: Callable[[int], None],
         note_software: Callable[[int, str, str], None],
         quotas: ClientQuotas | None = None,
+        authorisation: Authorisation | None = None,
     ) -> None:
         """Make the table.
 
@@ -163,6 +169,7 @@ class ApiTable:
             forward: hands a request's slot to the coordinator.
             note_software: told what a connection's client says that it is.
             quotas: how many topics a client may change; None: as many as it likes.
+            authorisation: says who may do what; None: everybody everything.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -209,6 +216,14 @@ class ApiTable:
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry).handlers()
+        handlers |= AclApis(authorisation).handlers()
+        if authorisation is not None:
+            from mpbroker.server.authorisation_rules import guarded
+
+            handlers = {
+                key: guarded(key, handle, authorisation)
+                for key, handle in handlers.items()
+            }
         self.apis = {
             int(key): Api(key, SERVED[key], self._caught_up(handle))
             for key, handle in handlers.items()

@@ -25,6 +25,7 @@ from mpbroker.server.fetch_session import (
     SessionEntry,
 )
 from mpbroker.server.handlers.fetch import (
+    MayRead,
     Reading,
     SegmentRegion,
     Target,
@@ -35,10 +36,17 @@ from mpbroker.server.handlers.fetch import (
     session_error,
 )
 from mpbroker.server.purgatory import Purgatory
-from mpbroker.server.request import PARKED, Deferred, Request, parse_request
+from mpbroker.server.request import (
+    CLOSE,
+    PARKED,
+    Deferred,
+    Request,
+    parse_request,
+)
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.plain_requests import PlainRequests
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.storage.log_reader import ReadResult
@@ -51,6 +59,8 @@ _SMALL_BYTES: Final = 32 * 1024
 # nothing after this long, a client that asked to wait longer just asks again.
 _MAX_WAIT_MS: Final = 60_000
 _SESSIONS_FROM: Final = 7
+_NONE: Final = ErrorCode.NONE
+_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 class Answer:
@@ -78,10 +88,15 @@ class FetchService:
         sessions: FetchSessions,
         purgatory: Purgatory,
         fetch_max_bytes: int,
+        authorisation: Authorisation | None = None,
         *,
         handler: int = 0,
         plain: PlainRequests | None = None,
     ) -> None:
+        """Args:
+        authorisation: says who may read what; None: everybody everything.
+        """
+        self._authorisation = authorisation
         self._channel = channel
         self._registry = registry
         self._log = log
@@ -97,13 +112,24 @@ class FetchService:
         """Answer a fetch now, or park it."""
         message = FetchRequest.decode(request.api_version, request.body)
         self._limit(request, message)
+        may_read = None
+        if self._authorisation is not None:
+            access = self._authorisation.access(request)
+            if access is None:
+                return CLOSE  # nobody is there to be answered
+            may_read = access.may_read
         try:
-            answer = self._targets(message, request)
+            answer = self._targets(message, request, may_read)
         except ApiError as error:
             response = session_error(error.error_code)
             return _parts(response, request.api_version)
         reading = self._read(message, answer)
-        if self._plain is not None and not answer.session_id and not reading.has_error:
+        if (
+            self._plain is not None
+            and may_read is None  # nobody is to be asked, this time and the next
+            and not answer.session_id
+            and not reading.has_error
+        ):
             for target in answer.targets:
                 if target.log is not None:
                     self._plain.learn_fetch(
@@ -130,6 +156,14 @@ class FetchService:
                 self._unpark(operation)
                 return self._respond(request, answer, reading)
         return PARKED
+
+    def _limit(self, request: Request, message: FetchRequest) -> None:
+        """Ask for no more than the sender's quota will ever let pass."""
+        if self.quotas is not None:
+            window = self.quotas.fetch_window(request)
+            if window is not None:
+                message.max_bytes = min(message.max_bytes, window)
+                message.min_bytes = min(message.min_bytes, message.max_bytes)
 
     def _deadline_ns(self, slot: int, max_wait_ms: int, now_ns: int) -> int:
         """When to answer at the latest: as was said when it was first parked."""
@@ -168,14 +202,6 @@ class FetchService:
         """A plain fetch's request as all others are seen."""
         return parse_request(*self._channel.request(slot))
 
-    def _limit(self, request: Request, message: FetchRequest) -> None:
-        """Ask for no more than the sender's quota will ever let pass."""
-        if self.quotas is not None:
-            window = self.quotas.fetch_window(request)
-            if window is not None:
-                message.max_bytes = min(message.max_bytes, window)
-                message.min_bytes = min(message.min_bytes, message.max_bytes)
-
     def _unpark(self, operation: DelayedFetch) -> None:
         self._purgatory.unwatch(operation)
         self._channel.unpark(operation.request.slot)
@@ -200,13 +226,17 @@ class FetchService:
 
     # -- sessions --------------------------------------------------------------------
 
-    def _targets(self, message: FetchRequest, request: Request) -> Answer:
+    def _targets(
+        self, message: FetchRequest, request: Request, may_read: MayRead | None
+    ) -> Answer:
         version = request.api_version
         session_id, epoch = message.session_id, message.session_epoch
         if version < _SESSIONS_FROM or epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if version >= _SESSIONS_FROM and session_id != NO_SESSION:
                 self._sessions.close(session_id)
-            targets = full_targets(message, version, self._registry, self._log)
+            targets = full_targets(
+                message, version, self._registry, self._log, may_read
+            )
             created = NO_SESSION
             if version >= _SESSIONS_FROM and epoch == INITIAL_EPOCH:
                 created = self._create(targets, uses_ids=version >= 13)
@@ -221,7 +251,7 @@ class FetchService:
         if error:
             raise ApiError(error, f"fetch session {session_id} at epoch {epoch}")
         self._channel.set_session_claim(request.slot, epoch + 1)
-        return self._continue(message, version, session_id, base)
+        return self._continue(message, version, session_id, base, may_read)
 
     def _create(self, targets: list[Target], *, uses_ids: bool) -> int:
         entries = []
@@ -232,11 +262,16 @@ class FetchService:
         return self._sessions.create(entries, time.monotonic_ns(), uses_ids=uses_ids)
 
     def _continue(
-        self, message: FetchRequest, version: int, session_id: int, base: int
+        self,
+        message: FetchRequest,
+        version: int,
+        session_id: int,
+        base: int,
+        may_read: MayRead | None,
     ) -> Answer:
         entries = self._sessions.entries(base)
         if message.topics or message.forgotten_topics_data:
-            entries = self._changed(message, version, session_id, entries)
+            entries = self._changed(message, version, session_id, entries, may_read)
             if not entries:
                 self._sessions.close(session_id)
                 return Answer([], NO_SESSION, -1, full=True)
@@ -254,6 +289,7 @@ class FetchService:
                     ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "a topic of it is gone"
                 )
             topic, partition, _ = found
+            allowed = may_read is None or may_read(topic.name)
             targets.append(
                 Target(
                     topic.name,
@@ -262,7 +298,8 @@ class FetchService:
                     entry.fetch_offset,
                     entry.max_bytes,
                     entry.leader_epoch,
-                    self._log(topic, partition),
+                    self._log(topic, partition) if allowed else None,
+                    _NONE if allowed else _DENIED,
                     entry=index,
                 )
             )
@@ -274,6 +311,7 @@ class FetchService:
         version: int,
         session_id: int,
         entries: list[SessionEntry],
+        may_read: MayRead | None,
     ) -> list[SessionEntry]:
         """Apply what a request adds, moves and forgets."""
         by_row = {entry.row: entry for entry in entries}
@@ -286,7 +324,9 @@ class FetchService:
             for partition in forgotten.partitions:
                 if topic is not None and 0 <= partition < len(topic.partitions):
                     by_row.pop(topic.partitions[partition], None)
-        for target in full_targets(message, version, self._registry, self._log):
+        for target in full_targets(
+            message, version, self._registry, self._log, may_read
+        ):
             if target.error or target.log is None:
                 self._sessions.close(session_id)
                 raise ApiError(

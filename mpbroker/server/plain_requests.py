@@ -64,7 +64,9 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
+        may_skip_checks: Callable[[str], bool] | None = None,
     ) -> None:
+        self._may_skip_checks = may_skip_checks
         self._compiled = compiled
         self._execute = compiled.execute
         self._table = table
@@ -91,11 +93,17 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
+        may_skip_checks: Callable[[str], bool] | None = None,
     ) -> PlainRequests | None:
-        """Return None where there is no compiled core."""
+        """Return None where there is no compiled core.
+
+        Args:
+            may_skip_checks: whether everybody may write to a topic, until the metadata
+                log changes; None: there is nobody to be asked, about any topic.
+        """
         if channel.compiled is None:
             return None
-        return cls(channel.compiled, table, registry, purgatory)
+        return cls(channel.compiled, table, registry, purgatory, may_skip_checks)
 
     def execute(self, slot: int) -> int | None:
         """Answer a claimed slot's request and return its API's key; None: not plain."""
@@ -175,6 +183,7 @@ class PlainRequests:
                 or policy.compression_type != "producer"
                 or policy.compacted
                 or not policy.verify_records
+                or not self._is_open(topic.name)
             ):
                 return
             if len(topics) >= _MAX_TOPICS:
@@ -189,6 +198,13 @@ class PlainRequests:
         if plan is not None and log.config is topic.config:
             known[3][partition] = plan
             self._logs[plan.row] = log
+
+    def _is_open(self, topic: str) -> bool:
+        return self._may_skip_checks is None or self._may_skip_checks(topic)
+
+    @property
+    def _has_quotas(self) -> bool:
+        return self.quotas is not None and self.quotas.count_requests
 
     def learn_fetch(
         self, name: str, topic_id: bytes, partition: int, log: PartitionLog
@@ -205,10 +221,6 @@ class PlainRequests:
                 self._forget()
             plans = readable[name] = readable[topic_id] = {}
         plans[partition] = log.read_plan()
-
-    @property
-    def _has_quotas(self) -> bool:
-        return self.quotas is not None and self.quotas.count_requests
 
     def _be_current(self) -> None:
         """Forget what was learnt before the metadata last changed."""

@@ -13,6 +13,7 @@ from mpbroker.protocol.fast_produce import parse_single_produce
 from mpbroker.protocol.messages.produce import ProduceRequest
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.handlers.produce import (
+    Check,
     IsOpen,
     ProduceHandler,
     ProduceOutcome,
@@ -33,6 +34,7 @@ from mpbroker.server.request import (
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.plain_requests import PlainRequests
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -77,6 +79,7 @@ class ProduceService:
         verify: bool = True,
         forward: Callable[[int], None] | None = None,
         count_error: Callable[[int, int], None] | None = None,
+        authorisation: Authorisation | None = None,
     ) -> None:
         """Args:
         is_open: says whether a producer has a transaction open in a partition; None:
@@ -84,7 +87,9 @@ class ProduceService:
         verify: transaction.partition.verification.enable.
         forward: hands a request's slot to the coordinator.
         count_error: told of the API key and the code of each partition's error.
+        authorisation: says who may write where; None: everybody everywhere.
         """
+        self._authorisation = authorisation
         self._count_error = count_error
         self._forward = forward
         self._channel = channel
@@ -107,22 +112,33 @@ class ProduceService:
         version = request.api_version
         progress = SlotProgress(self._channel, request.slot)
         now_ms = time.time_ns() // 1_000_000
+        check: Check | None = None
+        access = None
+        if self._authorisation is not None:
+            access = self._authorisation.access(request)
+            if access is None:
+                return CLOSE  # nobody is there to be answered
+            check = access.require_write
         single = parse_single_produce(version, request.body)
         outcome: ProduceOutcome | SingleOutcome | None = None
         if single is not None:
-            outcome = self._handler.handle_single(single, version, progress, now_ms)
+            outcome = self._handler.handle_single(
+                single, version, progress, now_ms, check
+            )
             if outcome is not None and single.acks == 0:
                 return NO_RESPONSE
         if outcome is None:
             message = ProduceRequest.decode(version, request.body)
+            if access is not None:
+                check = access.write_check(message.transactional_id)
             if (
                 message.transactional_id is not None
                 and self._forward is not None
-                and self._handler.begins_elsewhere(message, version)
+                and self._handler.begins_elsewhere(message, version, check)
             ):
                 self._forward(request.slot)
                 return FORWARDED
-            outcome = self._handler.handle(message, version, progress, now_ms)
+            outcome = self._handler.handle(message, version, progress, now_ms, check)
             if outcome.failed and self._count_error is not None:
                 for code in outcome.errors():
                     self._count_error(request.api_key, code)

@@ -114,6 +114,9 @@ class AclImage:
 class Metadata(Protocol):
     """The part of the TopicRegistry that is needed here."""
 
+    @property
+    def image(self) -> MetadataImage: ...
+
     def change(
         self, decide: Callable[[MetadataImage], Sequence[AclRecord]], /
     ) -> None: ...
@@ -154,3 +157,25 @@ def delete_acls(
 
     metadata.change(decide)
     return deleted
+
+
+class MetadataAcls:
+    """The entries in the metadata log, as a process's registry knows them."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    @property
+    def version(self) -> int:
+        return self._metadata.image.acls.version
+
+    def __iter__(self) -> Iterator[AclBinding]:
+        return iter(self._metadata.image.acls)
+
+    def create(self, acls: Iterable[AclBinding]) -> None:
+        """See create_acls()."""
+        create_acls(self._metadata, acls)
+
+    def delete(self, filters: Sequence[AclFilter]) -> list[list[AclBinding]]:
+        """See delete_acls()."""
+        return delete_acls(self._metadata, filters)

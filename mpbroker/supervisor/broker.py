@@ -30,6 +30,7 @@ from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.meta_properties import open_data_directories
 from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor import TAKEOVER_VARIABLE
+from mpbroker.supervisor.authorisation import check_authorizer
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.listeners import Listener, open_listeners
 from mpbroker.supervisor.live_config import LiveConfig
@@ -141,6 +142,7 @@ class Broker:
             from mpbroker.supervisor.listener_settings import check_security
 
             check_security(config)
+        check_authorizer(config)
         manager = ServiceManager()
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets() if before is None else before.sockets()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
@@ -37,6 +37,7 @@ from mpbroker.storage.partition_directory import directory_name
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
+    from mpbroker.server.authorisation import Authorisation
     from mpbroker.storage.log_directory import LogDirectory
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -137,10 +138,12 @@ class CoordinatorRole:
         config: BrokerConfig,
         memory: BrokerMemory,
         directories: Sequence[LogDirectory],
+        authorisation: Callable[[TopicRegistry], Authorisation | None],
     ) -> None:
         self._config = config
         self._memory = memory
         self._directories = directories
+        self._authorisation = authorisation
         self._process: CoordinatorProcess | None = None
         self._coordinator: GroupCoordinator | None = None
 
@@ -248,6 +251,7 @@ class CoordinatorRole:
             lambda connection: connection_name(words, connection),
             error_answer,
             sync=True,
+            authorisation=self._authorisation(registry),
         )
         self._process.run()
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import checked_definition
@@ -43,11 +43,15 @@ from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
+from mpbroker.supervisor.authorisation import make_authorisation
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.process_title import set_process_title
 from mpbroker.supervisor.quota_setup import client_quotas
 from mpbroker.supervisor.signals import reset_in_child
+
+if TYPE_CHECKING:
+    from mpbroker.server.authorisation import Authorisation
 
 _PR_SET_PDEATHSIG: Final = 1
 _MS: Final = 1_000_000
@@ -103,6 +107,9 @@ class Roles:
             registry,
             producer_id_expiration_ms=self._config.producer_id_expiration_ms,
         )
+
+    def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:
+        return make_authorisation(self._config, self._memory, self._listeners, registry)
 
     # -- one process each --------------------------------------------------------------
 
@@ -184,9 +191,16 @@ class Roles:
             memory.responses,
         )
         purgatory = Purgatory(handler, memory.table, memory.notices)
+        authorisation = self._authorisation(registry)
         plain = None
         if not is_control:
-            plain = PlainRequests.of(channel, memory.table, registry, purgatory)
+            plain = PlainRequests.of(
+                channel,
+                memory.table,
+                registry,
+                purgatory,
+                None if authorisation is None else authorisation.everybody_may_write,
+            )
         quotas = client_quotas(config, memory, registry)
         if plain is not None:
             plain.quotas = quotas
@@ -209,6 +223,7 @@ class Roles:
             verify=config.transaction_partition_verification_enable,
             forward=memory.lane.forward,
             count_error=errors.count,
+            authorisation=authorisation,
         )
         fetch = FetchService(
             channel,
@@ -221,6 +236,7 @@ class Roles:
             ),
             purgatory,
             config.fetch_max_bytes,
+            authorisation,
             handler=handler,
             plain=plain,
         )
@@ -249,6 +265,7 @@ class Roles:
             forward=memory.lane.forward,
             note_software=ClientSoftware(handler, memory.control.words).note,
             quotas=quotas,
+            authorisation=authorisation,
         )
         if is_control:
             apis.serve_no_data()
@@ -277,7 +294,9 @@ class Roles:
         from mpbroker.supervisor.coordinator_role import CoordinatorRole
 
         become_child("group-coordinator", self._memory)
-        role = CoordinatorRole(self._config, self._memory, self._directories)
+        role = CoordinatorRole(
+            self._config, self._memory, self._directories, self._authorisation
+        )
         registry = self.registry(lambda topic: role.topic_removed(topic, logs))
         logs = self._logs(registry)
         role.run(registry, logs)

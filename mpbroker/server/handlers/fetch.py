@@ -81,6 +81,10 @@ class Target:
         self.entry = entry  # its place in the session; -1: none
 
 
+# Whether the sender may read the topic of a name.
+MayRead = Callable[[str], bool]
+
+
 class Topics(Protocol):
     """Where partitions are found."""
 
@@ -94,8 +98,13 @@ def full_targets(
     version: int,
     topics: Topics,
     log: Callable[[Topic, int], PartitionLog],
+    may_read: MayRead | None = None,
 ) -> list[Target]:
-    """Resolve every partition that a request names."""
+    """Resolve every partition that a request names.
+
+    Args:
+        may_read: asked for each topic, if anybody is to be asked.
+    """
     targets: list[Target] = []
     for wanted in request.topics:
         if version >= 13:
@@ -104,6 +113,11 @@ def full_targets(
         else:
             topic = topics.topic(wanted.topic)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if may_read is not None:
+            name = topic.name if topic is not None else wanted.topic
+            if name and not may_read(name):
+                # As if it were not there, and it may not be.
+                topic, unknown = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         targets.extend(
             _target(partition, topic, wanted.topic, wanted.topic_id, unknown, log)
             for partition in wanted.partitions

@@ -74,6 +74,10 @@ class Learn(Protocol):
     ) -> None: ...
 
 
+# Raises ApiError if the sender may not write to the topic of a name.
+Check = Callable[[str], None]
+
+
 class IsOpen(Protocol):
     """See ipc.transaction_table."""
 
@@ -182,9 +186,18 @@ class ProduceHandler:
         self._policies: dict[int, tuple[LogConfig, ValidationPolicy]] = {}
 
     def handle(
-        self, request: ProduceRequest, version: int, progress: Progress, now_ms: int
+        self,
+        request: ProduceRequest,
+        version: int,
+        progress: Progress,
+        now_ms: int,
+        check: Check | None = None,
     ) -> ProduceOutcome:
-        """Append every partition's batch; each has its own outcome."""
+        """Append every partition's batch; each has its own outcome.
+
+        Args:
+            check: asked for each topic, if anybody is to be asked.
+        """
         outcome = ProduceOutcome()
         earlier = progress.earlier()
         capacity = progress.capacity()
@@ -209,6 +222,8 @@ class ProduceHandler:
                             ErrorCode.INVALID_REQUIRED_ACKS,
                             f"acks={request.acks}; Kafka knows -1 (all), 0 and 1",
                         )
+                    if check is not None and (name := _name(topic, data, version)):
+                        check(name)
                     if topic is None:
                         raise _unknown_topic(data, version)
                     if topic.is_internal:
@@ -253,11 +268,13 @@ class ProduceHandler:
             )
         return outcome
 
-    def begins_elsewhere(self, request: ProduceRequest, version: int) -> bool:
+    def begins_elsewhere(
+        self, request: ProduceRequest, version: int, check: Check | None = None
+    ) -> bool:
         """Whether the coordinator has to be asked before this can be appended.
 
         It has if a producer's transaction is not open in a partition: it adds that, or
-        knows better.
+        knows better; not of what ``check`` will refuse.
         """
         if self._is_open is None:
             return False
@@ -269,8 +286,10 @@ class ProduceHandler:
                 if version >= _TOPIC_IDS_SINCE
                 else self._topics.topic(data.name)
             )
+            if topic is None or not _passes(check, topic.name):
+                continue
             for partition in data.partition_data:
-                if topic is None or not 0 <= partition.index < len(topic.partitions):
+                if not 0 <= partition.index < len(topic.partitions):
                     continue
                 try:
                     producer = producer_of(partition.records)
@@ -283,7 +302,12 @@ class ProduceHandler:
         return False
 
     def handle_single(
-        self, request: SingleProduce, version: int, progress: Progress, now_ms: int
+        self,
+        request: SingleProduce,
+        version: int,
+        progress: Progress,
+        now_ms: int,
+        check: Check | None = None,
     ) -> SingleOutcome | None:
         """Append the one batch of a request; None: ``handle`` must see to it.
 
@@ -300,6 +324,8 @@ class ProduceHandler:
         ):
             return None
         try:
+            if check is not None:
+                check(topic.name)
             log = self._log(topic, request.partition)
             policy = self._policy(topic, version)
             batch = validate_produce(request.records, policy, now_ms)
@@ -396,6 +422,22 @@ def encode_single_refusal(
     answer = _refusal(request.partition, error)
     topic = TopicProduceResponse(name=request.topic, partition_responses=[answer])
     return ProduceResponse(responses=[topic]).encode(version)
+
+
+def _name(topic: Topic | None, data: TopicProduceData, version: int) -> str:
+    """What a topic is called, whether it is there or not; "": only an id is known."""
+    if topic is not None:
+        return topic.name
+    return "" if version >= _TOPIC_IDS_SINCE else data.name
+
+
+def _passes(check: Check | None, name: str) -> bool:
+    try:
+        if check is not None:
+            check(name)
+    except ApiError:
+        return False
+    return True
 
 
 def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:

@@ -1,0 +1,70 @@
+"""The APIs about ACLs: decode, ask the authorizer, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.request import CLOSE, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.handlers.acls import Asker
+
+
+class AclApis:
+    """The APIs about ACLs, of one handler process."""
+
+    def __init__(self, authorisation: Authorisation | None) -> None:
+        self._authorisation = authorisation
+
+    def handlers(self) -> dict[ApiKey, Callable[[Request], bytes | Deferred]]:
+        """Return what answers each API."""
+        return {
+            ApiKey.DESCRIBE_ACLS: self._describe_acls,
+            ApiKey.CREATE_ACLS: self._create_acls,
+            ApiKey.DELETE_ACLS: self._delete_acls,
+        }
+
+    def _asker(self, request: Request) -> Asker | Deferred | None:
+        """Who asks whom; CLOSE: nobody is there any more; None: nobody to be asked."""
+        from mpbroker.server.handlers.acls import Asker
+
+        authorisation = self._authorisation
+        if authorisation is None:
+            return None
+        access = authorisation.access(request)
+        if access is None:
+            return CLOSE
+        return Asker(authorisation.authorizer, access.client)
+
+    def _describe_acls(self, request: Request) -> bytes | Deferred:
+        from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
+        from mpbroker.server.handlers.acls import handle_describe_acls
+
+        message = DescribeAclsRequest.decode(request.api_version, request.body)
+        asker = self._asker(request)
+        if isinstance(asker, Deferred):
+            return asker
+        return handle_describe_acls(message, asker).encode(request.api_version)
+
+    def _create_acls(self, request: Request) -> bytes | Deferred:
+        from mpbroker.protocol.messages.create_acls import CreateAclsRequest
+        from mpbroker.server.handlers.acls import handle_create_acls
+
+        message = CreateAclsRequest.decode(request.api_version, request.body)
+        asker = self._asker(request)
+        if isinstance(asker, Deferred):
+            return asker
+        return handle_create_acls(message, asker).encode(request.api_version)
+
+    def _delete_acls(self, request: Request) -> bytes | Deferred:
+        from mpbroker.protocol.messages.delete_acls import DeleteAclsRequest
+        from mpbroker.server.handlers.acls import handle_delete_acls
+
+        message = DeleteAclsRequest.decode(request.api_version, request.body)
+        asker = self._asker(request)
+        if isinstance(asker, Deferred):
+            return asker
+        return handle_delete_acls(message, asker).encode(request.api_version)
