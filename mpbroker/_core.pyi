@@ -71,6 +71,14 @@ class HandlerEnd:
         time_index_type: type,
         /,
     ) -> None: ...
+    def set_producers(
+        self,
+        plan_type: type,
+        state_type: type,
+        entry_type: type,
+        batch_type: type,
+        /,
+    ) -> None: ...
     def set_fetches(
         self, plan_type: type, segment_type: type, handler: int, max_bytes: int, /
     ) -> None: ...

@@ -277,6 +277,7 @@ typedef struct {
     int topic_bytes;
     uint8_t *batch;
     int64_t batch_bytes;
+    int has_producer; /* the batch has a producer id */
 } single_produce;
 
 typedef struct {
@@ -313,6 +314,33 @@ enum state_word {
 /* Note in a log's `positions` where a batch begins, or will; 0 and an exception. */
 int remember_place(PyObject *positions, PyObject *segment, int64_t offset,
                    int64_t position);
+
+/* The committed state, without the lock; 0 if it never stands still. */
+int read_state(const memory *rows, int64_t row, int64_t *state);
+
+/* -- producers (producers.c) --------------------------------------------------------------- */
+
+/* Where the slots of storage's ProducerState and ProducerEntry are. */
+typedef struct {
+    PyTypeObject *state_type, *entry_type, *batch_type; /* NULL: producers are not plain */
+    Py_ssize_t producers, entries, epoch, txn_first_offset, batches, last_timestamp,
+        seen_ms;
+} producer_offsets;
+
+typedef struct {
+    int64_t id, epoch, first_sequence, last_sequence, timestamp;
+} batch_producer;
+
+int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
+                        PyTypeObject *entry, PyTypeObject *batch);
+/* Read a batch's header; 0 if what it says of its producer is not plain. */
+int read_producer(const uint8_t *batch, batch_producer *b);
+PyObject *expect_batch(const memory *rows, const plan_offsets *p,
+                       const producer_offsets *at, PyObject *plan,
+                       const batch_producer *b, int64_t now_ms);
+int accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+                 PyObject *entry, const batch_producer *b, const appended *done,
+                 int64_t now_ms);
 
 /* -- plain fetches (fetch.c) --------------------------------------------------------------- */
 
@@ -388,6 +416,16 @@ read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
     int overflow;
     *value = PyLong_AsLongLongAndOverflow(number, &overflow);
     return !overflow;
+}
+
+/* Put an int into a slot; 0 and an exception. */
+static inline int
+set_number(PyObject *object, Py_ssize_t offset, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    if (number != NULL)
+        set_slot(object, offset, number);
+    return number != NULL;
 }
 
 extern PyTypeObject RequestRing_Type, ResponseRing_Type, HandlerEnd_Type,

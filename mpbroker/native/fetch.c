@@ -193,8 +193,7 @@ find_read_plan(PyObject *readable, const plain_fetch *f, const fetch_topic *topi
     return plan;
 }
 
-/* The committed state, without the lock; 0 if it never stands still. */
-static int
+int
 read_state(const memory *rows, int64_t row, int64_t *state)
 {
     for (int tries = 0; tries < STATE_TRIES; tries++) {

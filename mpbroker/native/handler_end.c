@@ -188,6 +188,9 @@ static PyMethodDef handler_end_methods[] = {
     {"set_tables", handler_set_tables, METH_VARARGS,
      "set_tables(rows, news_word, AppendPlan, LogSegment, OffsetIndex, TimeIndex): begin\n"
      "to take short cuts."},
+    {"set_producers", handler_set_producers, METH_VARARGS,
+     "set_producers(AppendPlan, ProducerState, ProducerEntry, AppendedBatch): produces\n"
+     "of idempotent producers, too."},
     {"set_fetches", handler_set_fetches, METH_VARARGS,
      "set_fetches(ReadPlan, LogSegment, handler, fetch_max_bytes): fetches, too."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},

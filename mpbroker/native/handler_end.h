@@ -25,6 +25,7 @@ typedef struct {
     PyObject *remembered;    /* dict: ApiVersions request -> answer's body */
     PyObject *topics;        /* dict: name -> (limits, plans by partition) */
     plan_offsets plan;
+    producer_offsets producers;
     char syncs_acks_all;
     PyObject *readable; /* dict: name, and id -> read plans by partition */
     read_plan_offsets read_plan;
@@ -45,6 +46,7 @@ int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
 
 /* The methods of short_cuts.c, as _core.pyi has them. */
 PyObject *handler_set_tables(PyObject *object, PyObject *args);
+PyObject *handler_set_producers(PyObject *object, PyObject *args);
 PyObject *handler_set_fetches(PyObject *object, PyObject *args);
 PyObject *handler_execute(PyObject *object, PyObject *slot);
 PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs);

@@ -1,5 +1,5 @@
-/* The plainest Produce: one topic, one partition, one uncompressed batch without a
- * producer id, to a segment that needs not be rolled.
+/* The plainest Produce: one topic, one partition, one uncompressed batch, of no producer
+ * or the next one of a known producer (producers.c), to a segment that needs not be rolled.
  *
  * The twins: protocol/fast_produce.py, protocol/log_validator.py and
  * storage/partition_log.py, whose order of stores this is. Whatever is not exactly
@@ -156,9 +156,8 @@ is_plain_batch(const single_produce *p, int64_t max_message_bytes,
         || size > max_message_bytes || size > MAX_BATCH_BYTES)
         return 0;
     count = read_big(b + 57, 4);
-    /* no codec, no flag of any kind; counts that agree; no producer id */
-    if (b[21] | b[22] || count <= 0 || read_big(b + 23, 4) != count - 1
-        || read_big(b + 43, 8) >= 0)
+    /* no codec, no flag of any kind; counts that agree */
+    if (b[21] | b[22] || count <= 0 || read_big(b + 23, 4) != count - 1)
         return 0;
     if (crc32c(b + 21, size - 21) != (uint32_t)read_big(b + 17, 4))
         return 0;
@@ -179,7 +178,8 @@ is_plain_batch(const single_produce *p, int64_t max_message_bytes,
 
 typedef struct {
     int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
-        index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd;
+        index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd,
+        producers_end;
 } append_plan;
 
 /* The descriptor of one of a segment's indexes; -1 if it is not open. */
@@ -205,7 +205,8 @@ read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
         || !read_number(plan, at->max_time_entries, &a->max_time_entries)
         || !read_number(plan, at->index_interval, &a->index_interval)
         || !read_number(plan, at->epoch, &a->epoch)
-        || !read_number(plan, at->roll_after, &a->roll_after))
+        || !read_number(plan, at->roll_after, &a->roll_after)
+        || !read_number(plan, at->producers_end, &a->producers_end))
         return 0;
     a->offset_index_fd = index_fd(segment, at->offset_index, at->offset_index_fd);
     a->time_index_fd = index_fd(segment, at->time_index, at->time_index_fd);
@@ -330,7 +331,9 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     const int64_t last_offset = end_offset + read_big(p->batch + 23, 4);
     const int64_t timestamp = read_big(p->batch + 35, 8);
     const int64_t position = state[ACTIVE_SIZE];
-    if (!fits(&a, rows, row, state, added, last_offset, timestamp)) {
+    /* Another process's batch since we looked at the producers may be of this one. */
+    if ((p->has_producer && a.producers_end != end_offset)
+        || !fits(&a, rows, row, state, added, last_offset, timestamp)) {
         unlock(mutex);
         return 0;
     }

@@ -93,6 +93,28 @@ handler_set_fetches(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyObject *
+handler_set_producers(PyObject *object, PyObject *args)
+{
+    handler_end *self = (handler_end *)object;
+    PyObject *plan, *state, *entry, *batch;
+    producer_offsets at;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &plan, &PyType_Type, &state,
+                          &PyType_Type, &entry, &PyType_Type, &batch))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)batch, &PyTuple_Type))
+        return PyErr_Format(PyExc_TypeError, "batches are tuples");
+    if (!find_producer_slots(&at, (PyTypeObject *)plan, (PyTypeObject *)state,
+                             (PyTypeObject *)entry, (PyTypeObject *)batch))
+        return NULL;
+    PyObject *keep = PyTuple_Pack(2, self->keep, args);
+    if (keep == NULL)
+        return NULL;
+    Py_SETREF(self->keep, keep);
+    self->producers = at;
+    Py_RETURN_NONE;
+}
+
 /* Read the header of a request of any kind; its size, or 0 if it is not plain. */
 static int64_t
 header_size(const uint8_t *frame, int64_t size, int flexible)
@@ -151,15 +173,6 @@ execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
     memcpy(out + 4, PyBytes_AS_STRING(body), length);
     STEP();
     return answer_slot(self, slot, L.KIND_BYTES, at, length + 8) ? 1 : -1;
-}
-
-static int
-set_number(PyObject *object, Py_ssize_t offset, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    if (number != NULL)
-        set_slot(object, offset, number);
-    return number != NULL;
 }
 
 int
@@ -247,14 +260,28 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
     PyObject *plan = find_plan(self, &p, limits);
     if (plan == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    if (!is_plain_batch(&p, limits[0], limits[1], limits[2], now_ms()))
+    const int64_t now = now_ms();
+    if (!is_plain_batch(&p, limits[0], limits[1], limits[2], now))
         return 0;
+    batch_producer producer;
+    if (!read_producer(p.batch, &producer))
+        return 0;
+    PyObject *entry = NULL;
+    p.has_producer = producer.id >= 0;
+    if (p.has_producer) {
+        entry = expect_batch(&self->rows, &self->plan, &self->producers, plan, &producer,
+                             now);
+        if (entry == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+    }
     int result = append_plain(&self->control, &self->arena, &self->rows, &self->plan,
                               plan, slot, &p, done);
     if (result <= 0)
         return result;
-    if (!remember_position(&self->plan, plan, done)
-        || !keep_up(&self->plan, plan, done))
+    int known = entry == NULL ? keep_up(&self->plan, plan, done)
+                              : accept_batch(&self->plan, &self->producers, plan, entry,
+                                             &producer, done, now);
+    if (!known || !remember_position(&self->plan, plan, done))
         return -1;
     if (p.acks == 0)
         return answer_slot(self, slot, L.KIND_NONE, 0, 0) ? 1 : -1;

@@ -22,6 +22,11 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.offset_index import OffsetIndex
+from mpbroker.storage.producer_state import (
+    AppendedBatch,
+    ProducerEntry,
+    ProducerState,
+)
 from mpbroker.storage.read_plan import ReadPlan
 from mpbroker.storage.time_index import TimeIndex
 
@@ -85,6 +90,7 @@ class PlainRequests:
             OffsetIndex,
             TimeIndex,
         )
+        compiled.set_producers(AppendPlan, ProducerState, ProducerEntry, AppendedBatch)
 
     @classmethod
     def of(

@@ -6,6 +6,7 @@ differ, or if the append is more than bytes at the end of a file.
 """
 
 from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.producer_state import ProducerState
 
 
 class AppendPlan:
@@ -19,6 +20,7 @@ class AppendPlan:
         "max_size",
         "max_time_entries",
         "positions",
+        "producers",
         "producers_end",
         "producers_position",
         "roll_after",
@@ -39,7 +41,10 @@ class AppendPlan:
         self.index_interval = 0
         self.epoch = 0  # of the leader, for the batch
         self.roll_after = 0  # ms: a batch with a later timestamp starts a segment
-        # How far this process knows all producers, which plain batches do not change:
-        # moved on by the core if it stood at the batch. -1: not known.
+        # This process's copy of the producers' state, None if it has none; the core
+        # adds to it what it appends, and what others have appended.
+        self.producers: ProducerState | None = None
+        # How far this process knows all producers, moved on by the core if it stood at
+        # the batch. -1: not known.
         self.producers_end = -1
         self.producers_position = -1

@@ -148,7 +148,10 @@ class LogProducers(LogLookup):
             self._plan.producers_end = -1
 
     def _take_over_from_plan(self) -> None:
-        """Step over what the compiled core has appended: none of it has a producer."""
+        """Step over what the compiled core has appended, or read of others'.
+
+        It has told ``producers`` of all of it that has a producer.
+        """
         plan, producers = self._plan, self.producers
         if (
             plan is not None

@@ -373,7 +373,7 @@ class PartitionLog(LogSync):
         plan.active_base = self._active_base
         plan.structure = self._structure
         plan.roll_after = min(self._roll_after, LONG_MAX)
-        producers = self.producers
+        producers = plan.producers = self.producers
         plan.producers_end = -1 if producers is None else producers.end_offset
         plan.producers_position = self._producers_position
 

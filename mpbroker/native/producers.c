@@ -1,0 +1,177 @@
+/* What a partition knows of its producers, for batches that carry the next sequence of
+ * one that is known. The twins: storage/producer_state.py and log_producers.py, on whose
+ * objects this works: on a process's own copy of what the log says, so nothing here is
+ * anybody else's to see. Whatever is not the next batch of a known producer (a repeated
+ * one, a gap, another epoch, a transaction) is left to them.
+ */
+
+#include "core.h"
+
+#include <unistd.h>
+
+#define BATCH_HEADER 61
+#define BATCH_OVERHEAD 12
+#define BATCHES_KEPT 5
+#define SEQUENCE_MASK 0x7FFFFFFF
+#define TRANSACTIONAL_OR_CONTROL 0x30
+/* So many batches of others' are read here; more are a restart, or somebody's pause. */
+#define MAX_CAUGHT_UP 64
+
+int
+read_producer(const uint8_t *batch, batch_producer *b)
+{
+    b->id = read_big(batch + 43, 8);
+    b->epoch = read_big(batch + 51, 2);
+    b->first_sequence = read_big(batch + 53, 4);
+    b->last_sequence = (b->first_sequence + read_big(batch + 23, 4)) & SEQUENCE_MASK;
+    b->timestamp = read_big(batch + 35, 8);
+    return b->id < 0 || (b->epoch >= 0 && b->first_sequence >= 0);
+}
+
+/* The entry of a producer at an epoch, borrowed; NULL, perhaps with an exception. */
+static PyObject *
+find_entry(const producer_offsets *at, PyObject *plan, const batch_producer *b)
+{
+    PyObject *producers = get_slot(plan, at->producers);
+    if (producers == NULL || Py_TYPE(producers) != at->state_type)
+        return NULL;
+    PyObject *entries = get_slot(producers, at->entries);
+    if (entries == NULL || !PyDict_CheckExact(entries))
+        return NULL;
+    PyObject *id = PyLong_FromLongLong(b->id);
+    PyObject *entry = id ? PyDict_GetItemWithError(entries, id) : NULL;
+    Py_XDECREF(id);
+    int64_t epoch, open;
+    if (entry == NULL || Py_TYPE(entry) != at->entry_type
+        || !read_number(entry, at->epoch, &epoch) || epoch != b->epoch
+        || !read_number(entry, at->txn_first_offset, &open) || open >= 0)
+        return NULL;
+    PyObject *batches = get_slot(entry, at->batches);
+    return batches != NULL && PyList_CheckExact(batches) ? entry : NULL;
+}
+
+/* ProducerState.apply. */
+static int
+note_batch(const producer_offsets *at, PyObject *entry, const batch_producer *b,
+           int64_t base_offset, int64_t last_offset, int64_t now_ms)
+{
+    PyObject *batches = get_slot(entry, at->batches);
+    PyObject *fields = Py_BuildValue("((LLLLL))", (long long)b->first_sequence,
+                                     (long long)b->last_sequence,
+                                     (long long)base_offset, (long long)last_offset,
+                                     (long long)b->timestamp);
+    PyObject *made = fields ? PyTuple_Type.tp_new(at->batch_type, fields, NULL) : NULL;
+    Py_XDECREF(fields);
+    int done = made != NULL && PyList_Append(batches, made) == 0;
+    Py_XDECREF(made);
+    if (done && PyList_GET_SIZE(batches) > BATCHES_KEPT)
+        done = PyList_SetSlice(batches, 0, 1, NULL) == 0;
+    return done && set_number(entry, at->last_timestamp, b->timestamp)
+           && set_number(entry, at->seen_ms, now_ms);
+}
+
+/* Take over one batch that somebody else has appended; 0: not plain, or an exception. */
+static int
+follow(const producer_offsets *at, PyObject *plan, const uint8_t *head, int64_t offset,
+       int64_t now_ms)
+{
+    batch_producer b;
+    if (head[22] & TRANSACTIONAL_OR_CONTROL || !read_producer(head, &b))
+        return 0;
+    if (b.id < 0)
+        return 1;
+    PyObject *entry = find_entry(at, plan, &b);
+    int64_t last_offset = offset + read_big(head + 23, 4);
+    return entry != NULL && note_batch(at, entry, &b, offset, last_offset, now_ms);
+}
+
+/* LogProducers._catch_up, without the lock; 0: not plain, or an exception. */
+static int
+catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+         PyObject *plan, int64_t now_ms)
+{
+    int64_t row, fd, end, position, active_base, structure, state[STATE_WORDS];
+    PyObject *segment = get_slot(plan, p->segment);
+    if (segment == NULL || segment == Py_None
+        || !read_number(segment, p->segment_fd, &fd) || fd < 0
+        || !read_number(plan, p->row, &row) || row < 0 || row >= L.MAX_PARTITIONS
+        || !has_words(rows, row * L.ROW_WORDS, L.ROW_WORDS)
+        || !read_number(plan, p->active_base, &active_base)
+        || !read_number(plan, p->structure, &structure)
+        || !read_number(plan, p->producers_end, &end)
+        || !read_number(plan, p->producers_position, &position))
+        return 0;
+    row *= L.ROW_WORDS;
+    if (end < 0 || !read_state(rows, row, state) || state[ACTIVE_BASE] != active_base
+        || load(rows, row + L.ROW_STRUCTURE) != structure)
+        return 0;
+    for (int batches = 0; end != state[END_OFFSET]; batches++) {
+        uint8_t head[BATCH_HEADER];
+        if (batches == MAX_CAUGHT_UP || position < 0
+            || pread((int)fd, head, sizeof head, position) != (ssize_t)sizeof head)
+            return 0;
+        int64_t size = read_big(head + 8, 4) + BATCH_OVERHEAD;
+        int64_t next = end + read_big(head + 23, 4) + 1;
+        if (size < BATCH_HEADER || size > state[ACTIVE_SIZE] - position || head[16] != 2
+            || read_big(head, 8) != end || next <= end || next > state[END_OFFSET]
+            || !follow(at, plan, head, end, now_ms))
+            return 0;
+        position += size;
+        end = next;
+        if (!set_number(plan, p->producers_position, position)
+            || !set_number(plan, p->producers_end, end))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether a batch is the next one of a producer that is known: its entry, borrowed; NULL,
+ * perhaps with an exception, if not. */
+PyObject *
+expect_batch(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+             PyObject *plan, const batch_producer *b, int64_t now_ms)
+{
+    if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
+        return NULL;
+    PyObject *entry = find_entry(at, plan, b);
+    if (entry == NULL)
+        return NULL;
+    PyObject *batches = get_slot(entry, at->batches);
+    Py_ssize_t count = PyList_GET_SIZE(batches);
+    PyObject *last = count > 0 ? PyList_GET_ITEM(batches, count - 1) : NULL;
+    if (last == NULL || !PyTuple_Check(last) || PyTuple_GET_SIZE(last) != 5
+        || !PyLong_Check(PyTuple_GET_ITEM(last, 1)))
+        return NULL;
+    int overflow;
+    int64_t sequence =
+        PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(last, 1), &overflow);
+    return !overflow && ((sequence + 1) & SEQUENCE_MASK) == b->first_sequence ? entry
+                                                                            : NULL;
+}
+
+/* The same batch is in the log: move on with it; 0 and an exception. */
+int
+accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+             PyObject *entry, const batch_producer *b, const appended *done,
+             int64_t now_ms)
+{
+    return note_batch(at, entry, b, done->base_offset, done->next_offset - 1, now_ms)
+           && set_number(plan, p->producers_position, done->next_position)
+           && set_number(plan, p->producers_end, done->next_offset);
+}
+
+int
+find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
+                    PyTypeObject *entry, PyTypeObject *batch)
+{
+    at->state_type = state;
+    at->entry_type = entry;
+    at->batch_type = batch;
+    return slot_offset(plan, "producers", &at->producers)
+           && slot_offset(state, "entries", &at->entries)
+           && slot_offset(entry, "epoch", &at->epoch)
+           && slot_offset(entry, "txn_first_offset", &at->txn_first_offset)
+           && slot_offset(entry, "batches", &at->batches)
+           && slot_offset(entry, "last_timestamp", &at->last_timestamp)
+           && slot_offset(entry, "seen_ms", &at->seen_ms);
+}
