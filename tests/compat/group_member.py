@@ -97,7 +97,8 @@ def run_kafka_python(bootstrap: str, group: str, topic: str, options: Any) -> No
     )
     reporter = Reporter()
     while not stopping:
-        found = consumer.poll(timeout_ms=100)
+        # Not shorter: a poll that gives up on a join is what forgets it.
+        found = consumer.poll(timeout_ms=500)
         join_again_if_forgotten(consumer)
         reporter.assigned([row.partition for row in consumer.assignment()])
         if found:
