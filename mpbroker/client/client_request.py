@@ -75,6 +75,32 @@ class Wire(Protocol):
     def shutdown(self) -> None: ...
 
 
+class NetworkCounts:
+    """Totals of one client since it began; any thread may read them."""
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "connections_closed",
+        "connections_made",
+        "failed_authentications",
+        "requests",
+        "responses",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    bytes_in: int
+    bytes_out: int
+    connections_closed: int
+    connections_made: int
+    failed_authentications: int
+    requests: int
+    responses: int
+
+
 class InFlight:
     """A request that was sent; times are in ms of the client's clock."""
 

@@ -34,6 +34,7 @@ from mpbroker.client.client_request import (
     Callback,
     ClientResponse,
     InFlight,
+    NetworkCounts,
     Wire,
 )
 from mpbroker.client.connection import Connection
@@ -92,7 +93,7 @@ class NetworkClient:
         self._done: list[tuple[Callback, ClientResponse]] = []
         self._metadata_node: int | None = None
         self._last_error = ""
-        self.connections_made = 0
+        self.counts = NetworkCounts()
 
     # -- nodes -------------------------------------------------------------------------
 
@@ -296,7 +297,10 @@ class NetworkClient:
             response = ClientResponse(node, request, None, None, False, 0.0)
             self._done.append((callback, response))
         self._node(node).last_used_ms = now_ms
-        self._wire.send(node, connection.data_to_send())
+        data = connection.data_to_send()
+        self.counts.requests += 1
+        self.counts.bytes_out += len(data)
+        self._wire.send(node, data)
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -326,7 +330,7 @@ class NetworkClient:
     def _take_events(self, now_ms: float) -> None:
         wire = self._wire
         for node in wire.connected:
-            self.connections_made += 1
+            self.counts.connections_made += 1
             found = self._node(node)
             found.connection = Connection(
                 self._settings.client_id,
@@ -336,6 +340,7 @@ class NetworkClient:
             found.connection.negotiate()
             wire.send(node, found.connection.data_to_send())
         for node, data in wire.received:
+            self.counts.bytes_in += len(data)
             self._receive(node, data, now_ms)
         for node, refusal in list(wire.refused.items()):
             self._refused(node, refusal, now_ms)
@@ -382,6 +387,7 @@ class NetworkClient:
         self, node: int, response: Message, version: int, now_ms: float
     ) -> None:
         waiting = self._in_flight[node].popleft()
+        self.counts.responses += 1
         throttle_ms = getattr(response, "throttle_time_ms", 0)
         if throttle_ms > 0 and version >= THROTTLED_FROM.get(response.api_key, 1 << 15):
             self._node(node).throttled_until_ms = now_ms + throttle_ms
@@ -399,6 +405,7 @@ class NetworkClient:
     def _refused(self, node: int, error: MpbrokerError, now_ms: float) -> None:
         """End a connection, closed already, that it is of no use to try again."""
         address = self._addresses().get(node, node)
+        self.counts.failed_authentications += 1
         refusal = AuthenticationError(f"cannot use {address}: {error}")
         if isinstance(error, AuthenticationError):
             refusal = type(error)(str(refusal))
@@ -417,6 +424,7 @@ class NetworkClient:
         """End a connection that is closed already, and all that was in flight on it."""
         _log.debug("node %d: %s", node, reason)
         self._last_error = reason
+        self.counts.connections_closed += not self._node(node).is_connecting
         error = error or DisconnectedError(reason)
         self._node(node).disconnected(error, now_ms, self._rng)
         lost, self._in_flight[node] = self._in_flight.get(node, deque()), deque()

@@ -178,7 +178,13 @@ class RecordAccumulator:
                 return None
             queue.open = None
             batch.is_closed = batch.is_sealing = True
+            self._note_closed(queue, max(batch.size, self._settings.batch_size))
             return batch
+
+    def _note_closed(self, queue: PartitionQueue, size: int) -> None:
+        topic = self.topics[queue.topic]
+        if topic.current is queue:
+            topic.sticky.bytes += size
 
     def seal(self, batch: ProducerBatch) -> None:
         """Encode a closed batch that nobody else seals."""
@@ -251,7 +257,11 @@ class RecordAccumulator:
         snapshot: Snapshot,
         now_ms: float,
     ) -> PartitionQueue:
-        """Return where the next batch of records without keys goes."""
+        """Return where the next batch of records without keys goes.
+
+        Where the last one went, until batch.size bytes have gone there: so it has its
+        share however many batches lingering made of it.
+        """
         with self.lock:
             topic.queue(partition_count - 1)
             unavailable = self._unavailable_nodes(now_ms)
@@ -262,6 +272,14 @@ class RecordAccumulator:
                 else None
                 for queue in topic.queues[:partition_count]
             ]
+            current = topic.current
+            if (
+                current is not None
+                and topic.sticky.bytes < self._settings.batch_size
+                and current.partition < partition_count
+                and lengths[current.partition] is not None
+            ):
+                return current
             adaptive = self._settings.adaptive_partitioning
             topic.current = topic.queues[topic.sticky.choose(lengths, adaptive)]
             return topic.current
@@ -392,6 +410,7 @@ class RecordAccumulator:
             del self._active[queue]
         if queue.open is batch:
             queue.open = None
+            self._note_closed(queue, batch.size)
         batch.is_closed = True
         batch.drained_ms = now_ms
         if batch.payload is None:

@@ -9,8 +9,11 @@ import threading
 from collections import deque
 from typing import Final
 
+from mpbroker.client.client_request import NetworkCounts
+
 _WINDOW_MS: Final = 30_000.0
 _SAMPLES: Final = 2
+_FOLLOW_MS: Final = 100.0
 
 
 class Rate:
@@ -27,6 +30,10 @@ class Rate:
         if not self._samples or now_ms - self._samples[-1][0] >= _WINDOW_MS:
             self._samples.append([now_ms, 0.0])
         self._samples[-1][1] += amount
+
+    def follow(self, total: float, now_ms: float) -> None:
+        """Take on a total that somebody else counts."""
+        self.add(total - self.total, now_ms)
 
     def per_second(self, now_ms: float) -> float:
         """Return the rate over the last windows."""
@@ -71,7 +78,17 @@ class Average:
 
 
 _RATES: Final = ("record-send", "byte", "record-error", "record-retry")
-_MORE_RATES: Final = ("batch-split", "buffer-exhausted", "connection-creation")
+_MORE_RATES: Final = ("batch-split", "buffer-exhausted")
+# What the network client counts, under Kafka's names.
+_NETWORK_RATES: Final = {
+    "connection-creation": "connections_made",
+    "connection-close": "connections_closed",
+    "failed-authentication": "failed_authentications",
+    "request": "requests",
+    "response": "responses",
+    "incoming-byte": "bytes_in",
+    "outgoing-byte": "bytes_out",
+}
 _AVERAGES: Final = (
     "batch-size",
     "compression-rate",
@@ -97,7 +114,10 @@ class ProducerMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rates = {name: Rate() for name in (*_RATES, *_MORE_RATES)}
+        self._rates = {
+            name: Rate() for name in (*_RATES, *_MORE_RATES, *_NETWORK_RATES)
+        }
+        self._followed_ms = -float("inf")
         self._averages = {name: Average() for name in _AVERAGES}
         self._totals = dict.fromkeys(_TOTALS, 0.0)
         self._topics: dict[str, dict[str, Rate]] = {}
@@ -112,6 +132,15 @@ class ProducerMetrics:
                 if rates is None:
                     rates = self._topics[topic] = {key: Rate() for key in _RATES}
                 rates[name].add(amount, now_ms)
+
+    def follow(self, counts: NetworkCounts, now_ms: float) -> None:
+        """Take on what the network client has counted; cheap to call often."""
+        if now_ms - self._followed_ms < _FOLLOW_MS:
+            return
+        self._followed_ms = now_ms
+        with self._lock:
+            for name, attribute in _NETWORK_RATES.items():
+                self._rates[name].follow(getattr(counts, attribute), now_ms)
 
     def observe(self, name: str, value: float, now_ms: float, count: int = 1) -> None:
         """Add to an average."""

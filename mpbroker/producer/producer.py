@@ -160,6 +160,7 @@ class Producer(TransactionCalls):
         # Records that fit surely; larger ones are judged exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
         self._made_by = os.getpid()
+        self._made_ms = monotonic_ms()
         self._thread = threading.Thread(
             target=self._sender.run,
             name=f"kafka-producer-network-thread | {options.client.client_id}",
@@ -305,8 +306,8 @@ class Producer(TransactionCalls):
         if full is not None:
             accumulator.seal(full)
         if chosen is None:
-            # That batch is complete, or was sent before it got full: to another now,
-            # unless little went there.
+            # That batch is complete, or was sent before it got full: to another
+            # partition now, unless little went there.
             queue = accumulator.sticky_queue(
                 queues, len(info.leaders), self._metadata.snapshot, now_ms
             )
@@ -569,6 +570,10 @@ class Producer(TransactionCalls):
             "buffer-total-bytes": float(self._pool.total_bytes),
             "buffer-available-bytes": float(self._pool.available_bytes),
             "bufferpool-wait-time-ns-total": self._pool.wait_time_s * 1e9,
+            # Since the producer was made, over all threads.
+            "bufferpool-wait-ratio": self._pool.wait_time_s
+            * 1000
+            / max(1.0, now_ms - self._made_ms),
             "waiting-threads": float(self._pool.waiting),
             "requests-in-flight": float(self._client.in_flight()),
             "connection-count": float(self._client.connection_count()),

@@ -153,6 +153,7 @@ class Sender:
         wait_ms = self._prepare(now_ms)
         wait_ms = min(wait_ms, self._send_batches(now_ms))
         self._client.poll(wait_ms, now_ms)
+        self._metrics.follow(self._client.counts, now_ms)
 
     def _prepare(self, now_ms: float) -> float:
         """Do what idempotence needs before batches go; return how long it can wait."""

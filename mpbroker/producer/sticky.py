@@ -1,6 +1,7 @@
 """Where records without keys go: one partition for a whole batch, then another.
 
-Source: KIP-480 (sticky), KIP-794 (weights by how fast partitions drain).
+Source: KIP-480 (sticky), KIP-794 (weights by how fast partitions drain, and shares by
+bytes rather than by batches).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class StickyPartitioner:
 
     Attributes:
         partition: where records go now; None before the first `choose`.
-        bytes: how many went there since.
+        bytes: how many went there since, in batches that are closed.
     """
 
     __slots__ = ("_rng", "bytes", "partition")

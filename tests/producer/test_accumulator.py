@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -457,14 +458,40 @@ def test_a_node_that_takes_nothing_for_long_is_avoided():
     topic = rig.accumulator.topic("t")
     rig.accumulator.note_node(0, False, rig.now_ms)
     rig.now_ms += 101
-    picked = {
-        rig.accumulator.sticky_queue(topic, 2, rig.snapshot, rig.now_ms).partition
-        for _ in range(30)
-    }
-    assert picked == {1}
+
+    def picks() -> set[int]:
+        found = set()
+        for _ in range(30):
+            topic.sticky.bytes = rig.settings.batch_size  # that had its share
+            queue = rig.accumulator.sticky_queue(topic, 2, rig.snapshot, rig.now_ms)
+            found.add(queue.partition)
+        return found
+
+    assert picks() == {1}
     rig.accumulator.note_node(0, True, rig.now_ms)
-    picked = {
-        rig.accumulator.sticky_queue(topic, 2, rig.snapshot, rig.now_ms).partition
-        for _ in range(30)
-    }
-    assert picked == {0, 1}
+    assert picks() == {0, 1}
+
+
+def test_small_batches_stay_with_a_partition_until_it_has_had_its_share():
+    rig = Rig((0, 0, 0), batch_size=1000, linger_ms=5)
+    topic = rig.accumulator.topic("t")
+
+    went = []
+    for _ in range(180):
+        queue = rig.accumulator.sticky_queue(topic, 3, rig.snapshot, rig.now_ms)
+        rig.append(b"x" * 300, queue.partition)
+        rig.now_ms += 5
+        (batch,) = rig.drain(0)  # lingered, and is far from full
+        went.append(batch.partition)
+    # By chance the same may be chosen again.
+    assert {len(list(run)) % 3 for _, run in groupby(went)} == {0}
+    assert set(went) == {0, 1, 2}
+
+
+def test_a_partition_without_a_leader_is_left_though_it_had_little():
+    rig = Rig((0, 0))
+    topic = rig.accumulator.topic("t")
+    first = rig.accumulator.sticky_queue(topic, 2, rig.snapshot, rig.now_ms).partition
+    rig.lead(*(-1 if index == first else 0 for index in (0, 1)))
+    second = rig.accumulator.sticky_queue(topic, 2, rig.snapshot, rig.now_ms).partition
+    assert second == 1 - first

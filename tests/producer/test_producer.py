@@ -412,6 +412,11 @@ def test_kafkas_metrics_are_there(make_producer, new_topic):
     assert own["request-latency-avg"] > 0
     assert own["buffer-total-bytes"] == own["buffer-available-bytes"] == 33_554_432
     assert own["flush-time-ns-total"] == 0
+    assert own["connection-creation-total"] >= 1
+    assert own["request-total"] >= own["response-total"] >= 10
+    assert own["outgoing-byte-total"] > 10 * 100
+    assert own["incoming-byte-total"] > 10
+    assert own["bufferpool-wait-ratio"] == own["failed-authentication-total"] == 0
     assert groups[f"producer-topic-metrics.{topic}"]["record-send-total"] == 10
     assert any(name.startswith("producer-node-metrics.node-") for name in groups)
 
