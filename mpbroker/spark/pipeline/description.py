@@ -1,7 +1,7 @@
 """What a pipeline's TOML file says, read and checked before Spark is started.
 
     [pipeline]
-    job = "ingest"                   # or aggregate, replay
+    job = "ingest"                   # or aggregate, replay, report
     checkpoint = "/lake/checkpoints/flights"
     trigger = "once"                 # all there is, then stop; or "30s": for ever
 
@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from mpbroker.errors import MpbrokerError
 
-JOBS: Final = ("ingest", "aggregate", "replay")
+JOBS: Final = ("ingest", "aggregate", "replay", "report")
 VALUE_FORMATS: Final = ("raw", "json", "msgpack", "avro")
 TABLE_FORMATS: Final = ("parquet", "delta")
 FIELD_TYPES: Final = (
@@ -107,6 +107,15 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Which files of a broker's request log, and where the page goes."""
+
+    log: tuple[str, ...]  # patterns of files
+    out: str
+    table: str = ""  # a file of Parquet; empty: none
+
+
+@dataclass(frozen=True)
 class Description:
     """A whole file."""
 
@@ -121,6 +130,7 @@ class Description:
     topic: Mapping[str, str] = field(default_factory=dict)
     aggregate: Aggregate | None = None
     replay: Replay | None = None
+    report: Report | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -147,12 +157,14 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "measures",
     ),
     "replay": ("where", "rate", "speed", "partitions"),
+    "report": ("log", "out", "table"),
 }
 _FREE: Final = ("source", "topic", "spark")  # options of others, checked by them
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "ingest": ("source", "table"),
     "aggregate": ("source", "aggregate"),
     "replay": ("table", "topic"),
+    "report": ("report",),
 }
 
 
@@ -200,6 +212,7 @@ def parse(content: Mapping[str, Any], default_name: str = "pipeline") -> Descrip
         topic=_topic(content.get("topic", {})),
         aggregate=_aggregate(content.get("aggregate")),
         replay=_replay(content.get("replay", {})) if job == "replay" else None,
+        report=_report(content["report"]) if job == "report" else None,
         spark={key: str(value) for key, value in content.get("spark", {}).items()},
     )
     _check_whole(description)
@@ -211,7 +224,7 @@ def _check_whole(found: Description) -> None:
         raise PipelineError(
             f"pipeline.name={found.name!r} must be letters, digits, '.', '_' and '-'"
         )
-    if found.job != "replay" and not found.checkpoint:
+    if found.job in ("ingest", "aggregate") and not found.checkpoint:
         raise PipelineError(
             "pipeline.checkpoint is not set; give a directory that is this pipeline's"
             " alone: it remembers what was read"
@@ -361,6 +374,22 @@ def _replay(section: Mapping[str, Any]) -> Replay:
             section, "replay", "partitions", ("original", "key"), "original"
         ),
     )
+
+
+def _report(section: Mapping[str, Any]) -> Report:
+    log = section.get("log", "")
+    patterns = (
+        (log,) if isinstance(log, str) and log else _names(section, "report", "log")
+    )
+    if not patterns:
+        raise PipelineError(
+            "report.log is not set; give what the broker's request.log.path names, or"
+            ' a list: ["requests.log", "requests.log.*"]'
+        )
+    out = _text(section, "report", "out", "")
+    if not out:
+        raise PipelineError("report.out is not set; give a file, as report.html")
+    return Report(patterns, out, _text(section, "report", "table", ""))
 
 
 def _trigger(head: Mapping[str, Any]) -> float:

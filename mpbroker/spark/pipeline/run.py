@@ -68,6 +68,11 @@ def preview(description: Description) -> Iterator[str]:
 
         yield from replay.preview(description)
         return
+    if description.job == "report":
+        from mpbroker.spark.pipeline import report
+
+        yield from report.preview(description)
+        return
     options = parse_source_options(
         {"startingOffsets": "earliest", **description.source}, streaming=True
     )
