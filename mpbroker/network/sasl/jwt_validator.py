@@ -99,6 +99,10 @@ class JwtValidator:
             raise _invalid(f"the claim {settings.user_claim} is no name")
         return Token(user, int(claims["exp"] * 1000))
 
+    def close(self) -> None:
+        """Judge no more."""
+        self._keys.close()
+
     def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
         if header.get("alg") not in _ALGORITHMS:
             raise _invalid(f"alg {header.get('alg')!r:.40} is not accepted")
@@ -136,6 +140,9 @@ class _KeySource:
 
     def want_newer(self) -> None:
         """Somebody has used a key that is not among them."""
+
+    def close(self) -> None:
+        """They are needed no more."""
 
 
 class _FileKeys(_KeySource):
@@ -177,6 +184,7 @@ class _UrlKeys(_KeySource):
         self._settings = settings
         self._keys: dict[str, Any] | None = None
         self._wanted = threading.Event()
+        self._closed = threading.Event()
         self._is_fetching = False
 
     def keys(self) -> dict[str, Any]:
@@ -192,9 +200,13 @@ class _UrlKeys(_KeySource):
     def want_newer(self) -> None:
         self._wanted.set()
 
+    def close(self) -> None:
+        self._closed.set()
+        self._wanted.set()
+
     def _fetch_for_ever(self) -> None:
         settings, wait_s = self._settings, 0.0
-        while True:
+        while not self._closed.is_set():
             try:
                 self._keys = self._fetch()
             except (OSError, ValueError) as error:
@@ -206,11 +218,11 @@ class _UrlKeys(_KeySource):
                     error,
                     wait_s,
                 )
-                time.sleep(wait_s)
+                self._closed.wait(wait_s)
                 continue
             wait_s = 0.0
             # Whoever invents key names must not make us ask without end.
-            time.sleep(settings.max_retry_s)
+            self._closed.wait(settings.max_retry_s)
             self._wanted.wait(max(0.0, settings.refresh_s - settings.max_retry_s))
             self._wanted.clear()
 

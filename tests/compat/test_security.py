@@ -1,0 +1,310 @@
+"""Real clients over TLS and each SASL mechanism, on one broker with all listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jwt
+import pytest
+import trustme
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
+from cryptography.hazmat.primitives.asymmetric import ec
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as KafkaPartition
+from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaTokenProvider
+
+from tests.compat.adapters.adapter import TIMEOUT_S
+from tests.compat.test_java_tools import run_java
+from tests.conftest import _running
+from tests.support.broker import Broker
+from tests.support.fetch_clients import have_java_tools
+
+USER, PASSWORD = "alice", "wonder,=land"
+JAAS = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    f' user_{USER}="{PASSWORD}";'
+)
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+WAYS = [
+    ("SSL", ""),
+    ("SASL_PLAINTEXT", "PLAIN"),
+    ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
+    ("SASL_PLAINTEXT", "OAUTHBEARER"),
+    ("SASL_SSL", "PLAIN"),
+    ("SASL_SSL", "SCRAM-SHA-512"),
+]
+
+
+class Secured(NamedTuple):
+    """A broker with all listeners."""
+
+    broker: Broker
+    authority: str
+
+    def address(self, protocol: str) -> str:
+        return self.broker.listeners[protocol]
+
+
+def token(lifetime_s: int = 3600) -> str:
+    claims = {"sub": USER, "exp": int(time.time()) + lifetime_s}
+    return jwt.encode(claims, KEY, "ES256", headers={"kid": "one"})
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory: Path = tmp_path_factory.mktemp("secured")
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+    key = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key())
+    jwks = {"keys": [{**json.loads(key), "kid": "one"}]}
+    (directory / "jwks.json").write_text(json.dumps(jwks))
+    protocols = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+    broker = Broker(
+        directory / "data",
+        {
+            "listeners": ",".join(f"{each}://127.0.0.1:0" for each in protocols),
+            "num.network.threads": 1,
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": directory / "server.pem",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+            "sasl.oauthbearer.jwks.endpoint.url": f"file://{directory}/jwks.json",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,
+        },
+    )
+    broker.start()
+    _running.append(broker)
+    admin = AdminClient({"bootstrap.servers": broker.listeners["PLAINTEXT"]})
+    alter(
+        admin,
+        *(
+            UserScramCredentialUpsertion(
+                USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
+            )
+            for mechanism in (
+                ScramMechanism.SCRAM_SHA_256,
+                ScramMechanism.SCRAM_SHA_512,
+            )
+        ),
+    )
+    yield Secured(broker, str(directory / "ca.pem"))
+    _running.remove(broker)
+    broker.close()
+
+
+def alter(admin: AdminClient, *changes: Any) -> None:
+    for future in admin.alter_user_scram_credentials(list(changes)).values():
+        future.result(TIMEOUT_S)
+
+
+# -- one record there and back --------------------------------------------------------
+
+
+def confluent(secured: Secured, protocol: str, mechanism: str, topic: str) -> bytes:
+    settings = confluent_settings(secured, protocol, mechanism)
+    producer = Producer(settings)
+    producer.produce(topic, b"x" * 100_000)
+    assert producer.flush(TIMEOUT_S) == 0
+    consumer = Consumer({**settings, "group.id": "unused"})
+    consumer.assign([Partition(topic, 0, 0)])
+    message = consumer.poll(TIMEOUT_S)
+    consumer.close()
+    assert message is not None and message.error() is None
+    return bytes(message.value())
+
+
+def confluent_settings(
+    secured: Secured, protocol: str, mechanism: str, password: str = PASSWORD
+) -> dict[str, Any]:
+    settings = {
+        "bootstrap.servers": secured.address(protocol),
+        "security.protocol": protocol,
+        "ssl.ca.location": secured.authority,
+    }
+    if mechanism == "OAUTHBEARER":
+        settings["oauth_cb"] = lambda _: (token(), time.time() + 3600)
+    if mechanism:
+        settings |= {"sasl.mechanism": mechanism}
+    if mechanism not in ("", "OAUTHBEARER"):
+        settings |= {"sasl.username": USER, "sasl.password": password}
+    return settings
+
+
+class KafkaToken(KafkaTokenProvider):
+    def token(self) -> str:
+        return token()
+
+
+def kafka_python(secured: Secured, protocol: str, mechanism: str, topic: str) -> bytes:
+    settings: dict[str, Any] = {
+        "bootstrap_servers": secured.address(protocol),
+        "security_protocol": protocol,
+        "ssl_cafile": secured.authority,
+    }
+    if mechanism:
+        settings |= {"sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        settings["sasl_oauth_token_provider"] = KafkaToken()
+    elif mechanism:
+        settings |= {"sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
+    producer = KafkaProducer(**settings)
+    producer.send(topic, b"y" * 100_000).get(TIMEOUT_S)
+    producer.close()
+    consumer = KafkaConsumer(**settings, consumer_timeout_ms=TIMEOUT_S * 1000)
+    partition = KafkaPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 0)
+    value = next(consumer).value
+    consumer.close()
+    return bytes(value)
+
+
+class AioToken(AbstractTokenProvider):
+    async def token(self) -> str:
+        return token()
+
+
+def aiokafka(secured: Secured, protocol: str, mechanism: str, topic: str) -> bytes:
+    async def there_and_back() -> bytes:
+        settings: dict[str, Any] = {
+            "bootstrap_servers": secured.address(protocol),
+            "security_protocol": protocol,
+        }
+        if "SSL" in protocol:
+            settings["ssl_context"] = ssl.create_default_context(
+                cafile=secured.authority
+            )
+        if mechanism:
+            settings |= {"sasl_mechanism": mechanism}
+        if mechanism == "OAUTHBEARER":
+            settings["sasl_oauth_token_provider"] = AioToken()
+        elif mechanism:
+            settings |= {"sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
+        async with AIOKafkaProducer(**settings) as producer:
+            await producer.send_and_wait(topic, b"z" * 100_000)
+        consumer = AIOKafkaConsumer(**settings)
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        async with consumer:
+            consumer.seek(partition, 0)
+            return bytes((await consumer.getone()).value)
+
+    return asyncio.run(asyncio.wait_for(there_and_back(), TIMEOUT_S))
+
+
+CLIENTS: list[Callable[..., bytes]] = [confluent, kafka_python, aiokafka]
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
+@pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
+def test_a_record_goes_there_and_back(
+    secured: Secured,
+    topic_name: str,
+    client: Callable[..., bytes],
+    protocol: str,
+    mechanism: str,
+) -> None:
+    value = client(secured, protocol, mechanism, topic_name)
+    assert len(value) == 100_000 and len(set(value)) == 1
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on PATH")
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"), [way for way in WAYS if way[1] != "OAUTHBEARER"]
+)
+def test_kcat(secured: Secured, topic_name: str, protocol: str, mechanism: str) -> None:
+    settings = confluent_settings(secured, protocol, mechanism)
+    bootstrap = settings.pop("bootstrap.servers")
+    options = [part for pair in settings.items() for part in ("-X", "=".join(pair))]
+    common = ["kcat", "-q", "-b", bootstrap, *options, "-t", topic_name]
+    subprocess.run([*common, "-P"], input=b"a record\n", check=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        [*common, "-C", "-e"], capture_output=True, check=True, timeout=TIMEOUT_S
+    )
+    assert done.stdout == b"a record\n"
+
+
+# -- who is not let in ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_told_and_stays_out_of_the_log(
+    secured: Secured, mechanism: str
+) -> None:
+    errors: list[KafkaError] = []
+    settings = confluent_settings(secured, "SASL_SSL", mechanism, "not wonder")
+    producer = Producer({**settings, "error_cb": errors.append, "log_level": 0})
+    deadline = time.monotonic() + TIMEOUT_S
+    while not errors and time.monotonic() < deadline:
+        producer.poll(0.1)
+    assert errors[0].code() == KafkaError._AUTHENTICATION
+    assert "not wonder" not in secured.broker.log_path.read_text()
+    assert PASSWORD not in secured.broker.log_path.read_text()
+
+
+def test_scram_users_come_and_go_while_the_broker_serves(
+    secured: Secured, topic_name: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": secured.address("PLAINTEXT")})
+    mechanism = ScramMechanism.SCRAM_SHA_256
+    info = ScramCredentialInfo(mechanism, 8192)
+    alter(admin, UserScramCredentialUpsertion("carol", info, b"first"))
+    described = admin.describe_user_scram_credentials(["carol"])["carol"].result()
+    assert [each.iterations for each in described.scram_credential_infos] == [8192]
+
+    def logs_in(password: str) -> bool:
+        settings = confluent_settings(
+            secured, "SASL_PLAINTEXT", "SCRAM-SHA-256", password
+        )
+        settings |= {"sasl.username": "carol", "log_level": 0}
+        errors: list[KafkaError] = []
+        producer = Producer({**settings, "error_cb": errors.append})
+        done: list[Any] = []
+        producer.produce(topic_name, b"x", on_delivery=lambda *_: done.append(1))
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (done or errors) and time.monotonic() < deadline:
+            producer.poll(0.1)
+        producer.purge()
+        producer.flush()
+        return not errors
+
+    assert logs_in("first")
+    alter(admin, UserScramCredentialUpsertion("carol", info, b"second"))
+    assert logs_in("second") and not logs_in("first")
+    alter(admin, UserScramCredentialDeletion("carol", mechanism))
+    assert not logs_in("second")
+
+
+@pytest.mark.skipif(not have_java_tools(), reason="no Apache Kafka in .downloads/java")
+def test_kafka_configs_sets_describes_and_deletes_scram_users(secured: Secured) -> None:
+    bootstrap = ("--bootstrap-server", secured.address("PLAINTEXT"))
+    entity = ("--entity-type", "users", "--entity-name", "dave")
+
+    def configs(*arguments: str) -> str:
+        return run_java("kafka.admin.ConfigCommand", *bootstrap, *entity, *arguments)
+
+    configs("--alter", "--add-config", "SCRAM-SHA-256=[iterations=8192,password=pw]")
+    assert "SCRAM-SHA-256=iterations=8192" in configs("--describe")
+    configs("--alter", "--delete-config", "SCRAM-SHA-256")
+    assert "SCRAM-SHA-256" not in configs("--describe")

@@ -1,0 +1,500 @@
+"""Connections over TLS and SASL, from their first byte to their last."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import ssl
+import time
+
+import pytest
+
+from mpbroker.ipc.authentication_counts import AuthenticationResult as R
+from mpbroker.ipc.layout import ConnectionSecurity
+from mpbroker.ipc.principals import PrincipalsFullError
+from mpbroker.ipc.response_parts import FilePart
+from mpbroker.network.connection_rows import security_of
+from mpbroker.network.listener_security import SaslSettings
+from mpbroker.protocol.api_key import ApiKey
+from tests.network.rig import frame
+from tests.network.sasl.conversation import (
+    authenticate,
+    handshake,
+    request,
+    token_answer,
+)
+from tests.network.secure_rig import PLAIN, Certificates, SecureRig, security
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def sasl_rig(make_rig):
+    """SASL_PLAINTEXT: sasl_rig(mechanisms and other settings of it)."""
+
+    def make(sasl=PLAIN, **options):
+        return make_rig(kind=SecureRig, security=security(sasl=sasl, **options))
+
+    return make
+
+
+@pytest.fixture
+def tls_rig(make_rig, certificates):
+    """SSL: tls_rig(settings of it)."""
+
+    def make(sasl=None, options=None, **settings):
+        tls = certificates.settings(**settings)
+        return make_rig(kind=SecureRig, security=security(tls, sasl, **(options or {})))
+
+    return make
+
+
+# -- SASL without TLS -----------------------------------------------------------------
+
+
+def test_nothing_is_served_before_the_client_has_proved_who_it_is(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send(frame(request(ApiKey.METADATA, 1, b"\0\0\0\0")))
+    rig.pump(lambda: client.is_closed)
+    assert rig.requests == [] and rig.counted(R.NOT_SASL) == 1
+
+
+def test_who_has_proved_it_is_served_and_its_row_says_who_it_is(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send(frame(request(ApiKey.API_VERSIONS, 0)))
+    rig.pump(lambda: len(client.frames()) == 1)
+    words = rig.memory.control.words
+    assert security_of(words, 0) == ConnectionSecurity.PRIVATE
+    assert rig.principal() == "User:ANONYMOUS"
+    rig.log_in(client)
+    assert rig.principal() == "User:alice"
+    assert security_of(words, 0) == ConnectionSecurity.PLAIN
+    client.send(frame(b"hello") + frame(b"again"))
+    rig.pump(lambda: client.frames()[1:] == [b"hello", b"again"])
+    assert rig.counted(R.AUTHENTICATED) == 1
+
+
+def test_requests_behind_the_last_token_are_served_and_none_before_it(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send(
+        frame(handshake("PLAIN"))
+        + frame(authenticate(b"\0alice\0wonder"))
+        + frame(b"eager") * 3
+    )
+    rig.pump(lambda: client.frames()[2:] == [b"eager"] * 3)
+    assert rig.requests == [b"eager"] * 3
+
+
+def test_an_authenticated_connection_outlives_its_processor_at_any_byte(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    rig.log_in(client)
+    long = frame(b"x" * 30_000)
+    client.send(long[:20_000])
+    rig.pump(lambda: client.has_sent)
+    rig.turns()
+    [channel] = rig.processor._channels.values()
+    take_over(rig, channel.sock.dup())
+    client.send(long[20_000:])
+    rig.pump(lambda: client.frames() == [b"x" * 30_000])
+    assert rig.principal() == "User:alice"
+
+
+def take_over(rig, *socks):
+    """Kill the processor; its successor finds these sockets, by row."""
+    from mpbroker.ipc.fdpass import send_fds
+    from mpbroker.ipc.layout import HEADER, HEADER_COUNTERS
+    from mpbroker.network.hand_over import pack_adopt
+
+    words = rig.memory.control.words
+    words[HEADER + HEADER_COUNTERS] = 1
+    rig.processor._selector._epoll.close()
+    for channel in [
+        *rig.processor._channels.values(),
+        *rig.processor._connections.unready.values(),
+    ]:
+        channel.sock.close()
+    rows = list(range(len(socks)))
+    send_fds(
+        rig.memory.handovers[0][0], pack_adopt(rows), [sock.fileno() for sock in socks]
+    )
+    for sock in socks:
+        sock.close()
+    rig.start_processor()
+    rig.processor.take_over()
+
+
+def test_half_an_authentication_ends_with_its_processor(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send(frame(handshake("PLAIN")))
+    rig.pump(lambda: len(client.frames()) == 1)
+    [channel] = rig.processor._connections.unready.values()
+    take_over(rig, channel.sock.dup())
+    rig.pump(lambda: client.is_closed)
+    assert rig.connections == 0
+
+
+def test_a_wrong_password_is_told_after_a_while_and_others_are_served(sasl_rig):
+    rig = sasl_rig(failure_delay_ns=300 * MS)
+    client, other = rig.connect(), rig.connect()
+    rig.log_in(other)
+    started = time.monotonic_ns()
+    client.send(frame(handshake("PLAIN")) + frame(authenticate(b"\0alice\0wrong")))
+    rig.pump(lambda: rig.counted(R.CREDENTIALS) == 1)
+    other.send(frame(b"meanwhile"))
+    rig.pump(lambda: other.frames() == [b"meanwhile"])
+    rig.pump(lambda: client.is_closed)
+    assert time.monotonic_ns() - started >= 300 * MS
+    answer = token_answer(frame(client.frames()[1]))
+    assert answer.error_message == "Authentication failed: Invalid username or password"
+
+
+@pytest.mark.parametrize(
+    ("sent", "result"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00", R.NOT_SASL),  # TLS
+        (b"GET / HTTP/1.1\r\n\r\n", R.NOT_SASL),
+        (b"\xff\xff\xff\xff", R.NOT_SASL),
+        (b"\x00\x08\x00\x01", R.TOO_LARGE),
+        (frame(b"nonsense"), R.NOT_SASL),
+    ],
+)
+def test_what_is_no_sasl_is_closed_and_counted(sasl_rig, sent, result):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send(sent)
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(result) == 1
+
+
+def test_memory_follows_what_was_sent_and_not_what_was_promised(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    client.send((500_000).to_bytes(4, "big") + b"x" * 1000)
+    rig.pump(lambda: client.has_sent)
+    rig.turns()
+    [unready] = rig.processor._unready._by_fd.values()
+    assert len(unready.buffer) == 1004
+
+
+def test_who_says_nothing_is_closed_in_time(sasl_rig):
+    rig = sasl_rig(setup_timeout_ns=50 * MS)
+    silent, slow, fast = rig.connect(), rig.connect(), rig.connect()
+    slow.send(b"\0\0")
+    rig.log_in(fast)
+    rig.pump(lambda: silent.is_closed and slow.is_closed)
+    assert rig.counted(R.TIMEOUT) == 2
+    fast.send(frame(b"still here"))
+    rig.pump(lambda: fast.frames() == [b"still here"])
+
+
+def test_no_room_for_a_principal_closes_its_connection_alone(sasl_rig, monkeypatch):
+    rig = sasl_rig()
+    first, second = rig.connect(), rig.connect()
+    rig.log_in(first)
+
+    def number_of(text):
+        raise PrincipalsFullError("full")
+
+    monkeypatch.setattr(rig.memory.principals, "number_of", number_of)
+    second.send(frame(handshake("PLAIN")) + frame(authenticate(b"\0bob\0builder")))
+    rig.pump(lambda: second.is_closed)
+    assert rig.counted(R.UNAVAILABLE) == 1
+    first.send(frame(b"x"))
+    rig.pump(lambda: first.frames() == [b"x"])
+
+
+# -- sessions -------------------------------------------------------------------------
+
+
+def with_sessions(ms):
+    return SaslSettings(("PLAIN",), PLAIN.plain_users, max_reauth_ms={"PLAIN": ms})
+
+
+def test_a_request_after_the_end_of_a_session_closes_the_connection(sasl_rig):
+    rig = sasl_rig(with_sessions(50))
+    client = rig.connect()
+    rig.log_in(client)
+    deadline = time.monotonic() + 0.06
+    rig.pump(lambda: time.monotonic() > deadline)
+    client.send(frame(request(ApiKey.METADATA, 1)))
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.SESSION_EXPIRED) == 1
+    assert rig.requests == []
+
+
+def test_a_session_is_prolonged_between_requests(sasl_rig):
+    rig = sasl_rig(with_sessions(60_000))
+    client = rig.connect()
+    rig.log_in(client)
+    metadata = request(ApiKey.METADATA, 1)
+    client.send(frame(metadata) + frame(handshake("PLAIN")))
+    client.send(frame(authenticate(b"\0alice\0wonder")) + frame(metadata))
+    rig.pump(lambda: len(client.frames()) == 4)
+    assert rig.requests == [metadata] * 2
+    assert token_answer(frame(client.frames()[2])).session_lifetime_ms == 60_000
+    assert rig.counted(R.REAUTHENTICATED) == 1
+
+
+def test_nobody_becomes_somebody_else(sasl_rig):
+    rig = sasl_rig(with_sessions(60_000))
+    client = rig.connect()
+    rig.log_in(client)
+    client.send(frame(handshake("PLAIN")) + frame(authenticate(b"\0bob\0builder")))
+    rig.pump(lambda: client.is_closed)
+    assert (
+        "Cannot change principals"
+        in token_answer(frame(client.frames()[1])).error_message
+    )
+    assert rig.counted(R.REAUTHENTICATED) == 0
+
+
+# -- TLS ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_requests_of_all_sizes_pass_over_tls_both_ways(tls_rig, certificates, version):
+    rig = tls_rig()
+    context = certificates.client_context()
+    context.maximum_version = version
+    client = rig.connect_tls(context)
+    sizes = [0, 1, 100, 16_000, 16_385, 70_000, 1_500_000]
+    bodies = [os.urandom(size) for size in sizes]
+    for body in bodies:
+        client.send(frame(body))
+    rig.pump(lambda: client.frames() == bodies)
+    assert rig.counted(R.HANDSHAKE) == 1
+    assert security_of(rig.memory.control.words, 0) == ConnectionSecurity.PRIVATE
+
+
+def test_what_openssl_has_decrypted_already_waits_for_no_event(tls_rig, certificates):
+    rig = tls_rig()
+    client = rig.connect_tls(certificates.client_context())
+    rig.pump(lambda: client.has_handshake)
+    client.send(b"".join(frame(b"%d" % number) for number in range(3000)))
+    rig.pump(lambda: len(client.frames()) == 3000)
+
+
+def test_file_ranges_are_read_and_sent(tls_rig, certificates, tmp_path):
+    data = os.urandom(3_000_000)
+    path = tmp_path / "segment"
+    path.write_bytes(data)
+
+    def answer(end, slot, body):
+        head = (len(data) - 5000).to_bytes(4, "big")
+        part = FilePart(str(path), path.stat().st_ino, 5000, len(data) - 5000)
+        end.send_parts(slot, [head, part])
+
+    rig = tls_rig()
+    rig.answer = answer
+    slow = rig.connect_tls(certificates.client_context())
+    slow.send(frame(b"fetch"))
+    slow.reads = False
+    rig.pump(lambda: rig.requests)
+    rig.turns()
+    slow.reads = True
+    rig.pump(lambda: slow.frames() == [data[5000:]])
+
+
+def test_a_client_is_who_its_certificate_says(tls_rig, certificates):
+    rig = tls_rig(
+        client_auth="required",
+        truststore_location=certificates.authority_path,
+        principal_mapping_rules=r"RULE:^.*O=([^,]+).*$/org-$1/L,DEFAULT",
+    )
+    path = certificates.issue(
+        "client", "client.example", common_name="me", organization_name="Unit"
+    )
+    client = rig.connect_tls(certificates.client_context(path))
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.frames() == [b"x"])
+    assert rig.principal() == "User:org-unit"
+
+
+def test_tls_and_sasl_together(tls_rig, certificates):
+    rig = tls_rig(PLAIN)
+    client = rig.connect_tls(certificates.client_context())
+    rig.log_in(client)
+    client.send(frame(b"x" * 100_000))
+    rig.pump(lambda: client.frames() == [b"x" * 100_000])
+    assert rig.principal() == "User:alice"
+    assert rig.counted(R.AUTHENTICATED) == rig.counted(R.HANDSHAKE) == 1
+
+
+def expired(certificates):
+    now = datetime.datetime.now(datetime.UTC)
+    path = certificates.issue(
+        "expired", "client.example", not_after=now - datetime.timedelta(days=1)
+    )
+    return certificates.client_context(path)
+
+
+def of_another_authority(certificates):
+    from pathlib import Path
+
+    directory = certificates.directory / "other"
+    directory.mkdir(exist_ok=True)
+    other = Certificates(Path(directory))
+    return certificates.client_context(other.issue("client", "client.example"))
+
+
+def without(certificates):
+    return certificates.client_context()
+
+
+@pytest.mark.parametrize("make", [expired, of_another_authority, without])
+def test_a_client_certificate_that_is_not_good_is_refused(tls_rig, certificates, make):
+    rig = tls_rig(
+        client_auth="required", truststore_location=certificates.authority_path
+    )
+    client = rig.connect_tls(make(certificates))
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.TLS_CERTIFICATE) == 1 and rig.requests == []
+
+
+def test_a_certificate_that_is_only_requested_may_be_missing(tls_rig, certificates):
+    rig = tls_rig(
+        client_auth="requested", truststore_location=certificates.authority_path
+    )
+    client = rig.connect_tls(certificates.client_context())
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.frames() == [b"x"])
+    assert rig.principal() == "User:ANONYMOUS"
+
+
+def test_no_version_in_common(tls_rig, certificates):
+    rig = tls_rig(enabled_protocols=("TLSv1.3",))
+    context = certificates.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    client = rig.connect_tls(context)
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.TLS_VERSION) == 1
+
+
+def test_no_cipher_suite_in_common(tls_rig, certificates):
+    rig = tls_rig(
+        enabled_protocols=("TLSv1.2",),
+        cipher_suites=("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",),
+    )
+    context = certificates.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+    client = rig.connect_tls(context)
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.TLS_CIPHER) == 1
+
+
+def test_a_client_that_does_not_trust_us(tls_rig, certificates):
+    rig = tls_rig()
+    client = rig.connect_tls(ssl.create_default_context())
+    rig.pump(lambda: client.is_closed)
+    rig.pump(lambda: rig.counted(R.TLS_REFUSED_BY_CLIENT) == 1)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(request(ApiKey.API_VERSIONS, 0)),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\0",
+        b"\x80",
+    ],
+)
+def test_what_is_no_tls_is_closed_and_counted(tls_rig, sent):
+    rig = tls_rig()
+    client = rig.connect()
+    client.send(sent)
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.NOT_TLS) == 1
+
+
+def test_garbage_after_the_first_byte_of_tls_is_closed(tls_rig):
+    rig = tls_rig()
+    for rest in (os.urandom(200), b"\x03\x01\x00\x02ab", b"\x03\x03\xff\xff"):
+        client = rig.connect()
+        client.send(b"\x16" + rest)
+        rig.turns()
+        client.close()
+    rig.pump(lambda: not rig.connections)
+
+
+def test_a_slow_handshake_holds_nobody_up(tls_rig, certificates):
+    rig = tls_rig(options={"setup_timeout_ns": 100 * MS})
+    slow = rig.connect()
+    slow.send(b"\x16\x03\x01")
+    client = rig.connect_tls(certificates.client_context())
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.frames() == [b"x"])
+    rig.pump(lambda: slow.is_closed)
+    assert rig.counted(R.TIMEOUT) == 1
+
+
+def test_a_client_is_said_goodbye_when_its_processor_goes(tls_rig, certificates):
+    from mpbroker.ipc.layout import (
+        PROCESSOR_MOVE_COUNT,
+        PROCESSOR_MOVE_DONE,
+        PROCESSOR_MOVE_ORDER,
+        processor_row,
+    )
+
+    rig = tls_rig()
+    client = rig.connect_tls(certificates.client_context())
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.frames() == [b"x"])
+    words, row = rig.memory.control.words, processor_row(0)
+    words[row + PROCESSOR_MOVE_COUNT] = 1  # to another: that cannot be
+    words[row + PROCESSOR_MOVE_ORDER] += 1
+    rig.memory.processor_bells[0].ring()
+    rig.pump(
+        lambda: words[row + PROCESSOR_MOVE_DONE] == words[row + PROCESSOR_MOVE_ORDER]
+    )
+    assert not client.is_closed
+    words[row + PROCESSOR_MOVE_COUNT] = -1  # all of them
+    words[row + PROCESSOR_MOVE_ORDER] += 1
+    rig.memory.processor_bells[0].ring()
+    rig.pump(lambda: client.is_closed)
+    assert client.was_said_goodbye
+    rig.pump(
+        lambda: words[row + PROCESSOR_MOVE_DONE] == words[row + PROCESSOR_MOVE_ORDER]
+    )
+
+
+def test_a_tls_connection_ends_with_its_processor(tls_rig, certificates):
+    rig = tls_rig()
+    client = rig.connect_tls(certificates.client_context())
+    client.send(frame(b"x"))
+    rig.pump(lambda: client.frames() == [b"x"])
+    [channel] = rig.processor._channels.values()
+    take_over(rig, socket.socket(fileno=os.dup(channel.fd)))
+    rig.pump(lambda: client.is_closed)
+    assert rig.connections == 0
+
+
+def test_new_certificates_are_used_as_soon_as_they_are_there(tls_rig, certificates):
+    path = certificates.issue("changing", "old.example")
+    rig = tls_rig(keystore_location=path)
+    context = certificates.client_context()
+    context.check_hostname = False
+
+    def name():
+        client = rig.connect_tls(context)
+        rig.pump(lambda: client.has_handshake)
+        return dict(client.sock.getpeercert()["subjectAltName"])["DNS"]
+
+    assert name() == "old.example"
+    certificates.issue("changing", "new.example")
+    assert name() == "new.example"
+    with open(path, "w") as file:
+        file.write("half of it")
+    assert name() == "new.example"

@@ -1,0 +1,164 @@
+"""Settings of TLS: what is refused, and who a certificate is."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpbroker.config_def import ConfigError
+from mpbroker.network.ssl_principal import (
+    NoRuleError,
+    PrincipalMapper,
+    distinguished_name,
+)
+from mpbroker.network.tls import make_context
+from tests.network.secure_rig import Certificates
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def refusal(certificates, **options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_context(certificates.settings(prefix="listener.name.x.", **options))
+    return str(caught.value)
+
+
+def test_key_and_certificates_may_be_texts(certificates):
+    with open(certificates.server_path) as file:
+        text = file.read()
+    middle = text.index("-----BEGIN CERTIFICATE")
+    options = {
+        "keystore_location": None,
+        "keystore_key": text[:middle].replace("\n", "\\n"),  # as in a properties file
+        "keystore_certificate_chain": text[middle:],
+    }
+    assert make_context(certificates.settings(**options)).get_ciphers()
+
+
+def test_an_encrypted_key_needs_its_password(certificates, tmp_path):
+    path = str(tmp_path / "encrypted.pem")
+    with open(certificates.server_path) as file:
+        text = file.read()
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:sesame"]
+    key = subprocess.run(
+        command, input=text, capture_output=True, text=True, check=True
+    ).stdout
+    with open(path, "w") as file:
+        file.write(key + text[text.index("-----BEGIN CERTIFICATE") :])
+    settings = certificates.settings(keystore_location=path, key_password="sesame")
+    assert make_context(settings)
+    assert "set ssl.key.password" in refusal(certificates, keystore_location=path)
+    wrong = refusal(certificates, keystore_location=path, key_password="open")
+    assert "cannot be used" in wrong and "open" not in wrong.replace("openssl", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"keystore_location": "/nowhere"}, "ssl.keystore.location=/nowhere: No such"),
+        ({"keystore_location": None}, "needs a file in PEM"),
+        ({"keystore_location": pytest.__file__}, "no PEM; convert a PKCS12 store"),
+        ({"enabled_protocols": ("TLSv1.1",)}, "ssl.enabled.protocols=TLSv1.1: served"),
+        ({"enabled_protocols": ()}, "ssl.enabled.protocols=: served"),
+        ({"cipher_suites": ("TLS_NO_SUCH",)}, "OpenSSL knows none of TLS_NO_SUCH"),
+        (
+            {
+                "enabled_protocols": ("TLSv1.2",),
+                "cipher_suites": ("TLS_AES_128_GCM_SHA256",),
+            },
+            "none of them is of a version",
+        ),
+        ({"client_auth": "maybe"}, "must be one of none, requested, required"),
+        ({"client_auth": "required"}, "set one"),
+        (
+            {"client_auth": "required", "truststore_certificates": "-----BEGIN x"},
+            "no certificates",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(certificates, options, complaint):
+    message = refusal(certificates, **options)
+    assert complaint in message and message.startswith("listener.name.x.ssl.")
+
+
+def test_a_file_without_a_private_key_is_named(certificates):
+    message = refusal(certificates, keystore_location=certificates.authority_path)
+    assert "there is no private key in it" in message
+
+
+def test_javas_names_of_cipher_suites_are_understood(certificates):
+    names = (
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+        "ECDHE-RSA-AES256-GCM-SHA384",
+    )
+    context = make_context(certificates.settings(cipher_suites=names))
+    chosen = {
+        cipher["name"]
+        for cipher in context.get_ciphers()
+        if cipher["protocol"] == "TLSv1.2"
+    }
+    assert chosen == {
+        "ECDHE-RSA-AES128-GCM-SHA256",
+        "ECDHE-ECDSA-CHACHA20-POLY1305",
+        "ECDHE-RSA-AES256-GCM-SHA384",
+    }
+    assert context.maximum_version.name == "TLSv1_2"
+
+
+# -- who a certificate is -------------------------------------------------------------
+
+
+def test_a_name_is_printed_as_java_does():
+    subject = (
+        (("countryName", "DE"),),
+        (("organizationName", "A, B"),),
+        (("organizationalUnitName", "x"), ("commonName", " #me ")),
+        (("emailAddress", "a@b"),),
+    )
+    assert distinguished_name(subject) == (
+        "1.2.840.113549.1.9.1=#1603614062,OU=x+CN=\\ #me\\ ,O=A\\, B,C=DE"
+    )
+
+
+BOB = "CN=Bob,OU=ServiceUsers,O=Org"
+
+
+@pytest.mark.parametrize(
+    ("rules", "user"),
+    [
+        ("DEFAULT", BOB),
+        ("", BOB),
+        (r"RULE:^CN=(.*?),.*$/$1/", "Bob"),
+        (r"RULE:^CN=(.*?),.*$/$1/L", "bob"),
+        (r"RULE:^CN=(.*?),OU=(.*?),.*$/$1@$2/U, DEFAULT", "BOB@SERVICEUSERS"),
+        (r"RULE:^CN=Eve.*$/eve/,RULE:^CN=(B)ob.*$/$1\/x/", "B/x"),
+        (r"RULE:^CN=Eve.*$/eve/,DEFAULT", BOB),
+    ],
+)
+def test_the_first_rule_that_matches_counts(rules, user):
+    assert PrincipalMapper(rules).user(BOB) == user
+
+
+def test_whom_no_rule_is_about_is_nobody():
+    with pytest.raises(NoRuleError):
+        PrincipalMapper(r"RULE:^CN=Eve$/eve/").user(BOB)
+
+
+@pytest.mark.parametrize("rules", ["RULE:^CN/x", "default", "RULE:(/x/", "RULE:a/$1/"])
+def test_rules_with_a_mistake_are_refused(rules):
+    with pytest.raises(ConfigError, match=r"ssl\.principal\.mapping\.rules"):
+        PrincipalMapper(rules)
+
+
+@given(st.text(alphabet="RULEDFAT:/\\$1,(.*) L", max_size=30), st.text(max_size=20))
+def test_any_rules_are_understood_or_refused(rules, name):
+    with suppress(ConfigError, NoRuleError):
+        PrincipalMapper(rules).user(name)

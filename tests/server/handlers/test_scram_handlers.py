@@ -1,0 +1,155 @@
+"""AlterUserScramCredentials and DescribeUserScramCredentials: Kafka's validation."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.protocol.error_code import ErrorCode as E
+from mpbroker.protocol.messages import alter_user_scram_credentials as alter
+from mpbroker.protocol.messages import describe_user_scram_credentials as describe
+from mpbroker.server.handlers.alter_user_scram_credentials import (
+    handle_alter_user_scram_credentials,
+)
+from mpbroker.server.handlers.describe_user_scram_credentials import (
+    handle_describe_user_scram_credentials,
+)
+from mpbroker.storage.metadata_image import MetadataImage
+from mpbroker.storage.scram_credentials import (
+    ScramCredentialReader,
+    ScramMechanism,
+    credential_of_password,
+    credential_of_salted_password,
+)
+
+SALT = b"s" * 16
+
+
+class Registry:
+    """A metadata log without a file."""
+
+    def __init__(self) -> None:
+        self.image = MetadataImage()
+
+    def change(self, decide) -> None:
+        for record in decide(self.image):
+            self.image.replay(record)
+
+
+def put(name="alice", mechanism=1, iterations=4096, salt=SALT, salted=b"p" * 32):
+    return alter.ScramCredentialUpsertion(
+        name=name,
+        mechanism=mechanism,
+        iterations=iterations,
+        salt=salt,
+        salted_password=salted,
+    )
+
+
+def delete(name="alice", mechanism=1):
+    return alter.ScramCredentialDeletion(name=name, mechanism=mechanism)
+
+
+def altered(registry, upsertions=(), deletions=()):
+    request = alter.AlterUserScramCredentialsRequest(
+        upsertions=list(upsertions), deletions=list(deletions)
+    )
+    request = type(request).decode(0, memoryview(request.encode(0)))
+    answer = handle_alter_user_scram_credentials(request, registry)
+    answer = type(answer).decode(0, memoryview(answer.encode(0)))
+    return {result.user: result.error_code for result in answer.results}
+
+
+def described(registry, *names):
+    users = [describe.UserName(name=name) for name in names] or None
+    request = describe.DescribeUserScramCredentialsRequest(users=users)
+    answer = handle_describe_user_scram_credentials(request, registry.image.scram)
+    return {
+        result.user: result.error_code
+        or [(info.mechanism, info.iterations) for info in result.credential_infos]
+        for result in answer.results
+    }
+
+
+def test_users_are_put_described_and_deleted():
+    registry = Registry()
+    both = [put(), put(mechanism=2, salted=b"p" * 64, iterations=8192)]
+    assert altered(registry, [*both, put("bob")]) == {"alice": 0, "bob": 0}
+    assert described(registry) == {"alice": [(1, 4096), (2, 8192)], "bob": [(1, 4096)]}
+    assert altered(registry, deletions=[delete(), delete("bob")]) == {
+        "alice": 0,
+        "bob": 0,
+    }
+    assert described(registry, "alice", "bob") == {
+        "alice": [(2, 8192)],
+        "bob": E.RESOURCE_NOT_FOUND,
+    }
+
+
+def test_what_is_kept_is_what_the_password_gives_and_not_the_password():
+    registry = Registry()
+    by_password = credential_of_password(
+        ScramMechanism.SCRAM_SHA_256, "wonder", SALT, 4096
+    )
+    import hashlib
+
+    salted = hashlib.pbkdf2_hmac("sha256", b"wonder", SALT, 4096)
+    altered(registry, [put(salted=salted)])
+    kept = registry.image.scram.of("alice")[ScramMechanism.SCRAM_SHA_256]
+    assert kept == by_password
+    assert kept == credential_of_salted_password(
+        ScramMechanism.SCRAM_SHA_256, salted, SALT, 4096
+    )
+
+
+@pytest.mark.parametrize(
+    ("upsertions", "deletions", "code"),
+    [
+        ([put(name="")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(iterations=4095)], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(iterations=16385)], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(salt=b"")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(salted=b"p")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(mechanism=0)], [], E.UNSUPPORTED_SASL_MECHANISM),
+        ([put(mechanism=3)], [], E.UNSUPPORTED_SASL_MECHANISM),
+        ([], [delete(mechanism=9)], E.UNSUPPORTED_SASL_MECHANISM),
+        ([], [delete()], E.RESOURCE_NOT_FOUND),
+        ([put(), put()], [], E.DUPLICATE_RESOURCE),
+        ([put()], [delete()], E.DUPLICATE_RESOURCE),
+        ([put(), put(mechanism=2, salted=b"")], [], E.UNACCEPTABLE_CREDENTIAL),
+    ],
+)
+def test_a_user_with_a_mistake_is_not_changed_and_others_are(
+    upsertions, deletions, code
+):
+    registry = Registry()
+    results = altered(registry, [*upsertions, put("other")], deletions)
+    assert results.pop("other") == 0
+    assert list(results.values()) == [code]
+    assert described(registry) == {"other": [(1, 4096)]}
+
+
+def test_nobody_is_described_twice():
+    registry = Registry()
+    altered(registry, [put()])
+    assert described(registry, "alice", "alice") == {"alice": E.DUPLICATE_RESOURCE}
+
+
+def test_credentials_survive_the_log_and_a_processor_reads_them_there():
+    registry = Registry()
+    altered(registry, [put(), put("bob")])
+    again = MetadataImage()
+    records = [record for group in registry.image.records() for record in group]
+    for record in records:
+        again.replay(record)
+    assert list(again.scram.records()) == list(registry.image.scram.records())
+    assert len(records) == registry.image.live_record_count()
+
+    class Log:
+        def read_new(self):
+            taken, records[:] = list(records), []
+            return taken
+
+    reader = ScramCredentialReader(Log)
+    assert reader.credential("bob", ScramMechanism.SCRAM_SHA_256) is not None
+    assert reader.credential("bob", ScramMechanism.SCRAM_SHA_512) is None
+    assert reader.credential("eve", ScramMechanism.SCRAM_SHA_256) is None
