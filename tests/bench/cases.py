@@ -21,6 +21,8 @@ UNITS: Final[Mapping[str, Unit]] = {
     "load_cpu_us": Unit("us load's CPU", 1),
     "cpu_s_per_million": Unit("s CPU/M", 3),
     "mb_per_s": Unit("MB/s", 0),
+    "bound_mb_per_s": Unit("MB/s without broker", 0),
+    "bound_cpu_us": Unit("us CPU without", 1),
     "records_per_s": Unit("rec/s", 0),
     "pure_records_per_s": Unit("rec/s pure", 0),
     "times_kafka_python": Unit("x kafka-python", 1),

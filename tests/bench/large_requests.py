@@ -1,11 +1,18 @@
-"""Pre-encoded 1 MiB produces and fetches: what the byte path itself can carry."""
+"""Pre-encoded 1 MiB produces and fetches: what the byte path itself can carry.
+
+Beside each the same bytes' way without a broker, in the same run and on the same file
+system: what the machine could do at most just then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from tests.bench import wire
-from tests.bench.brokers import Broker
+from tests.bench.brokers import Broker, scratch_directory
+from tests.bench.byte_path import Bound, fetch_bound, produce_bound
 from tests.bench.cases import Case, Context
 from tests.bench.load import LoadResult, Template, run_load
 
@@ -36,10 +43,17 @@ def _measure(context: Context, templates: list[Template]) -> LoadResult:
     )
 
 
-def _figures(result: LoadResult, answer_bytes: float) -> dict[str, float]:
+def _figures(result: LoadResult, answer_bytes: float, bound: Bound) -> dict[str, float]:
     return result.metrics() | {
-        "mb_per_s": result.answered * answer_bytes / result.seconds / 1e6
+        "mb_per_s": result.answered * answer_bytes / result.seconds / 1e6,
+        "bound_mb_per_s": bound.mb_per_s,
+        "bound_cpu_us": bound.cpu_us,
     }
+
+
+def _bound(measure: Callable[[Path, float], Bound], context: Context) -> Bound:
+    with scratch_directory() as directory:
+        return measure(directory, context.seconds)
 
 
 def _produce(context: Context) -> dict[str, float]:
@@ -47,7 +61,7 @@ def _produce(context: Context) -> dict[str, float]:
     batch = context.broker.once("1 MiB batch", _batch)
     ok = ((wire.produce_error_at(topic), b"\0\0"),)
     result = _measure(context, [Template(wire.produce(topic, 0, batch), checks=ok)])
-    return _figures(result, len(batch))
+    return _figures(result, len(batch), _bound(produce_bound, context))
 
 
 def _fill(broker: Broker) -> list[Template]:
@@ -76,7 +90,8 @@ def _fetch(context: Context) -> dict[str, float]:
     broker = context.broker
     templates = broker.once("large fetch", lambda: _fill(broker))
     result = _measure(context, templates)
-    return _figures(result, result.received_bytes / result.answered)
+    size = result.received_bytes / result.answered
+    return _figures(result, size, _bound(fetch_bound, context))
 
 
 CASES: Final = [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.bench import wire
+from tests.bench.byte_path import fetch_bound, produce_bound
 from tests.bench.load import LoadFailedError, Template, run_load
 from tests.bench.processes import ProcessTree
 
@@ -127,3 +128,13 @@ def test_a_flipped_bit_is_found() -> None:
     batch[-2] ^= 1
     with pytest.raises(wire.AnswerError):
         wire.iter_records(bytes(batch))
+
+
+@pytest.mark.parametrize("measure", [produce_bound, fetch_bound])
+def test_the_byte_path_without_a_broker_moves_bytes_and_leaves_nothing(
+    tmp_path, measure
+):
+    bound = measure(tmp_path, 0.1)
+    assert bound.mb_per_s > 0
+    assert bound.cpu_us > 0
+    assert list(tmp_path.iterdir()) == []
