@@ -500,3 +500,40 @@ def test_loading_the_configuration_imports_nothing_slow():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout == "[]\n"
+
+
+# -- security -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listeners", "warning"),
+    [
+        ("PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://[::1]:2,SSL://:3", None),
+        ("PLAINTEXT://localhost:1,SASL_SSL://0.0.0.0:2", None),
+        ("PLAINTEXT://:9092", "may read and write everything, unencrypted"),
+        ("PLAINTEXT://192.0.2.1:9092", "may read and write everything, unencrypted"),
+        ("SASL_PLAINTEXT://[::]:9092", "nothing that is sent there is encrypted"),
+    ],
+)
+def test_a_listener_that_is_open_to_others_is_warned_of(listeners, warning):
+    warnings = load({"listeners": listeners}).warnings
+    assert len(warnings) == (warning is not None)
+    assert warning is None or (warning in warnings[0] and listeners in warnings[0])
+
+
+def test_a_setting_of_sasl_may_be_of_one_mechanism_of_one_listener():
+    config = load(
+        {
+            "connections.max.reauth.ms": "1000",
+            "listener.name.a.connections.max.reauth.ms": "2000",
+            "listener.name.a.scram-sha-256.connections.max.reauth.ms": "3000",
+            "listener.name.a.plain.sasl.jaas.config": "secret",
+        }
+    )
+    key = "connections.max.reauth.ms"
+    assert config.for_mechanism("A", "SCRAM-SHA-256", key) == 3000
+    assert config.for_mechanism("A", "PLAIN", key) == 2000
+    assert config.for_mechanism("B", "PLAIN", key) == 1000
+    assert config.for_mechanism("A", "PLAIN", "sasl.jaas.config") == "secret"
+    assert config.for_mechanism("A", "OAUTHBEARER", "sasl.jaas.config") is None
+    assert not config.warnings

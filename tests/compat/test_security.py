@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import time
@@ -31,9 +35,18 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaTokenProvider
 
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from tests.compat.adapters.adapter import TIMEOUT_S
 from tests.compat.test_java_tools import run_java
 from tests.conftest import _running
+from tests.network.sasl.conversation import (
+    authenticate,
+    handshake,
+    handshake_answer,
+    request,
+    token_answer,
+)
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
 
@@ -243,6 +256,73 @@ def test_kcat(secured: Secured, topic_name: str, protocol: str, mechanism: str) 
         [*common, "-C", "-e"], capture_output=True, check=True, timeout=TIMEOUT_S
     )
     assert done.stdout == b"a record\n"
+
+
+# -- what outlives what ---------------------------------------------------------------
+
+
+def dial(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), TIMEOUT_S)
+
+
+def ask(sock: socket.socket, payload: bytes) -> bytes:
+    """Send a request; return the answer, or nothing if the connection has ended."""
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        data = b""
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+            chunk = sock.recv(65536)
+            if not chunk:
+                return b""
+            data += chunk
+        return data
+    return b""
+
+
+def kill_processor_of(secured: Secured, protocol: str) -> None:
+    titles = {
+        pid: Path(f"/proc/{pid}/cmdline").read_text()
+        for pid in secured.broker.processes()
+    }
+    wanted = f"ListenerName({protocol})-{protocol}-"
+    [pid] = [
+        pid
+        for pid, title in titles.items()
+        if "network-thread" in title and wanted in title
+    ]
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_authenticated_connection_outlives_its_processor(secured: Secured) -> None:
+    with dial(secured.address("SASL_PLAINTEXT")) as sock:
+        assert handshake_answer(ask(sock, handshake("PLAIN"))).error_code == 0
+        proof = authenticate(f"\0{USER}\0{PASSWORD}".encode())
+        assert token_answer(ask(sock, proof)).error_code == 0
+        kill_processor_of(secured, "SASL_PLAINTEXT")
+        assert ask(sock, request(ApiKey.METADATA, 1, b"\0\0\0\0"))
+        # It is not anybody's to begin again, and the broker says so.
+        again = handshake_answer(ask(sock, handshake("PLAIN")))
+        assert again.error_code == ErrorCode.ILLEGAL_SASL_STATE
+
+
+def test_a_tls_connection_is_closed_with_its_processor_and_the_next_one_served(
+    secured: Secured,
+) -> None:
+    context = ssl.create_default_context(cafile=secured.authority)
+
+    def connected() -> ssl.SSLSocket:
+        sock = dial(secured.address("SSL"))
+        return context.wrap_socket(sock, server_hostname="localhost")
+
+    metadata = request(ApiKey.METADATA, 1, b"\0\0\0\0")
+    with connected() as sock:
+        assert ask(sock, metadata)
+        kill_processor_of(secured, "SSL")
+        with contextlib.suppress(OSError):
+            assert sock.recv(1) == b""
+    with connected() as sock:
+        assert ask(sock, metadata)
 
 
 # -- who is not let in ----------------------------------------------------------------
