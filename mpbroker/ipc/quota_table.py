@@ -237,6 +237,11 @@ class QuotaTable:
         RobustMutex.initialise(segment, QUOTA_TABLE_MUTEX)
         return segment
 
+    @property
+    def view(self) -> memoryview:
+        """The whole of it, for the compiled core."""
+        return self._segment.view
+
     def find(
         self, kind: QuotaKind, user: str, client_id: str, now_ns: int
     ) -> QuotaRow | None:

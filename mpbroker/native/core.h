@@ -90,6 +90,18 @@
     X(CONNECTION_SENT, "layout.CONNECTION_SENT")                                      \
     X(CONNECTION_ACTIVE, "layout.CONNECTION_ACTIVE")                                  \
     X(CONNECTION_MUTED_UNTIL, "layout.CONNECTION_MUTED_UNTIL")                        \
+    X(CONNECTION_PRINCIPAL, "layout.CONNECTION_PRINCIPAL")                            \
+    X(QUOTA_HEADER_WORDS, "quota_layout.QUOTA_HEADER_WORDS")                          \
+    X(QUOTA_ROW_WORDS, "quota_layout.QUOTA_ROW_WORDS")                                \
+    X(QUOTA_ROW_MUTEX, "quota_layout.QUOTA_ROW_MUTEX")                                \
+    X(QUOTA_GENERATION, "quota_layout.QUOTA_GENERATION")                              \
+    X(QUOTA_USED, "quota_layout.QUOTA_USED")                                          \
+    X(QUOTA_CURRENT, "quota_layout.QUOTA_CURRENT")                                    \
+    X(QUOTA_CHARGED, "quota_layout.QUOTA_CHARGED")                                    \
+    X(QUOTA_SAMPLES, "quota_layout.QUOTA_SAMPLES")                                    \
+    X(QUOTA_SAMPLE_WORDS, "quota_layout.QUOTA_SAMPLE_WORDS")                          \
+    X(MAX_QUOTA_ROWS, "quota_layout.MAX_QUOTA_ROWS")                                  \
+    X(MAX_QUOTA_SAMPLES, "quota_layout.MAX_QUOTA_SAMPLES")                            \
     X(CONNECTION_COPY_SHIFT, "layout.CONNECTION_COPY_SHIFT")                          \
     X(POSITION_SHIFT, "layout.POSITION_SHIFT")                                        \
     X(CONNECTION_READING, "layout.ConnectionState.READING")                           \

@@ -29,9 +29,11 @@ handler_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->position = -1;
     self->remembered = PyDict_New();
     self->topics = PyDict_New();
+    self->quotas.clients = PyDict_New();
     self->readable = PyDict_New();
     if (self->keep == NULL || self->answered == NULL || self->remembered == NULL
-        || self->topics == NULL || self->readable == NULL || !get_memory(control, &self->control)
+        || self->topics == NULL || self->quotas.clients == NULL
+        || self->readable == NULL || !get_memory(control, &self->control)
         || !get_memory(arena, &self->arena)) {
         Py_DECREF(self);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -62,6 +64,7 @@ handler_end_dealloc(PyObject *object)
     Py_XDECREF(self->keep);
     Py_XDECREF(self->remembered);
     Py_XDECREF(self->topics);
+    Py_XDECREF(self->quotas.clients);
     Py_XDECREF(self->readable);
     Py_TYPE(object)->tp_free(object);
 }
@@ -193,6 +196,8 @@ static PyMethodDef handler_end_methods[] = {
      "of idempotent producers, too."},
     {"set_fetches", handler_set_fetches, METH_VARARGS,
      "set_fetches(ReadPlan, LogSegment, handler, fetch_max_bytes): fetches, too."},
+    {"set_quotas", handler_set_quotas, METH_VARARGS,
+     "set_quotas(quotas, samples, window_ns): charge clients for what is executed."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},
     {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},
@@ -213,6 +218,10 @@ static PyMemberDef handler_end_members[] = {
      "Whether acks=all waits for the disk."},
     {"remembered", Py_T_OBJECT_EX, offsetof(handler_end, remembered), Py_READONLY, NULL},
     {"topics", Py_T_OBJECT_EX, offsetof(handler_end, topics), Py_READONLY, NULL},
+    {"clients", Py_T_OBJECT_EX, offsetof(handler_end, quotas.clients), Py_READONLY,
+     NULL},
+    {"has_quotas", Py_T_BOOL, offsetof(handler_end, quotas.are_set), 0,
+     "Whether requests cost their clients anything."},
     {"readable", Py_T_OBJECT_EX, offsetof(handler_end, readable), Py_READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -10,6 +10,26 @@ typedef struct {
     Py_ssize_t count, room;
 } pending;
 
+/* Clients with quotas: see quota.c. */
+typedef struct {
+    memory segment;
+    long long samples, window_ns;
+    PyObject *clients; /* dict: principal and client id -> two limits */
+    char are_set;      /* whether requests have to be looked up there */
+} quotas;
+
+typedef struct {
+    int64_t row, generation; /* row -1: there is no limit */
+    double bound;
+} quota_limit;
+
+/* What a request that is being executed has been charged. */
+typedef struct {
+    int is_charged;
+    int64_t begun, size;
+    quota_limit bytes, time;
+} quota_charge;
+
 typedef struct {
     PyObject_HEAD
     PyObject *keep; /* what keeps the mappings alive */
@@ -32,6 +52,7 @@ typedef struct {
     long long fetch_max_bytes; /* 0: no fetches */
     int64_t claimed;           /* a slot's state and handler while we execute it */
     plain_fetch fetch;         /* the last one, for fetch_waits() */
+    quotas quotas;
     /* of the partition that execute() had to do with, and of the answer that waits */
     long long row, next_offset, answer_bytes;
 } handler_end;
@@ -51,5 +72,13 @@ PyObject *handler_set_fetches(PyObject *object, PyObject *args);
 PyObject *handler_execute(PyObject *object, PyObject *slot);
 PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
 PyObject *handler_fetch_waits(PyObject *object, PyObject *unused);
+PyObject *handler_set_quotas(PyObject *object, PyObject *args);
+
+/* Charge a request before it is executed; 0: it was not, and must not be executed here. */
+int quota_begin(const handler_end *self, int64_t slot, int64_t api_key,
+                const uint8_t *frame, int64_t size, quota_charge *charge);
+/* Charge its time, or give back what it was charged. */
+void quota_end(const handler_end *self, int64_t slot, int was_executed,
+               const quota_charge *charge);
 
 #endif

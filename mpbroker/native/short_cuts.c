@@ -415,6 +415,9 @@ handler_execute(PyObject *object, PyObject *number)
     appended done = {0};
     int result = 0;
     int64_t api_key = read_big(frame, 2);
+    quota_charge charge;
+    if (!quota_begin(self, slot, api_key, frame, size, &charge))
+        Py_RETURN_NONE;
     if (api_key == PRODUCE)
         result = execute_produce(self, slot, frame, size, &done);
     else if (api_key == FETCH) {
@@ -423,6 +426,7 @@ handler_execute(PyObject *object, PyObject *number)
     }
     else if (api_key == API_VERSIONS)
         result = execute_api_versions(self, slot, frame, size);
+    quota_end(self, slot, result > 0, &charge);
     if (result < 0)
         return NULL;
     self->row = done.row;

@@ -53,6 +53,7 @@ _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
 _MAX_REMEMBERED: Final = 100
 _MAX_REMEMBERED_BYTES: Final = 500
 _MAX_TOPICS: Final = 10_000
+_MAX_CLIENTS: Final = 10_000
 # What execute() in C adds to an API's key, or returns in its place.
 _NOTIFY: Final = 0x10000
 _WAITS: Final = 0x20000
@@ -78,8 +79,7 @@ class PlainRequests:
         self._registry = registry
         self._purgatory = purgatory
         self._park: ParkProduce | None = None
-        # Where quotas are set, nothing is plain.
-        self.quotas: ClientQuotas | None = None
+        self._quotas: ClientQuotas | None = None
         self._park_fetch: ParkFetch | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
@@ -164,7 +164,6 @@ class PlainRequests:
             request.api_key != _API_VERSIONS
             or len(frame) > _MAX_REMEMBERED_BYTES
             or body[:2] != b"\0\0"
-            or self._has_quotas
         ):
             return
         self._be_current()
@@ -178,7 +177,7 @@ class PlainRequests:
         self, topic: Topic, partition: int, log: PartitionLog, policy: ValidationPolicy
     ) -> None:
         """Execute the next plain produces to this partition the short way."""
-        if self._registry.topic(topic.name) is not topic or self._has_quotas:
+        if self._registry.topic(topic.name) is not topic:
             return
         self._be_current()
         topics = self._compiled.topics
@@ -208,16 +207,32 @@ class PlainRequests:
     def _is_open(self, topic: str) -> bool:
         return self._may_skip_checks is None or self._may_skip_checks(topic)
 
+    def take_quotas(self, quotas: ClientQuotas) -> None:
+        """Charge clients for what is executed here. Who would be over is not plain."""
+        self._quotas = quotas
+        self._compiled.set_quotas(*quotas.table)
+
     @property
-    def _has_quotas(self) -> bool:
-        return self.quotas is not None and self.quotas.count_requests
+    def _limits_fetches(self) -> bool:
+        return self._quotas is not None and self._quotas.limit_fetches
+
+    def learn_client(self, request: Request) -> None:
+        """Charge the next plain requests of a request's client the short way."""
+        quotas = self._quotas
+        if quotas is None or not quotas.count_requests:
+            return
+        self._be_current()
+        clients = self._compiled.clients
+        if len(clients) >= _MAX_CLIENTS:
+            clients.clear()
+        clients[quotas.client_key(request)] = quotas.limits(request)
 
     def learn_fetch(
         self, name: str, topic_id: bytes, partition: int, log: PartitionLog
     ) -> None:
         """Execute the next plain fetches from this partition the short way."""
         topic = self._registry.topic(name)
-        if topic is None or topic.topic_id != topic_id or self._has_quotas:
+        if topic is None or topic.topic_id != topic_id or self._limits_fetches:
             return
         self._be_current()
         readable = self._compiled.readable
@@ -233,10 +248,13 @@ class PlainRequests:
         version = self._registry.version
         if self._compiled.position != version:
             self._forget()
+            quotas = self._quotas
+            self._compiled.has_quotas = quotas is not None and quotas.count_requests
             self._compiled.position = version
 
     def _forget(self) -> None:
         self._compiled.topics.clear()
         self._compiled.readable.clear()
         self._compiled.remembered.clear()
+        self._compiled.clients.clear()
         self._logs.clear()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import (
@@ -64,6 +65,7 @@ _EXEMPT: Final = frozenset(
         int(ApiKey.SASL_AUTHENTICATE),
     }
 )
+_NUMBER: Final = Struct("=q")
 _NS_PER_PERCENT: Final = 10_000_000  # of a process's second
 _NS_PER_MS: Final = 1_000_000
 _MAX_KNOWN: Final = 10_000
@@ -114,6 +116,35 @@ class ClientQuotas:
     def count_requests(self) -> bool:
         """Whether there are quotas that any request may count for."""
         return any(map(self.is_set, _OF_ANY_REQUEST))
+
+    @property
+    def limit_fetches(self) -> bool:
+        """Whether there are quotas that a fetch may count for."""
+        return self.is_set(QuotaKind.FETCH) or self.is_set(QuotaKind.REQUEST)
+
+    # -- the short cut ---------------------------------------------------------------
+
+    @property
+    def table(self) -> tuple[memoryview, int, int]:
+        """The table's memory, its samples, and a sample's ns."""
+        return self._table.view, self._table.samples, self._table.window_ns
+
+    def client_key(self, request: Request) -> bytes:
+        """What names a request's client: its principal's number, and its client id."""
+        number = self._words[connection_row(request.connection) + CONNECTION_PRINCIPAL]
+        return _NUMBER.pack(number) + (request.client_id or "").encode()
+
+    def limits(self, request: Request) -> tuple[int, int, float, int, int, float]:
+        """Row, generation and bound of a client's bytes, then of its time."""
+        return *self._place(QuotaKind.PRODUCE, request), *self._place(
+            QuotaKind.REQUEST, request
+        )
+
+    def _place(self, kind: QuotaKind, request: Request) -> tuple[int, int, float]:
+        limit = self._limit(kind, request) if self.is_set(kind) else None
+        if limit is None:
+            return -1, 0, 0.0
+        return limit[0].row, limit[0].generation, limit[1]
 
     def _read_again(self) -> None:
         self._changes = self._image.changes

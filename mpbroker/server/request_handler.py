@@ -193,6 +193,8 @@ class RequestHandler:
             answer = self._dispatcher.dispatch(request)
             if self._quotas is not None:
                 answer = self._quotas.settle(request, answer)
+                if self._plain is not None:
+                    self._plain.learn_client(request)
             self._send(request, answer)
             if (
                 self._plain is not None

@@ -203,7 +203,7 @@ class Roles:
             )
         quotas = client_quotas(config, memory, registry)
         if plain is not None:
-            plain.quotas = quotas
+            plain.take_quotas(quotas)
         disk, dispatcher_type = DiskSync(), RequestDispatcher
         if config.control_inject_enable:
             from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher
