@@ -85,7 +85,7 @@ def fetch_bound(directory: Path, seconds: float) -> Bound:
     def send() -> int:
         done = 0
         with path.open("rb") as file:
-            while time.monotonic() < until:
+            while done == 0 or time.monotonic() < until:
                 at, end = done % 64 * MIB, (done % 64 + 1) * MIB
                 while at < end:
                     at += os.sendfile(server.fileno(), file.fileno(), at, end - at)
@@ -115,7 +115,7 @@ def _connected() -> tuple[socket.socket, socket.socket]:
 
 def _send_until(sock: socket.socket, until: float) -> int:
     chunk, done = os.urandom(MIB), 0
-    while time.monotonic() < until:
+    while done == 0 or time.monotonic() < until:
         sock.sendall(chunk)
         done += 1
     sock.shutdown(socket.SHUT_WR)
