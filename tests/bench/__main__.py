@@ -13,13 +13,16 @@ from typing import Final
 
 from tests.bench import (
     client_throughput,
+    control_plane,
     flatness,
     groups,
     idle,
     large_requests,
     latency,
     python_producers,
+    quotas,
     small_requests,
+    tls,
     transactions,
 )
 from tests.bench.brokers import (
@@ -42,7 +45,9 @@ from tests.bench.wire import AnswerError
 CHECKOUT: Final = Path(__file__).parents[2]
 ALL_CASES: Final = [
     *idle.CASES,
+    *control_plane.CASES,
     *small_requests.CASES,
+    *quotas.CASES,
     *client_throughput.CASES,
     *large_requests.CASES,
     *latency.CASES,
@@ -50,6 +55,7 @@ ALL_CASES: Final = [
     *flatness.CASES,
     *groups.CASES,
     *transactions.CASES,
+    *tls.CASES,
 ]
 
 EPILOG: Final = """\

@@ -40,6 +40,11 @@ UNITS: Final[Mapping[str, Unit]] = {
     "idle_cpu_percent": Unit("% CPU", 3),
     "kib_per_connection": Unit("KiB/conn", 2),
     "cpu_ratio": Unit("x CPU", 2),
+    "plain_in_mb_per_cpu_s": Unit("MB/CPU s in, in the clear", 0),
+    "plain_out_mb_per_cpu_s": Unit("MB/CPU s out, in the clear", 0),
+    "tls_in_mb_per_cpu_s": Unit("MB/CPU s in, TLS", 0),
+    "tls_out_mb_per_cpu_s": Unit("MB/CPU s out, TLS", 0),
+    "handshakes_per_cpu_s": Unit("handshakes/CPU s", 0),
 }
 
 
@@ -105,6 +110,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("idle/memory", "pss_mib"): Limit(80),
     ("idle/memory", "idle_cpu_percent"): Limit(0.2),
     ("idle/2000-connections", "kib_per_connection"): Limit(16),
+    ("idle/10000-connections", "pss_mib"): Limit(200),
+    ("control-plane/full-ring", "p99_ms"): Limit(5),
     ("flatness/produce/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),

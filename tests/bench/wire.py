@@ -10,6 +10,7 @@ Source: Kafka protocol guide, "The Messages"; KIP-482 for the compact encodings.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Sequence
@@ -357,6 +358,10 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Say everything from now on over TLS."""
+        self._socket = context.wrap_socket(self._socket, server_hostname="localhost")
 
     def close(self) -> None:
         self._socket.close()
