@@ -57,6 +57,7 @@ BEFORE_THE_FORK = """
     storage.metadata_image storage.metadata_log storage.offset_index
     storage.partition_directory storage.partition_log storage.partition_view
     storage.producer_replay storage.producer_snapshot storage.producer_state
+    storage.read_plan
     storage.segment_list storage.segment_recovery storage.sync_ring storage.time_index
     storage.topic_names storage.topics storage.txn_index
     supervisor supervisor.broker supervisor.child supervisor.connections
