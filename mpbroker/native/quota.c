@@ -107,6 +107,17 @@ charge(const quotas *q, const quota_limit *limit, int64_t amount, int64_t now, i
     return done;
 }
 
+/* Whether a client is within its quota of time so far: a look without the lock, whose
+ * words may be of two moments. What the request takes is charged afterwards in any case.
+ */
+static int
+has_time_left(const quotas *q, const quota_limit *limit, int64_t now)
+{
+    int64_t row = L.QUOTA_HEADER_WORDS + limit->row * L.QUOTA_ROW_WORDS;
+    return load(&q->segment, row + L.QUOTA_GENERATION) == limit->generation
+           && is_within(q, row, limit->bound, 0, now);
+}
+
 /* -- a request's client -------------------------------------------------------------------- */
 
 static int
@@ -161,7 +172,7 @@ quota_begin(const handler_end *self, int64_t slot, int64_t api_key, const uint8_
         return 0;
     if (api_key != PRODUCE)
         c->bytes.row = -1;
-    if (c->time.row >= 0 && !charge(q, &c->time, 0, c->begun, 0))
+    if (c->time.row >= 0 && !has_time_left(q, &c->time, c->begun))
         return 0;
     if (c->bytes.row >= 0 && !charge(q, &c->bytes, size, c->begun, 0))
         return 0;
