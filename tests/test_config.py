@@ -175,7 +175,8 @@ def test_a_file_written_for_kafka_works_as_it_is(tmp_path):
     config = load(file=file)
     assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092, "PLAINTEXT"),)
     assert config.advertised == {"PLAINTEXT": AdvertisedEndPoint("localhost", 9092)}
-    assert len(config.warnings) == 3
+    assert len(config.warnings) == 4
+    assert sum("bind it to 127.0.0.1" in warning for warning in config.warnings) == 1
 
 
 @pytest.mark.parametrize("name", ["server.toml", "server.conf"])
