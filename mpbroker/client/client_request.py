@@ -84,6 +84,7 @@ class NetworkCounts:
         "connections_closed",
         "connections_made",
         "failed_authentications",
+        "reauthentications",
         "requests",
         "responses",
     )
@@ -97,6 +98,7 @@ class NetworkCounts:
     connections_closed: int
     connections_made: int
     failed_authentications: int
+    reauthentications: int
     requests: int
     responses: int
 

@@ -379,6 +379,8 @@ class NetworkClient:
             if again:
                 self._wire.send(node, again)  # versions it knows, or our next proof
             if found.connection.is_ready:
+                renewed = found.state is NodeState.REAUTHENTICATING
+                self.counts.reauthentications += renewed
                 found.connected(now_ms, self._rng)
         for answer in answers:
             self._complete(node, answer.response, answer.version, now_ms)

@@ -63,8 +63,11 @@ class NodeConnection:
         return self.failures > 0
 
     def is_ready(self, now_ms: float) -> bool:
-        """Return whether requests may be sent: connected, and not throttled."""
-        return self.state is NodeState.READY and now_ms >= self.throttled_until_ms
+        """Return whether requests may be sent: connected, believed, not throttled."""
+        return (
+            self.state is NodeState.READY
+            and self.throttled_until_ms <= now_ms < self.reauthenticate_at_ms
+        )
 
     def may_connect(self, now_ms: float) -> bool:
         """Return whether it is disconnected and its backoff is over."""

@@ -239,7 +239,7 @@ class Selector:
                     self._lost(node, "closed by the broker")
                     return
         except AuthenticationError as error:
-            self.close(node)
+            self._end(node)
             self.refused[node] = error
             return
         except OSError as error:
@@ -275,8 +275,13 @@ class Selector:
         self._epoll.modify(connection.channel.fileno(), events)
 
     def _lost(self, node: int, reason: str) -> None:
-        self.close(node)
+        self._end(node)
         self.disconnected[node] = reason
+
+    def _end(self, node: int) -> None:
+        self.close(node)
+        if node in self.connected:
+            self.connected.remove(node)  # made and lost in one poll: never of use
 
     def wakeup(self) -> None:
         """End the poll that runs now, or the next one; any thread may call this."""

@@ -84,6 +84,7 @@ _NETWORK_RATES: Final = {
     "connection-creation": "connections_made",
     "connection-close": "connections_closed",
     "failed-authentication": "failed_authentications",
+    "successful-reauthentication": "reauthentications",
     "request": "requests",
     "response": "responses",
     "incoming-byte": "bytes_in",

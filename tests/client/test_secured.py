@@ -289,6 +289,7 @@ def test_before_a_session_ends_it_is_renewed_on_the_same_connection():
     assert not rig.wire.waiting(ApiKey.SASL_HANDSHAKE)
     rig.send()  # is answered first
     rig.wire.now_ms += 1_900
+    assert not rig.client.is_ready(0, rig.wire.now_ms)  # even before it is begun
     rig.turns()
     assert rig.wire.waiting(ApiKey.SASL_HANDSHAKE, 0)
     assert not rig.client.is_ready(0, rig.wire.now_ms)  # nothing may come between

@@ -159,3 +159,12 @@ def test_no_wake_up_is_lost_in_a_race(selector):
         seen.release()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_connection_that_is_made_and_lost_in_one_poll_is_only_lost(selector, server):
+    selector.connect(1, Address(*server.getsockname()), "localhost")
+    peer, _ = server.accept()
+    peer.close()  # before the first poll
+    poll_until(selector, lambda: bool(selector.disconnected))
+    assert selector.connected == []
+    assert selector.disconnected == {1: "closed by the broker"}
