@@ -282,7 +282,7 @@ class CoordinatorProcess:
 
         A step that need not wait may leave more of both.
         """
-        while self._flush_once() and self._out:
+        while (self._out or self._held) and self._flush_once():
             pass
 
     def _flush_once(self) -> bool:
