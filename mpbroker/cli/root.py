@@ -15,6 +15,7 @@ from mpbroker.errors import MpbrokerError
 
 # command -> (module that holds `command`, one line for --help).
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "acl": ("mpbroker.cli.acl", "Say who may do what."),
     "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
     "config": ("mpbroker.cli.config_command", "List and explain broker settings."),
     "consume": ("mpbroker.cli.consume", "Read records to stdout."),
