@@ -134,9 +134,14 @@ class ProducerMetrics:
                     rates = self._topics[topic] = {key: Rate() for key in _RATES}
                 rates[name].add(amount, now_ms)
 
-    def follow(self, counts: NetworkCounts, now_ms: float) -> None:
-        """Take on what the network client has counted; cheap to call often."""
-        if now_ms - self._followed_ms < _FOLLOW_MS:
+    def follow(
+        self, counts: NetworkCounts, now_ms: float, *, at_once: bool = False
+    ) -> None:
+        """Take on what the network client has counted.
+
+        Cheap to call often: not all calls do it, unless it must be ``at_once``.
+        """
+        if not at_once and now_ms - self._followed_ms < _FOLLOW_MS:
             return
         self._followed_ms = now_ms
         with self._lock:

@@ -565,6 +565,7 @@ class Producer(TransactionCalls):
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return Kafka's metrics by group: producer-metrics, and by topic and node."""
         now_ms = monotonic_ms()
+        self._metrics.follow(self._client.counts, now_ms, at_once=True)
         groups = self._metrics.snapshot(now_ms)
         groups["producer-metrics"] |= {
             "buffer-total-bytes": float(self._pool.total_bytes),
