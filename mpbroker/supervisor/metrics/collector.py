@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.ipc.authentication_counts import read_authentications
 from mpbroker.ipc.black_box import BlackBox, box_number
 from mpbroker.ipc.client_software import software_of
 from mpbroker.ipc.error_counts import read_errors
@@ -119,6 +120,7 @@ class Collector:
             *self._processors(),
             *self._handlers(),
             *self.connections(),
+            *self._authentications(),
             *self._logs(logs),
             *self._groups(logs),
         ]
@@ -290,6 +292,19 @@ class Collector:
                 count, client_software_name=name, client_software_version=version
             )
         return open_, clients
+
+    def _authentications(self) -> Iterable[Family]:
+        """How clients' attempts to prove who they are ended, where there were any."""
+        counts = read_authentications(self._words)
+        if not any(counts.values()):
+            return ()
+        ended = counter(
+            "mpbroker_authentications_total",
+            "TLS handshakes and SASL authentications, by how they ended.",
+        )
+        for result, count in counts.items():
+            ended.add(count, result=result.name.lower())
+        return (ended,)
 
     # -- handlers ------------------------------------------------------------------
 
