@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.producer.transactions import (
@@ -13,6 +14,14 @@ from mpbroker.producer.transactions import (
     Operation,
     TransactionManager,
 )
+
+
+class PreparedTransaction(NamedTuple):
+    """What whoever commits or aborts a transaction later needs to know of it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
 
 
 class TransactionCalls(ABC):
@@ -29,6 +38,10 @@ class TransactionCalls(ABC):
     @abstractmethod
     def _transact(self, metric: str, begin: Callable[[], Operation]) -> None:
         """Begin something and wait for it; its time goes to a metric."""
+
+    @abstractmethod
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was sent is acknowledged, or has failed."""
 
     @abstractmethod
     def _spend(self, metric: str, seconds: float) -> None:
@@ -87,6 +100,27 @@ class TransactionCalls(ABC):
         member = GroupMetadata(group) if isinstance(group, str) else group
         self._transact(
             "txn-send-offsets-time-ns", lambda: manager.add_offsets(positions, member)
+        )
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        """Wait until all records are acknowledged; leave it open for others to end.
+
+        The producer is of no use after that: close it. The transaction is aborted by
+        the broker if nobody ends it within transaction.timeout.ms.
+
+        Raises:
+            AbortableError: a record was lost: abort.
+            FatalError: close the producer.
+            TransactionStateError: none is open.
+
+        Source: KIP-939's prepareTransaction, which brokers do not know yet.
+        """
+        manager = self._manager()
+        manager.check_open("prepare_transaction()")
+        self.flush()
+        manager.prepare_end()
+        return PreparedTransaction(
+            manager.transactional_id, manager.producer_id, manager.epoch
         )
 
     def commit_transaction(self) -> None:

@@ -42,6 +42,7 @@ class TransactionState(Enum):
     IN_TRANSACTION = "in a transaction"  # records may be sent
     COMMITTING = "committing"  # what was sent is waited for, then EndTxn
     ABORTING = "aborting"  # likewise; nothing more is sent
+    PREPARED = "done: others end its transaction"  # nothing more is sent
     ABORTABLE_ERROR = "in a transaction that must be aborted"
     FATAL_ERROR = "of no use any more"
 
@@ -56,6 +57,7 @@ TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = froze
         (_S.READY, _S.IN_TRANSACTION),
         (_S.IN_TRANSACTION, _S.COMMITTING),
         (_S.IN_TRANSACTION, _S.ABORTING),
+        (_S.IN_TRANSACTION, _S.PREPARED),
         (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR),
         (_S.COMMITTING, _S.READY),
         (_S.COMMITTING, _S.ABORTABLE_ERROR),
@@ -185,6 +187,11 @@ class TransactionManager(Idempotence):
             return self._enqueue(
                 Pending(Step.ADD_OFFSETS, operation, offsets=offsets, group=group)
             )
+
+    def prepare_end(self) -> None:
+        """Leave the transaction to others: our end does not abort it."""
+        with self._lock:
+            self._move(_S.PREPARED, "prepare_transaction()")
 
     def begin_commit(self) -> Operation:
         """Commit when everything is acknowledged."""

@@ -8,7 +8,8 @@
 
 A task's records are on disk when it ends (acks=all, idempotent producer). A task that
 is tried again, or a batch after a failure, writes its rows again: at least once, as
-with Spark's own sink.
+with Spark's own sink. With the option ``exactlyOnce`` set to true each batch is in the
+topics once, and whole (see `exactly_once`), for those who read what is committed.
 
 Source: Spark's "Structured Streaming + Kafka Integration Guide", "Writing Data".
 """
@@ -16,7 +17,7 @@ Source: Spark's "Structured Streaming + Kafka Integration Guide", "Writing Data"
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,11 +35,27 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from mpbroker.client.settings import ClientSettings
 from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
 from mpbroker.producer import Producer
 from mpbroker.producer.config import PRODUCER_CONFIG, ProducerSettings
-from mpbroker.spark.options import OptionError, parse_bootstrap, refuse_reserved
+from mpbroker.producer.transaction_calls import PreparedTransaction
+from mpbroker.spark.exactly_once import (
+    CommitError,
+    Coordinators,
+    all_tasks,
+    mark,
+    new_name,
+    this_task,
+)
+from mpbroker.spark.options import (
+    OptionError,
+    parse_boolean,
+    parse_bootstrap,
+    parse_client_settings,
+    refuse_reserved,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +66,8 @@ _PREFIX: Final = "kafka."
 _TEXT: Final = (StringType, BinaryType)
 # What Spark's producers are set to; the user's own word wins.
 _DEFAULTS: Final[Mapping[str, str]] = {"linger.ms": "20", "batch.size": "262144"}
+# A task's transaction is open until the slowest task of its batch is done.
+_TRANSACTION_TIMEOUT: Final = {"transaction.timeout.ms": "600000"}
 
 
 class SinkError(MpbrokerError):
@@ -61,13 +80,20 @@ class SinkOptions:
 
     settings: Mapping[str, str]
     topic: str | None
+    client: ClientSettings
+    exactly_once: bool = False
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many records a task has written."""
+    """How many records a task has written.
+
+    Attributes:
+        prepared: the transaction they are in, None if they are there already.
+    """
 
     records: int
+    prepared: PreparedTransaction | None = None
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -79,7 +105,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     given = {name.lower(): value for name, value in options.items()}
     refuse_reserved(given)
     parse_bootstrap(given)
-    settings = dict(_DEFAULTS)
+    exactly_once = parse_boolean(given, "exactlyOnce", False)
+    settings = dict(_DEFAULTS) | (_TRANSACTION_TIMEOUT if exactly_once else {})
     for name, value in given.items():
         if name.startswith(_PREFIX):
             key = name.removeprefix(_PREFIX)
@@ -92,7 +119,12 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         ProducerSettings.parse(settings)
     except ConfigError as error:
         raise OptionError(f"kafka.{error}") from None
-    return SinkOptions(settings, given.get("topic"))
+    if exactly_once and "transactional.id" in settings:
+        raise OptionError(
+            "kafka.transactional.id is chosen by exactlyOnce, one a task; remove it"
+        )
+    client = parse_client_settings(given)
+    return SinkOptions(settings, given.get("topic"), client, exactly_once)
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
@@ -142,10 +174,12 @@ def _are_headers(kind: ArrayType) -> bool:
 
 
 class _Sink:
-    """Writes one task's rows."""
+    """Writes one task's rows; on the driver, ends what tasks have prepared."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        self._coordinators = Coordinators(options.client)
+        self._name = new_name()
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Send all rows and wait until all are acknowledged.
@@ -156,32 +190,98 @@ class _Sink:
             SinkError: a row without a topic.
         """
         options = self._options
+        if options.exactly_once:
+            return self._prepare(batches)
+        with Producer(options.settings) as producer:
+            count, _ = self._send(producer, batches)
+        return Written(count)
+
+    def _prepare(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows in a transaction that stays open, unless they are in."""
+        task = this_task(self._name)
+        settings = {**self._options.settings, "transactional.id": task.transactional_id}
+        producer = Producer(settings)
+        try:
+            # First of all: what another try of this task has left open is aborted now,
+            # so that its mark is not taken for ours, nor ours for its.
+            producer.init_transactions()
+            if self._coordinators.has(task):
+                for _ in batches:
+                    pass  # whoever makes them expects that they are taken
+                return Written(0)
+            producer.begin_transaction()
+            count, topic = self._send(producer, batches)
+            if topic is None:
+                return Written(0)  # the broker knows of no transaction
+            producer.send_offsets_to_transaction(*mark(task, topic))
+            return Written(count, producer.prepare_transaction())
+        finally:
+            # Aborts what is open and was not prepared: it would be in readers' way.
+            producer.close()
+
+    def _send(
+        self, producer: Producer, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[int, str | None]:
+        """Send all rows; return how many there were, and a topic of theirs."""
         failures: list[Exception] = []
 
         def done(_: object, error: Exception | None) -> None:
             if error is not None and not failures:
                 failures.append(error)
 
-        count = 0
-        with Producer(options.settings) as producer:
-            for batch in batches:
-                for row in _rows(batch, options.topic):
-                    topic, key, value, headers, partition = row
-                    producer.send(
-                        topic,
-                        value,
-                        key,
-                        headers=headers,
-                        partition=partition,
-                        callback=done,
-                    )
-                    count += 1
-                if failures:
-                    break
-            producer.flush()
+        count, topic = 0, None
+        for batch in batches:
+            for topic, key, value, headers, partition in _rows(
+                batch, self._options.topic
+            ):
+                producer.send(
+                    topic,
+                    value,
+                    key,
+                    headers=headers,
+                    partition=partition,
+                    callback=done,
+                )
+                count += 1
+            if failures:
+                break
+        producer.flush()
         if failures:
             raise failures[0]
-        return Written(count)
+        return count, topic
+
+    def commit_all(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Commit what tasks have prepared.
+
+        Raises:
+            CommitError: not all is committed; Spark calls `abandon_all` then.
+        """
+        if self._options.exactly_once:
+            self._coordinators.commit(_prepared(messages))
+
+    def abandon_all(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Abort what tasks have open, as far as that can be done now.
+
+        Tasks without a message too: Spark ends their process wherever it is.
+        """
+        if not self._options.exactly_once:
+            return
+        known = [each.transactional_id for each in _prepared(messages)]
+        try:
+            self._coordinators.fence(all_tasks(len(messages), self._name, known))
+        except CommitError as error:
+            # The broker does it after transaction.timeout.ms, or has done so.
+            logger.warning("%s", error)
+
+
+def _prepared(
+    messages: Sequence[WriterCommitMessage | None],
+) -> list[PreparedTransaction]:
+    return [
+        each.prepared
+        for each in messages
+        if isinstance(each, Written) and each.prepared is not None
+    ]
 
 
 def _rows(
@@ -222,9 +322,29 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self.write_rows(iterator)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.commit_all(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.abandon_all(messages)
+
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     """``df.writeStream.format("mpbroker")``."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self.write_rows(iterator)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
+        self.commit_all(messages)
+
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
+        self.abandon_all(messages)

@@ -97,6 +97,14 @@ def test_what_is_wrong_is_named_with_what_is_right(tmp_path, old, new, message):
             },
             "exclude each other",
         ),
+        (
+            {
+                "pipeline": {"job": "replay"},
+                "table": {"path": "x"},
+                "topic": {"topic": "t", "exactlyOnce": True},
+            },
+            "a replay is at least once",
+        ),
     ],
 )
 def test_what_is_missing_is_named(content, message):

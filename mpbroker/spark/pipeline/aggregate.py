@@ -8,7 +8,8 @@ A window is written once, when the watermark (the latest event time, less
 late, not added. With trigger "once" the last windows stay in the checkpoint's state
 until a later run has seen later events.
 
-To a table each window is written once, whoever is killed; to a topic at least once.
+To a table each window is written once, whoever is killed; to a topic at least once, or
+once with ``exactlyOnce = true`` in [topic].
 """
 
 from __future__ import annotations

@@ -235,6 +235,8 @@ def _check_whole(found: Description) -> None:
         raise PipelineError(
             f"[dead_letter] is ingest's; job {found.job} keeps no values"
         )
+    if found.job == "replay" and "exactlyonce" in map(str.lower, found.topic):
+        raise PipelineError("topic.exactlyOnce: a replay is at least once; remove it")
     if found.topic and "topic" not in found.topic:
         raise PipelineError("topic.topic is not set; give the name of the topic")
     fields = set(found.value.fields) | (

@@ -1,0 +1,262 @@
+"""Each batch is in the topic once, whoever is killed, for read_committed readers."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from mpbroker.spark import sink
+from mpbroker.spark.exactly_once import CommitError, Task
+from mpbroker.spark.options import OptionError
+from mpbroker.spark.pipeline.ingest import run_query
+from mpbroker.spark.pipeline.progress import Progress
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def query():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def write(bootstrap, monkeypatch):
+    """Do what a task does: prepare rows of a batch; return its message."""
+
+    def go(topic, query, values, *, batch=0, task=0, **options):
+        writer = make_writer(bootstrap, topic, **options)
+        monkeypatch.setattr(sink, "this_task", lambda _: Task(query, batch, task))
+        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+        return writer.write(iter([rows] if values else []))
+
+    return go
+
+
+def make_writer(bootstrap, topic, **options):
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, **options}
+    return sink.StreamWriter(sink.parse_sink_options({**given, "exactlyOnce": "true"}))
+
+
+@pytest.fixture
+def commit(bootstrap):
+    def go(*messages, batch=0):
+        make_writer(bootstrap, "unused").commit(list(messages), batch)
+
+    return go
+
+
+@pytest.fixture
+def consume(bootstrap):
+    """Return what is committed, up to the last stable offset, through librdkafka."""
+
+    def read(topic, isolation="read_committed"):
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "none",
+                "enable.partition.eof": True,
+                "isolation.level": isolation,
+            }
+        )
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = []
+        while (message := consumer.poll(60)) is not None and not message.error():
+            found.append(message.value().decode())
+        assert message is not None
+        consumer.close()
+        return sorted(found)
+
+    return read
+
+
+def test_nothing_is_seen_before_the_driver_commits_and_nothing_twice(
+    write, commit, consume, make_topic, query
+):
+    topic = make_topic()
+    messages = [write(topic, query, [f"{n}a", f"{n}b"], task=n) for n in (0, 1)]
+    assert consume(topic) == []
+    commit(*messages)
+    assert consume(topic) == ["0a", "0b", "1a", "1b"]
+    commit(*messages)  # the answer was lost: asked again
+    commit(write(topic, query, [], batch=1))  # a task without rows
+    commit(write(topic, query, ["next"], batch=2))
+    assert consume(topic) == ["0a", "0b", "1a", "1b", "next"]
+
+
+def test_a_task_that_is_tried_again_is_there_once_and_its_first_try_is_fenced(
+    write, commit, consume, make_topic, query
+):
+    topic = make_topic()
+    dead = write(topic, query, ["a", "b"])
+    alive = write(topic, query, ["a", "b"])
+    commit(alive)
+    with pytest.raises(CommitError, match=r"cannot be committed.*transaction\.timeout"):
+        commit(dead)
+    assert consume(topic) == ["a", "b"]
+    assert consume(topic, "read_uncommitted") == ["a", "a", "b", "b"]
+
+
+def test_a_batch_that_comes_again_is_left_out_where_it_is_committed(
+    write, commit, consume, make_topic, query
+):
+    topic = make_topic()
+    commit(write(topic, query, ["a"], batch=4), batch=4)
+    again = write(topic, query, ["a"], batch=4)
+    assert (again.records, again.prepared) == (0, None)
+    commit(again, batch=4)
+    commit(write(topic, query, ["b"], batch=5), batch=5)
+    assert consume(topic) == ["a", "b"]
+
+
+def test_what_a_failed_batch_has_prepared_is_never_seen(
+    write, commit, consume, make_topic, query, bootstrap
+):
+    topic = make_topic()
+    prepared = write(topic, query, ["a"])
+    make_writer(bootstrap, topic).abort([prepared, None], 0)
+    assert consume(topic) == []
+    commit(write(topic, query, ["a"]))
+    assert consume(topic) == ["a"]
+
+
+def test_what_nobody_ends_expires(write, consume, make_topic, query, bootstrap):
+    topic = make_topic()
+    late = write(
+        topic, query, ["late"], task=7, **{"kafka.transaction.timeout.ms": "1000"}
+    )
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"after")
+    assert producer.flush(30) == 0
+    seen: list[str] = []
+    while not seen:  # the open transaction is in the way of readers until then
+        seen = consume(topic)
+    assert seen == ["after"]
+    with pytest.raises(CommitError):
+        make_writer(bootstrap, topic).commit([late], 0)
+
+
+def test_a_driver_killed_between_two_commits_doubles_nothing(
+    write, commit, consume, make_topic, query, bootstrap
+):
+    topic = make_topic()
+    script = f"""
+        import os, signal
+        import pyarrow as pa
+        from mpbroker.spark import sink
+        from mpbroker.spark.exactly_once import Task
+
+        options = {{"kafka.bootstrap.servers": {bootstrap!r}, "topic": {topic!r}}}
+        options["exactlyOnce"] = "true"
+        writer = sink.StreamWriter(sink.parse_sink_options(options))
+        messages = []
+        for task in range(3):
+            sink.this_task = lambda _: Task({query!r}, 0, task)
+            rows = pa.RecordBatch.from_pydict({{"value": [f"row {{task}}"]}})
+            messages.append(writer.write(iter([rows])))
+
+        def commit_two(prepared):
+            committed(prepared[:2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        committed = writer._coordinators.commit
+        object.__setattr__(writer._coordinators, "commit", commit_two)
+        writer.commit(messages, 0)
+    """
+    killed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        check=False,
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    messages = [write(topic, query, [f"row {task}"], task=task) for task in range(3)]
+    assert [message.records for message in messages] == [0, 0, 1]
+    commit(*messages)
+    assert consume(topic) == ["row 0", "row 1", "row 2"]
+
+
+def test_a_stream_whose_last_commit_was_not_noted_writes_its_batch_once(
+    spark, read_stream, bootstrap, make_topic, consume, tmp_path
+):
+    source, target = make_topic(partitions=2), make_topic()
+    producer = Producer({"bootstrap.servers": bootstrap})
+    checkpoint = tmp_path / "checkpoint"
+
+    def run(first, end):
+        for number in range(first, end):
+            producer.produce(source, b"%04d" % number, partition=number % 2)
+        assert producer.flush(30) == 0
+        stream = read_stream(subscribe=source, startingOffsets="earliest").load()
+        writer = (
+            stream.select("value")
+            .writeStream.format("mpbroker")
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("topic", target)
+            .option("exactlyOnce", "true")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+        )
+        run_query(writer.start, Progress("stream", io.StringIO()))
+
+    run(0, 100)
+    assert len(consume(target)) == 100
+    # As a driver leaves it that is killed when its transactions are committed and
+    # Spark has not noted it: the batch comes again.
+    (commit,) = (path for path in (checkpoint / "commits").glob("[0-9]*"))
+    commit.unlink()
+    (checkpoint / "commits" / f".{commit.name}.crc").unlink(missing_ok=True)
+    run(100, 150)
+    assert consume(target) == [f"{number:04d}" for number in range(150)]
+
+
+def test_a_failed_batch_write_leaves_nothing_to_see(
+    spark, bootstrap, make_topic, consume
+):
+    topic = make_topic()
+
+    def save(frame):
+        options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+        writer = frame.write.format("mpbroker").mode("append").options(**options)
+        writer.option("exactlyOnce", "true").save()
+
+    frame = spark.range(10, numPartitions=2)
+    with pytest.raises(Exception, match="seven"):
+        save(frame.selectExpr("if(id = 7, raise_error('seven'), string(id)) value"))
+    assert consume(topic) == []
+    save(frame.selectExpr("string(id) value"))
+    assert consume(topic) == [str(number) for number in range(10)]
+
+
+def test_the_transactional_id_is_not_the_user_s():
+    with pytest.raises(OptionError, match=r"kafka\.transactional\.id is chosen by"):
+        make_writer("localhost:1", "t", **{"kafka.transactional.id": "mine"})
+    with pytest.raises(OptionError, match="exactlyOnce='yes' is neither true nor"):
+        sink.parse_sink_options(
+            {"kafka.bootstrap.servers": "localhost:1", "exactlyOnce": "yes"}
+        )
+
+
+def test_a_task_that_fails_leaves_nothing_in_readers_way(
+    consume, make_topic, query, bootstrap, monkeypatch
+):
+    topic = make_topic()
+    writer = make_writer(bootstrap, topic)
+    monkeypatch.setattr(sink, "this_task", lambda _: Task(query, 0, 0))
+
+    def rows():
+        yield pa.RecordBatch.from_pydict({"value": ["lost"]})
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        writer.write(rows())
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"after")
+    assert producer.flush(30) == 0
+    assert consume(topic) == ["after"]
