@@ -81,12 +81,15 @@ class GroupCommit:
         """Take over the syncing of a log; return tokens and files, to be synced."""
         row = log.row
         words = row.words
-        with row.locked():
+        row.lock()  # not ``locked``: twice a sync, of each partition of each produce
+        try:
             if words[row.base + ROW_SYNC_OWNER]:
                 words[row.base + ROW_SYNC_WAITERS] |= self._bit
                 return []
             words[row.base + ROW_SYNC_OWNER] = self._owner
             target = row.log_end_offset
+        finally:
+            row.unlock()
         self._running[row.index] = _Sync(log, target)
         try:
             fds = log.segments_to_sync(row.durable_end_offset, target)
@@ -122,7 +125,8 @@ class GroupCommit:
         del self._files_left[index]
         row = log.row
         words = row.words
-        with row.locked():
+        row.lock()
+        try:
             if error:
                 # What an fsync has failed to write may be lost although the next one
                 # says success: never try again (fsyncgate). Offline for good.
@@ -132,6 +136,8 @@ class GroupCommit:
             waiters = words[row.base + ROW_SYNC_WAITERS] | self._bit
             words[row.base + ROW_SYNC_WAITERS] = 0
             words[row.base + ROW_SYNC_OWNER] = 0
+        finally:
+            row.unlock()
         self.syncs += 1
         if error:
             _LOG.error(
