@@ -6,7 +6,11 @@ Four partitions, 100 B a record, local[2]. Batch: count, sum of lengths and of o
 so that every value is looked at and the count is proved. Stream: micro-batches of
 rows / 4 into memory nobody reads (noop), the first one left out, since it starts the
 Python workers. Runs alternate; the best and the median of the rounds are shown, with
-the machine's load at the time.
+the machine's load at the time, and the CPU seconds that a million rows took of Spark
+and its Python workers: what others do on the machine changes these least.
+
+"ceiling" is a Python data source that makes the same Arrow batches out of memory: what
+Spark takes to bring them to its JVM, and so the bound of any Python source.
 """
 
 from __future__ import annotations
@@ -17,19 +21,28 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
 from mpbroker.spark import session
+from mpbroker.spark.arrow import SCHEMA_DDL
 from tests.support.broker import Broker
 from tests.support.fetch_clients import SPARK_DIR, have_spark_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 PARTITIONS: Final = 4
 TOPIC: Final = "bench"
 VALUE_BYTES: Final = 100
+CEILING_BATCH_ROWS: Final = 10_000
 
 
 def fill(bootstrap: str, rows: int) -> None:
@@ -54,10 +67,83 @@ def fill(bootstrap: str, rows: int) -> None:
     assert producer.flush(120) == 0
 
 
+class CeilingPartition(InputPartition):
+    """So many rows from an offset on."""
+
+    def __init__(self, number: int, rows: int) -> None:
+        super().__init__(number)
+        self.number, self.rows = number, rows
+
+
+class CeilingSource(DataSource):
+    """The same rows as a topic's, out of memory."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ceiling"
+
+    def schema(self) -> str:
+        return SCHEMA_DDL
+
+    def reader(self, schema: StructType) -> CeilingReader:
+        return CeilingReader(int(self.options["rows"]))
+
+
+class CeilingReader(DataSourceReader):
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        each = self._rows // PARTITIONS
+        return [CeilingPartition(number, each) for number in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, CeilingPartition)
+        schema = pa.schema(
+            [
+                ("key", pa.binary()),
+                ("value", pa.binary()),
+                ("topic", pa.string()),
+                ("partition", pa.int32()),
+                ("offset", pa.int64()),
+                ("timestamp", pa.timestamp("us", tz="UTC")),
+                ("timestampType", pa.int32()),
+            ]
+        )
+        for start in range(0, partition.rows, CEILING_BATCH_ROWS):
+            rows = min(CEILING_BATCH_ROWS, partition.rows - start)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.nulls(rows, pa.binary()),
+                    pa.repeat(pa.scalar(b"x" * VALUE_BYTES), rows),
+                    pa.repeat(pa.scalar(TOPIC), rows),
+                    pa.repeat(pa.scalar(partition.number, pa.int32()), rows),
+                    pa.array(range(start, start + rows), pa.int64()),
+                    pa.repeat(pa.scalar(0, pa.int64()), rows).cast(schema.types[5]),
+                    pa.repeat(pa.scalar(0, pa.int32()), rows),
+                ],
+                schema=schema,
+            )
+
+
+def cpu_seconds(broker: Broker) -> float:
+    """Of this process, Spark's JVM and its Python workers, those that ended too."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) != broker.pid:
+                total += sum(process.cpu_times()[:4])
+    return total
+
+
 def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
     """Return the seconds that a whole read took."""
     frame = spark.read.format(kind).options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC}
+        **{
+            "kafka.bootstrap.servers": bootstrap,
+            "subscribe": TOPIC,
+            "rows": str(rows),
+        }
     )
     started = time.perf_counter()
     found = (
@@ -111,6 +197,7 @@ def main() -> None:
         jars = ",".join(map(str, sorted(SPARK_DIR.glob("*.jar"))))
     else:
         print("Spark's own connector is not in .downloads/spark: measured alone")
+    spent: dict[str, list[float]] = defaultdict(list)
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with (
         tempfile.TemporaryDirectory(prefix="mpbroker-bench-") as scratch,
@@ -118,11 +205,15 @@ def main() -> None:
     ):
         fill(broker.bootstrap, arguments.rows)
         spark = session("bench", master="local[2]", config={"spark.jars": jars})
+        spark.dataSource.register(CeilingSource)
         for number in range(arguments.rounds + 1):
-            for kind in kinds:
+            for kind in ("ceiling", *kinds):
+                before = cpu_seconds(broker)
                 seconds = batch(spark, kind, broker.bootstrap, arguments.rows)
                 if number:  # the first one starts workers and compiles code
                     figures[kind, "batch"].append(arguments.rows / seconds)
+                    cpu = (cpu_seconds(broker) - before) / arguments.rows * 1e6
+                    spent[kind].append(cpu)
         for kind in kinds:
             for rate in stream(spark, kind, broker.bootstrap, arguments.rows):
                 figures[kind, "stream"].append(rate)
@@ -134,6 +225,8 @@ def main() -> None:
             f"{kind:>9} {what:>7}: best {max(rates):>11,.0f} rows/s,"
             f" median {statistics.median(rates):>11,.0f}"
         )
+    for kind, seconds_each in spent.items():
+        print(f"{kind:>9}   batch: {min(seconds_each):.2f} CPU s a million rows")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
 _POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
 SPARK_DIR: Final = ROOT / ".downloads" / "spark"
-_SPARK_POM: Final = ROOT / "tests" / "compat" / "spark" / "pom.xml"
+_SPARK_SOURCES: Final = ROOT / "tests" / "compat" / "spark"
+_SPARK_POM: Final = _SPARK_SOURCES / "pom.xml"
+_OLDER_SPARK_POM: Final = _SPARK_SOURCES / "older.xml"
 FRANZ_GO: Final = ROOT / ".downloads" / "franz-go" / "franz"
 _GO_SOURCES: Final = ROOT / "tests" / "compat" / "go"
 NODE_DIR: Final = ROOT / ".downloads" / "node"
@@ -35,6 +37,7 @@ _DEBIAN: Final = (
 # Two cores and 54 MB of jars took 30 s; a mirror may be slow, but not for ever.
 _MAVEN_TIMEOUT_S: Final = 400
 _APT_TIMEOUT_S: Final = 180
+_JAVAC_TIMEOUT_S: Final = 180
 _GO_TIMEOUT_S: Final = 400
 _NPM_TIMEOUT_S: Final = 120
 
@@ -52,7 +55,10 @@ def have_java_tools() -> bool:
 def have_spark_connector() -> bool:
     """Return whether the jars of Spark's own Kafka connector are there."""
     stamp = SPARK_DIR / "pom.xml"
-    return stamp.is_file() and stamp.read_bytes() == _SPARK_POM.read_bytes()
+    poms = (_SPARK_POM, _OLDER_SPARK_POM)
+    return stamp.is_file() and stamp.read_bytes() in [
+        each.read_bytes() for each in poms
+    ]
 
 
 def fetch_java_tools() -> str:
@@ -66,7 +72,34 @@ def fetch_spark_connector() -> str:
     """Copy the jars to .downloads/spark; return why not, or an empty text."""
     if have_spark_connector():
         return ""
-    return _fetch_jars("Spark's Kafka connector (15 MB)", _SPARK_POM, SPARK_DIR)
+    why = _fetch_jars("Spark's Kafka connector (15 MB)", _SPARK_POM, SPARK_DIR)
+    if not why:
+        return ""
+    # Not every mirror has all of every release.
+    older = _fetch_jars("the release before it", _OLDER_SPARK_POM, SPARK_DIR)
+    if older:
+        return f"{why}; {older}"
+    why = _build_stand_ins(SPARK_DIR)
+    if why:
+        shutil.rmtree(SPARK_DIR)
+    return why
+
+
+def _build_stand_ins(directory: Path) -> str:
+    """Compile what the older connector lacks against PySpark's jars; say why not."""
+    import pyspark
+
+    if shutil.which("javac") is None:
+        return "no javac on PATH (Debian: apt-get install default-jdk-headless)"
+    jars = Path(pyspark.__file__).parent / "jars"
+    sources = sorted(map(str, (_SPARK_SOURCES / "org").rglob("*.java")))
+    classes = directory / "classes"
+    classes.mkdir()
+    command = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), *sources]
+    jar = str(directory / "no-delegation-tokens.jar")
+    return _run(command, _JAVAC_TIMEOUT_S) or _run(
+        ["jar", "--create", "--file", jar, "-C", str(classes), "."], _JAVAC_TIMEOUT_S
+    )
 
 
 def _fetch_jars(what: str, pom: Path, directory: Path) -> str:
