@@ -9,9 +9,7 @@ RemoveUserScramCredentialRecord.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from base64 import b64decode, b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,6 +59,9 @@ def credential_of_password(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
 ) -> ScramCredential:
     """Derive a credential from a password."""
+    # Imported here, as below: OpenSSL's hashes are for brokers that have such users.
+    import hashlib
+
     salted = hashlib.pbkdf2_hmac(
         mechanism.hash_name, password.encode(), salt, iterations
     )
@@ -71,6 +72,9 @@ def credential_of_salted_password(
     mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
     """Derive a credential from what AlterUserScramCredentials brings."""
+    import hashlib
+    import hmac
+
     client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
     return ScramCredential(
         salt,
@@ -131,9 +135,9 @@ class ScramCredentials:
         """Replay a UserScramCredentialRecord."""
         mechanism = ScramMechanism(record["mechanism"])
         self._by_user.setdefault(str(record["name"]), {})[mechanism] = ScramCredential(
-            b64decode(record["salt"], validate=True),
-            b64decode(record["storedKey"], validate=True),
-            b64decode(record["serverKey"], validate=True),
+            _bytes(record["salt"]),
+            _bytes(record["storedKey"]),
+            _bytes(record["serverKey"]),
             int(record["iterations"]),
         )
 
@@ -176,4 +180,8 @@ class ScramCredentialReader:
 
 
 def _text(data: bytes) -> str:
-    return b64encode(data).decode()
+    return b2a_base64(data, newline=False).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return a2b_base64(text, strict_mode=True)

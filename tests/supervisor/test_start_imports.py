@@ -19,6 +19,7 @@ import pytest
 # handler, processor and acceptor works with. They share it; what is imported after the
 # fork, each has for itself.
 BEFORE_THE_FORK = """
+    config.security_keys ipc.principals server.sasl_apis storage.scram_credentials
     config.quota_keys ipc.quota_layout ipc.quota_table network.throttles
     server.quota_apis server.quotas storage.quota_records supervisor.quota_setup
     config.dynamic config.live_keys ipc.limits_page
