@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mpbroker.ipc.layout import (
@@ -29,6 +30,8 @@ from mpbroker.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from mpbroker.server.authorisation import Authorisation
+from mpbroker.server.authorizer import Authorizer
 from mpbroker.server.dispatcher import Api, RequestDispatcher
 from mpbroker.server.fetch_session import FetchSessions
 from mpbroker.server.fetching import FetchService
@@ -42,6 +45,7 @@ from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.memory import BrokerMemory
+from tests.server.authorisation_stage import Contexts
 from tests.server.test_group_commit import Disk
 
 
@@ -68,6 +72,7 @@ class Stage:
         data: its data directory.
         short: with the short cut.
         syncs: acks=all waits for ``disk``.
+        authorizer: makes one, of the registry.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Stage:
         short: bool,
         syncs: bool = False,
         fetch_max_bytes: int = 1 << 20,
+        authorizer: Callable[[TopicRegistry], Authorizer] | None = None,
     ) -> None:
         self.memory = memory
         data.mkdir()
@@ -103,10 +109,23 @@ class Stage:
         self.disk = disk = Disk()
         disk.event_fd = -1
         commit = GroupCommit(0, disk, purgatory.notify)
+        authorisation = None
+        if authorizer is not None:
+            self.contexts = Contexts()
+            authorisation = Authorisation(
+                authorizer(self.registry),
+                self.contexts,  # type: ignore[arg-type]
+                self.registry,
+                auto_create_topics=True,
+            )
         self.plain = None
         if short:
             self.plain = PlainRequests.of(
-                self.channel, memory.table, self.registry, purgatory
+                self.channel,
+                memory.table,
+                self.registry,
+                purgatory,
+                None if authorisation is None else authorisation.everybody_may_write,
             )
         produce = ProduceService(
             self.channel,
@@ -116,6 +135,7 @@ class Stage:
             commit,
             sync_acks_all=syncs,
             plain=self.plain,
+            authorisation=authorisation,
         )
         fetch = FetchService(
             self.channel,
@@ -124,6 +144,7 @@ class Stage:
             FetchSessions(memory.sessions, memory.session_cell, 100),
             purgatory,
             fetch_max_bytes,
+            authorisation,
             plain=self.plain,
         )
         self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
