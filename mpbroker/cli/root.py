@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "group": ("mpbroker.cli.group", "List, describe, delete, reset consumer groups."),
     "pipeline": ("mpbroker.cli.pipeline", "Move topics to a lake, and back (Spark)."),
     "produce": ("mpbroker.cli.produce", "Write records from stdin or files."),
+    "quota": ("mpbroker.cli.quota", "List and set what clients may do in a second."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
 }
