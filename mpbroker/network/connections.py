@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 from mpbroker.ipc.layout import (
-    CONNECTION_COOKIE,
     HEADER,
     HEADER_COUNTERS,
     PROCESSOR_COUNTERS,
@@ -19,7 +18,6 @@ from mpbroker.ipc.layout import (
     ConnectionSecurity,
     ConnectionState,
     ProcessorCounter,
-    connection_row,
     processor_row,
 )
 from mpbroker.ipc.limits_page import Limits
@@ -31,8 +29,8 @@ from mpbroker.network.channel_selector import ChannelSelector, end_connection
 from mpbroker.network.connection_quotas import excess_connections
 from mpbroker.network.connection_rows import (
     ConnectionRows,
+    has_cookie,
     is_private,
-    live_rows,
     progress,
 )
 from mpbroker.network.request_channel import ProcessorEnd
@@ -95,11 +93,7 @@ class Connections:
 
     def is_elsewhere(self, sock: socket.socket) -> bool:
         """Whether anybody has a row for this socket."""
-        words, cookie = self._words, socket_cookie(sock)
-        return any(
-            words[connection_row(row) + CONNECTION_COOKIE] == cookie
-            for row in live_rows(words)
-        )
+        return has_cookie(self._words, socket_cookie(sock))
 
     def count(self, counter: ProcessorCounter, amount: int) -> None:
         self._words[self._counters + counter] += amount
