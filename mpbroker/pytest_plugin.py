@@ -11,6 +11,9 @@
 of a worker process (pytest-xdist has several; each has its own). Either listens on a
 free port of 127.0.0.1, keeps its files in a directory that is removed afterwards, and
 leaves no process behind. Topics can be made at any time: `server.create_topic`.
+
+While one test runs, the broker of the next is being started, so that only the first
+test waits for one; so does whoever gives settings of his own.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +48,19 @@ class MpbrokerServer:
         log_path: what it has printed.
     """
 
-    def __init__(self, directory: Path, config: Mapping[str, object]) -> None:
+    bootstrap: str
+    host: str
+    port: int
+
+    def __init__(
+        self, directory: Path, config: Mapping[str, object], *, wait: bool = True
+    ) -> None:
         """Start a broker and wait until it serves.
+
+        Args:
+            directory: for its files; the caller's to remove.
+            config: Kafka's settings, beside those of a small broker.
+            wait: False: that is left to `wait_until_ready`.
 
         Raises:
             RuntimeError: it did not; the text has its last words.
@@ -81,8 +95,19 @@ class MpbrokerServer:
             raise
         finally:
             os.close(their_fd)
+        self._ready_fd = ready_fd
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until a broker serves that was made without waiting.
+
+        Raises:
+            RuntimeError: it does not; it is killed, and the text has its last words.
+        """
+        ready_fd, self._ready_fd = self._ready_fd, -1
         try:
-            self.bootstrap = self._wait_until_ready(ready_fd)
+            self.bootstrap = self._read_address(ready_fd)
         except BaseException:
             self.kill()
             raise
@@ -91,7 +116,7 @@ class MpbrokerServer:
         host, _, port = self.bootstrap.rpartition(":")
         self.host, self.port = host, int(port)
 
-    def _wait_until_ready(self, ready_fd: int) -> str:
+    def _read_address(self, ready_fd: int) -> str:
         deadline = time.monotonic() + _READY_TIMEOUT_S
         line = b""
         poll = select.poll()
@@ -158,6 +183,46 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+class _Spare:
+    """The broker of the next test that wants one."""
+
+    def __init__(self) -> None:
+        self._next: tuple[tempfile.TemporaryDirectory[str], MpbrokerServer] | None = (
+            None
+        )
+
+    def prepare(self) -> None:
+        """Begin to start it, if that is not done yet."""
+        if self._next is None:
+            directory = tempfile.TemporaryDirectory(prefix="mpbroker-")
+            try:
+                server = MpbrokerServer(Path(directory.name), {}, wait=False)
+            except BaseException:
+                directory.cleanup()
+                raise
+            self._next = directory, server
+
+    @contextmanager
+    def take(self) -> Iterator[MpbrokerServer]:
+        """Wait until it serves, and have it for a while."""
+        self.prepare()
+        assert self._next is not None
+        (directory, server), self._next = self._next, None
+        with directory:
+            try:
+                server.wait_until_ready()
+                yield server
+            finally:
+                server.stop()
+
+    def close(self) -> None:
+        """Stop what no test has wanted."""
+        if self._next is not None:
+            # Half started, it might not have its children in hand yet.
+            with suppress(RuntimeError), self.take():
+                pass
+
+
 def _server(config: Mapping[str, object]) -> Iterator[MpbrokerServer]:
     with tempfile.TemporaryDirectory(prefix="mpbroker-") as directory:
         server = MpbrokerServer(Path(directory), config)
@@ -176,14 +241,37 @@ def _create_marked_topics(
             server.create_topic(topic, int(partitions or 1))
 
 
+def _is_wanted_again(request: pytest.FixtureRequest) -> bool:
+    """Whether a later test wants a broker with the usual settings."""
+    items = request.session.items
+    later = items[items.index(request.node) + 1 :] if request.node in items else []
+    return any(
+        "mpbroker_server" in getattr(item, "fixturenames", ())
+        and item.get_closest_marker("mpbroker_config") is None
+        for item in later
+    )
+
+
+@pytest.fixture(scope="session")
+def _mpbroker_spare() -> Iterator[_Spare]:
+    spare = _Spare()
+    yield spare
+    spare.close()
+
+
 @pytest.fixture
-def mpbroker_server(request: pytest.FixtureRequest) -> Iterator[MpbrokerServer]:
+def mpbroker_server(
+    request: pytest.FixtureRequest, _mpbroker_spare: _Spare
+) -> Iterator[MpbrokerServer]:
     """A Kafka-compatible broker for this test alone; see `MpbrokerServer`."""
     config: dict[str, object] = {}
     for marker in reversed(list(request.node.iter_markers("mpbroker_config"))):
         config |= marker.args[0]
-    with contextmanager(_server)(config) as server:
+    taken = contextmanager(_server)(config) if config else _mpbroker_spare.take()
+    with taken as server:
         _create_marked_topics(request, server)
+        if _is_wanted_again(request):
+            _mpbroker_spare.prepare()
         yield server
 
 

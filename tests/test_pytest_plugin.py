@@ -31,6 +31,12 @@ def test_each_test_has_a_fresh_broker(mpbroker_server):
     assert mpbroker_server.data_dir.is_dir()
 
 
+def test_the_next_broker_is_another_one(mpbroker_server):
+    assert mpbroker_server.port not in seen
+    with Producer(bootstrap_servers=mpbroker_server.bootstrap) as producer:
+        assert producer.send("orders", b"x").result(30).offset == 0
+
+
 @pytest.mark.mpbroker_config({"message.max.bytes": "200"})
 def test_settings_are_used(mpbroker_server):
     with Producer(bootstrap_servers=mpbroker_server.bootstrap) as producer:

@@ -41,7 +41,7 @@ def _parse_address(text: str) -> Address:
     if "://" in rest:
         scheme = rest.partition("://")[0]
         raise AddressError(
-            f"bootstrap {text!r}: only PLAINTEXT is spoken here, not {scheme}"
+            f"bootstrap {text!r}: give HOST:PORT, and {scheme} as security.protocol"
         )
     if rest.startswith("["):
         host, bracket, port = rest[1:].partition("]")

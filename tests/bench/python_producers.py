@@ -124,16 +124,25 @@ def _written(bootstrap: str, topic: str) -> int:
     return sum(answer.offset for answer in ends.values())
 
 
-def _run(context: Context, name: str, value: bytes, count: int, codec: str) -> float:
-    """Run one client; return records a second, all of them found at the broker."""
+class Speed(NamedTuple):
+    """What a client did, of wall time and of its process's CPU time."""
+
+    records_per_s: float
+    records_per_cpu_s: float
+
+
+def _run(context: Context, name: str, value: bytes, count: int, codec: str) -> Speed:
+    """Run one client; all of its records are found at the broker afterwards."""
     broker = context.broker
     bootstrap = broker.bootstrap
     topic = broker.topic(f"bench-py-{broker.next_number()}", PARTITIONS)
+    cpu_s = time.process_time()
     seconds = CLIENTS[name](Work(bootstrap, topic, value, count, codec))
+    cpu_s = time.process_time() - cpu_s
     written = _written(bootstrap, topic)
     if written != count:
         raise AnswerError(f"{name}: {written} records stored of {count} acknowledged")
-    return count / seconds
+    return Speed(count / seconds, count / cpu_s)
 
 
 def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
@@ -142,15 +151,21 @@ def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
     value = line[:size]
 
     def run(context: Context) -> dict[str, float]:
-        rates: dict[str, list[float]] = {name: [] for name in CLIENTS}
+        rates: dict[str, list[Speed]] = {name: [] for name in CLIENTS}
         counts = dict.fromkeys(CLIENTS, 5000)
         for turn in range(4):
             for name in CLIENTS:
                 rate = _run(context, name, value, counts[name], codec)
-                counts[name] = max(5000, int(rate * context.seconds))
+                counts[name] = max(5000, int(rate.records_per_s * context.seconds))
                 if turn:  # the first is a warm-up, and finds out how much is enough
                     rates[name].append(rate)
-        median = {name: statistics.median(found) for name, found in rates.items()}
+        median, cpu = (
+            {
+                name: statistics.median(speed[which] for speed in found)
+                for name, found in rates.items()
+            }
+            for which in (0, 1)
+        )
         return {
             "records_per_s": median["ours"],
             "pure_records_per_s": median["pure"],
@@ -158,6 +173,11 @@ def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
             "pure_times_kafka_python": median["pure"] / median["kafka_python"],
             "times_aiokafka": median["ours"] / median["aiokafka"],
             "pure_times_aiokafka": median["pure"] / median["aiokafka"],
+            # What others do on the machine meanwhile changes these little.
+            "cpu_times_kafka_python": cpu["ours"] / cpu["kafka_python"],
+            "pure_cpu_times_kafka_python": cpu["pure"] / cpu["kafka_python"],
+            "cpu_times_aiokafka": cpu["ours"] / cpu["aiokafka"],
+            "pure_cpu_times_aiokafka": cpu["pure"] / cpu["aiokafka"],
         }
 
     return run
