@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from functools import partial
 from typing import Final
 
 from tests.bench import wire
@@ -11,6 +12,7 @@ from tests.bench.cases import Case, Context
 from tests.bench.flatness import allow_files
 
 IDLE_CONNECTIONS: Final = 2000
+MANY_CONNECTIONS: Final = 10_000
 SETTLE_S: Final = 1.0
 MIB: Final = 1 << 20
 
@@ -33,26 +35,27 @@ def _memory(context: Context) -> dict[str, float]:
     return {"pss_mib": pss / MIB, "idle_cpu_percent": idle * 100}
 
 
-def _connections(context: Context) -> dict[str, float]:
-    allow_files(IDLE_CONNECTIONS + 100)
+def _connections(context: Context, count: int = IDLE_CONNECTIONS) -> dict[str, float]:
+    allow_files(count + 100)
     with context.source.broker() as broker:
         with broker.connect() as connection:
             connection.ask(wire.api_versions())
         time.sleep(SETTLE_S)
         before = broker.tree.pss_bytes()
-        connections = [broker.connect() for _ in range(IDLE_CONNECTIONS)]
+        connections = [broker.connect() for _ in range(count)]
         try:
             # A connection that has spoken once, as every real one has.
             for connection in connections:
                 connection.ask(wire.api_versions())
             time.sleep(SETTLE_S)
-            grown = broker.tree.pss_bytes() - before
+            pss = broker.tree.pss_bytes()
             idle = broker.tree.idle_share(2.0)
         finally:
             for connection in connections:
                 _reset(connection)
     return {
-        "kib_per_connection": grown / IDLE_CONNECTIONS / 1024,
+        "kib_per_connection": (pss - before) / count / 1024,
+        "pss_mib": pss / MIB,
         "idle_cpu_percent": idle * 100,
     }
 
@@ -68,4 +71,9 @@ CASES: Final = [
     Case("start/first-answer", _first_answer, starts_brokers=True),
     Case("idle/memory", _memory, starts_brokers=True),
     Case("idle/2000-connections", _connections, starts_brokers=True),
+    Case(
+        "idle/10000-connections",
+        partial(_connections, count=MANY_CONNECTIONS),
+        starts_brokers=True,
+    ),
 ]
