@@ -64,6 +64,7 @@ from mpbroker.server.authorizer_error import AuthorizerError
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.quotas import ClientQuotas, with_throttle
 from mpbroker.server.request import CLOSE, Request
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_log import PartitionLog
@@ -147,6 +148,7 @@ class CoordinatorProcess:
         self._catch_up = catch_up
         self._answer_error = answer_error
         self._sync = sync
+        self.quotas: ClientQuotas | None = None
         self._call: Call | None = None
         apis = CoordinatorApis(
             coordinator,
@@ -259,7 +261,10 @@ class CoordinatorProcess:
             self._channel.close_connection(slot)
             return
         self._call = None
+        started = time.monotonic_ns()
         answer = self._dispatcher.dispatch(request)
+        if self.quotas is not None:
+            self.quotas.charge_time(request, time.monotonic_ns() - started)
         if isinstance(answer, bytes) or answer is CLOSE:
             # Malformed, or it met a bug of ours; what it had begun must not answer it
             # a second time.
@@ -454,6 +459,7 @@ class CoordinatorProcess:
             if answer.call.amend is not None:
                 answer.call.amend(answer.response)
             body = answer.response.encode(request.api_version)
+            body = with_throttle(request, body)
             self._channel.send_bytes(request.slot, request.frame(body))
         except (ProtocolError, OverflowError):
             # A bug of ours, or larger than all the memory for answers.

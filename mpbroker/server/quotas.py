@@ -175,6 +175,11 @@ class ClientQuotas:
             return with_throttle(request, answer)
         return answer
 
+    def charge_time(self, request: Request, spent_ns: int) -> None:
+        """Charge what the coordinator did for a request; before it is answered."""
+        if request.api_key not in _EXEMPT:
+            self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
+
     def _time(self, request: Request) -> int:
         """For how long this process has been at a request, in ns."""
         row = slot_row(request.slot)

@@ -34,6 +34,7 @@ from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_directory import directory_name
+from mpbroker.supervisor.quota_setup import client_quotas
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
@@ -253,6 +254,7 @@ class CoordinatorRole:
             sync=True,
             authorisation=self._authorisation(registry),
         )
+        self._process.quotas = client_quotas(config, memory, registry)
         self._process.run()
 
     def _exists(self, topic: Topic, partition: int) -> bool:

@@ -22,6 +22,10 @@ from mpbroker.protocol.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
+from mpbroker.protocol.messages.list_groups import (
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -203,6 +207,9 @@ def test_time_is_limited_for_any_request(own_broker, client):
     throttles = [client.metadata(), client.metadata()]
     versions = client.ask(ApiVersionsResponse, 2, b"")
     throttles.append(versions.throttle_time_ms)
+    # And what the coordinator does.
+    body = ListGroupsRequest(states_filter=[]).encode(4)
+    throttles.append(client.ask(ListGroupsResponse, 4, body).throttle_time_ms)
     assert all(0 < throttle <= 1000 for throttle in throttles)
     assert versions.api_keys
     set_quota(own_broker, None, client.name, "request_percentage")
