@@ -80,7 +80,7 @@ class Consumer:
             )
         ]
         options = {
-            "max_wait_ms": 10_000,
+            "max_wait_ms": 60_000,
             "min_bytes": 1,
             "max_bytes": 1 << 20,
         } | options
@@ -327,7 +327,7 @@ def test_any_fetch_ends_the_same_either_way(tmp_path_factory, data):
                 isolation_level=data.draw(st.integers(0, 1)),
                 max_bytes=data.draw(st.sampled_from([1, 150, 1 << 20])),
                 min_bytes=data.draw(st.sampled_from([0, 1, 1, 200])),
-                max_wait_ms=data.draw(st.sampled_from([0, 10_000, 10_000])),
+                max_wait_ms=data.draw(st.sampled_from([0, 60_000, 60_000])),
             )
             if answer is None and not pair.produce(batch(90)):
                 pair.expire()
