@@ -17,12 +17,14 @@ from mpbroker.ipc.black_box import BlackBox, box_number
 from mpbroker.ipc.client_software import software_of
 from mpbroker.ipc.error_counts import read_errors
 from mpbroker.ipc.layout import (
+    CONTROL_RING,
     COORDINATOR,
     COORDINATOR_RING,
     HANDLER_ACTIVE,
     HANDLER_COUNTERS,
     HANDLER_INCARNATION,
     HEADER,
+    HEADER_CONTROL_PLANE,
     HEADER_PHASE,
     MAX_HANDLERS,
     MAX_PROCESSORS,
@@ -53,6 +55,7 @@ from mpbroker.supervisor.metrics.exposition import (
     gauge,
     histogram,
 )
+from mpbroker.supervisor.metrics.new_connections import new_connections
 from mpbroker.supervisor.metrics.partitions import PartitionFigures, Partitions
 from mpbroker.supervisor.metrics.request_log_counts import error_name
 
@@ -71,6 +74,7 @@ _CLOSED: Final = {
     ProcessorCounter.CLOSED_ERROR: "error",
     ProcessorCounter.CLOSED_BY_HANDLER: "broker",
     ProcessorCounter.LOST: "lost",
+    ProcessorCounter.CLOSED_EXCESS: "excess",
 }
 _WAITS: Final = {
     ProcessorCounter.WAITS_FOR_SLOT: "slot",
@@ -121,6 +125,7 @@ class Collector:
             *self._handlers(),
             *self.connections(),
             *self._authentications(),
+            *new_connections(self._words, self._listeners),
             *self._logs(logs),
             *self._groups(logs),
         ]
@@ -142,6 +147,8 @@ class Collector:
         )
         queue.add(_waiting(words, REQUEST_RING), queue="request")
         queue.add(_waiting(words, COORDINATOR_RING), queue="coordinator")
+        if words[HEADER + HEADER_CONTROL_PLANE]:
+            queue.add(_waiting(words, CONTROL_RING), queue="control-plane")
         for number in self._processor_ids():
             waiting = _waiting(words, response_ring(number))
             queue.add(waiting, queue=f"response-{number}")
