@@ -57,6 +57,7 @@ from mpbroker.supervisor.metrics.exposition import (
 )
 from mpbroker.supervisor.metrics.new_connections import new_connections
 from mpbroker.supervisor.metrics.partitions import PartitionFigures, Partitions
+from mpbroker.supervisor.metrics.quotas import quota_families
 from mpbroker.supervisor.metrics.request_log_counts import error_name
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Collector:
     Args:
         describe: what the supervisor publishes: children, version, start.
         listeners: their names, by index.
+        quota_window: samples that count for a quota, and ns of each.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Collector:
         lag: GroupLag,
         describe: Callable[[], dict[str, Any]],
         listeners: Sequence[str],
+        quota_window: tuple[int, int] = (11, 1_000_000_000),
     ) -> None:
         self._words = memory.control.words
         self._boxes = memory.boxes.words
@@ -109,6 +112,8 @@ class Collector:
         self._lag = lag
         self._describe = describe
         self._listeners = listeners
+        self._quotas = memory.quotas
+        self._quota_window = quota_window
 
     def errors(self) -> dict[tuple[int, int], int]:
         """Answers by API key and error code, of all handlers there ever were."""
@@ -125,6 +130,7 @@ class Collector:
             *self._handlers(),
             *self.connections(),
             *self._authentications(),
+            *quota_families(self._quotas, *self._quota_window),
             *new_connections(self._words, self._listeners),
             *self._logs(logs),
             *self._groups(logs),
