@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +147,18 @@ def test_any_text_is_understood_or_an_option_error(options, streaming):
         parse_source_options(NEEDED | options, streaming=streaming)
     except OptionError as error:
         assert str(error)
+
+
+def test_how_connections_are_secured_travels_to_executors():
+    options = parse(
+        kafka__security__protocol="SASL_SSL",
+        kafka__sasl__mechanism="SCRAM-SHA-512",
+        kafka__sasl__username="alice",
+        kafka__sasl__password="secret",
+        kafka__ssl__truststore__location="/etc/ca.pem",
+    )
+    there = pickle.loads(pickle.dumps(options)).client
+    assert (there.security.protocol, there.security.username) == ("SASL_SSL", "alice")
+    assert there.security.values["ssl.truststore.location"] == "/etc/ca.pem"
+    with pytest.raises(OptionError, match=r"kafka\.sasl\.mechanism=PLAIN needs"):
+        parse(kafka__security__protocol="SASL_SSL", kafka__sasl__mechanism="PLAIN")
