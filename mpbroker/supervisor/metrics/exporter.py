@@ -10,8 +10,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+
 from mpbroker.ipc.layout import HEADER, HEADER_PHASE, HEADER_SUPERVISOR_PID, Phase
 from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.supervisor.metrics.collector import Collector, is_ready
 from mpbroker.supervisor.metrics.exposition import CONTENT_TYPE, Family, render
 from mpbroker.supervisor.metrics.group_lag import GroupLag
 from mpbroker.supervisor.metrics.http_server import HttpError, HttpServer, Page
@@ -21,8 +23,6 @@ from mpbroker.supervisor.metrics.partitions import Partitions
 from mpbroker.supervisor.metrics.request_log import RequestLog
 from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
 from mpbroker.supervisor.metrics.status import status_of
-
-from mpbroker.supervisor.metrics.collector import Collector, is_ready
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
