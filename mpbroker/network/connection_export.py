@@ -25,6 +25,7 @@ from mpbroker.ipc.layout import (
     SLOT_RESPONSE_KIND,
     SLOT_RESPONSE_LENGTH,
     SLOT_RESPONSE_OFFSET,
+    ConnectionSecurity,
     ResponseKind,
     connection_row,
     slot_row,
@@ -32,7 +33,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.response_parts import FilePart, read_parts
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.channel import Channel
-from mpbroker.network.connection_rows import is_private, live_rows
+from mpbroker.network.connection_rows import live_rows, security_of
 from mpbroker.network.hand_over import HAS_ROW
 from mpbroker.network.succession import Resumption, restore
 from mpbroker.network.tcp_counters import StreamCounts, stream_counts
@@ -113,7 +114,8 @@ def export_connections(
         in_rows.add(cookie)
         kept = sockets.get(cookie)
         counts = None
-        if kept is not None and not is_private(words, row):
+        # Who has authenticated does so again: numbers of principals are the layout's.
+        if kept is not None and security_of(words, row) == ConnectionSecurity.NONE:
             counts = _counts(kept.fd)
         if kept is not None and counts is not None:
             record = _export(words, arena, row, kept.fd, counts, answered)

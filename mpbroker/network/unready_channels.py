@@ -47,6 +47,7 @@ _CHUNK_BYTES: Final = (
 _TLS_HANDSHAKE: Final = b"\x16"  # content type of the first record of every client
 _PEEKED: Final = 5
 _RETRY_NS: Final = 50_000_000
+_GRAIN_NS: Final = 20_000_000
 _NEVER: Final = 1 << 62
 USER: Final = "User:"
 
@@ -188,7 +189,8 @@ class UnreadyChannels:
             self._close(unready, ProcessorCounter.CLOSED_BY_HANDLER)
 
     def _due(self, at_ns: int) -> None:
-        self._next_ns = min(self._next_ns, at_ns)
+        # Rounded up: thousands that came one after the other are looked at together.
+        self._next_ns = min(self._next_ns, -(-at_ns // _GRAIN_NS) * _GRAIN_NS)
 
     # -- one of them ---------------------------------------------------------------
 

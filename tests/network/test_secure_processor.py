@@ -14,7 +14,9 @@ from mpbroker.ipc.authentication_counts import AuthenticationResult as R
 from mpbroker.ipc.layout import ConnectionSecurity
 from mpbroker.ipc.principals import PrincipalsFullError
 from mpbroker.ipc.response_parts import FilePart
+from mpbroker.network.connection_export import KeptSocket, export_connections
 from mpbroker.network.connection_rows import security_of
+from mpbroker.network.hand_over import HAS_ROW
 from mpbroker.network.listener_security import SaslSettings
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.rig import frame
@@ -131,6 +133,16 @@ def take_over(rig, *socks):
         sock.close()
     rig.start_processor()
     rig.processor.take_over()
+
+
+def test_another_layout_of_memory_gets_nobody_who_has_authenticated(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    rig.log_in(client)
+    [channel] = rig.processor._channels.values()
+    kept = {channel.cookie: KeptSocket(channel.fd, HAS_ROW, -1, 0)}
+    control, arena = rig.memory.control, rig.memory.arena
+    assert list(export_connections(control.words, arena, kept, ())) == []
 
 
 def test_half_an_authentication_ends_with_its_processor(sasl_rig):
