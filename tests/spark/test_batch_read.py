@@ -45,7 +45,7 @@ def numbered(partition, first, size):
     ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
 def test_every_record_comes_once_with_all_that_it_has(codec, read, make_topic, produce):
     topic = make_topic(partitions=3)
@@ -78,7 +78,7 @@ def test_every_record_comes_once_with_all_that_it_has(codec, read, make_topic, p
     assert rest[7].timestamp.timestamp() == moment.timestamp()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_offsets_and_timestamps_bound_what_is_read_also_within_a_batch(
     read, make_topic, produce
 ):
@@ -113,7 +113,7 @@ def test_offsets_and_timestamps_bound_what_is_read_also_within_a_batch(
     ) == [[], []]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_partition_is_cut_for_more_tasks(read, make_topic, produce):
     topic = make_topic(partitions=1)
     produce(topic, numbered(0, 0, 1_000))
@@ -125,7 +125,7 @@ def test_a_partition_is_cut_for_more_tasks(read, make_topic, produce):
     assert frame.agg(count("*"), sum("offset")).first()[:] == (1_000, 499_500)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_topics_are_found_by_pattern_and_partitions_by_assignment(
     read, make_topic, produce
 ):
@@ -139,7 +139,7 @@ def test_topics_are_found_by_pattern_and_partitions_by_assignment(
     assert [(row.topic, row.partition) for row in rows] == [(topics[0], 1)] * 2
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_records_that_are_gone_stop_the_query_or_are_skipped(
     read, make_topic, produce, delete_records
 ):
@@ -155,7 +155,7 @@ def test_records_that_are_gone_stop_the_query_or_are_skipped(
     assert [row.offset for row in rows] == list(range(20, 50))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -19,7 +19,7 @@ from mpbroker.spark.options import OptionError
 from mpbroker.spark.pipeline.ingest import run_query
 from mpbroker.spark.pipeline.progress import Progress
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from tests.support.fetch_clients import have_spark_connector
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         not have_spark_connector(),
         reason="Spark's Kafka connector is not in .downloads/spark (Maven)",

@@ -14,7 +14,7 @@ from mpbroker.spark.pipeline.description import PipelineError, parse
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.run import preview, run_description
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # An hour ago: retention must leave them alone.
 BASE_MS = (int(time.time()) // 3600 - 1) * 3_600_000

@@ -16,7 +16,7 @@ from mpbroker.spark.pipeline.report_page import page
 from mpbroker.spark.pipeline.report_plots import bars, lines
 from mpbroker.spark.pipeline.run import preview, run_description
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 BEGIN_S = 1_700_000_000
 MS = 1_000_000

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from confluent_kafka import Producer
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 COLUMNS = [
     "partition",
