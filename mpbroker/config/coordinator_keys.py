@@ -280,7 +280,10 @@ SECURITY_KEYS: Final = [
         "authorizer.class.name",
         _STRING,
         "",
-        "Authorizer; empty allows everybody everything.",
+        "Who decides what clients may do; empty allows everybody everything. Kafka's"
+        " org.apache.kafka.metadata.authorizer.StandardAuthorizer goes by ACLs in the"
+        " metadata log; python:MODULE:CLASS, or the name of an entry point in the group"
+        " mpbroker.authorizers, is an authorizer of your own.",
     ),
     ConfigKey(
         "super.users",
