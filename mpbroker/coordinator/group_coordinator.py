@@ -93,7 +93,6 @@ class GroupCoordinator:
     Args:
         num_partitions: of __consumer_offsets, once it is known.
         new_id: makes the random part of a member id.
-        allows: the authoriser's hook: (call, operation, group id) -> allowed.
         overrides: the dynamic configs of a group.
     """
 
@@ -105,14 +104,12 @@ class GroupCoordinator:
         topics: Topics,
         num_partitions: int,
         new_id: Callable[[], str],
-        allows: Callable[[Call, str, str], bool] | None = None,
         overrides: Callable[[str], Mapping[str, str]] = lambda group_id: {},
     ) -> None:
         self._config = config
         self._out = outbox
         self._timers = timers
         self.num_partitions = num_partitions
-        self._allows = allows
         self._groups: dict[str, Group] = {}
         self._loading: set[int] = set()
         self._failed: set[int] = set()
@@ -144,22 +141,18 @@ class GroupCoordinator:
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
 
-    # -- who may ask, and about what -----------------------------------------------
+    # -- what can be asked about ---------------------------------------------------
 
-    def check_group(
-        self, call: Call, group_id: str, operation: str, *, empty_id: bool = False
-    ) -> None:
+    def check_group(self, group_id: str, *, empty_id: bool = False) -> None:
         """Raise why a request about a group cannot be served here and now.
 
         Args:
             empty_id: whether "" is a group; old consumers commit to it.
 
         Raises:
-            ApiError: GROUP_AUTHORIZATION_FAILED, INVALID_GROUP_ID,
-                COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE.
+            ApiError: INVALID_GROUP_ID, COORDINATOR_LOAD_IN_PROGRESS,
+                COORDINATOR_NOT_AVAILABLE.
         """
-        if self._allows is not None and not self._allows(call, operation, group_id):
-            raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         if not group_id and not empty_id:
             raise ApiError(ErrorCode.INVALID_GROUP_ID)
         partition = self.partition_for(group_id)
@@ -173,7 +166,7 @@ class GroupCoordinator:
     def join_group(self, call: Call, request: JoinGroupRequest, now_ms: int) -> None:
         config = self._config
         try:
-            self.check_group(call, request.group_id, "READ")
+            self.check_group(request.group_id)
             least = config.group_min_session_timeout_ms
             most = config.group_max_session_timeout_ms
             if not least <= request.session_timeout_ms <= most:
@@ -202,7 +195,7 @@ class GroupCoordinator:
 
     def sync_group(self, call: Call, request: SyncGroupRequest, now_ms: int) -> None:
         try:
-            self.check_group(call, request.group_id, "READ")
+            self.check_group(request.group_id)
             group = self._member_group(request.group_id)
             if isinstance(group, ConsumerGroup):
                 self._consumer.sync(call, group, request, now_ms)
@@ -213,7 +206,7 @@ class GroupCoordinator:
 
     def heartbeat(self, call: Call, request: HeartbeatRequest, now_ms: int) -> None:
         try:
-            self.check_group(call, request.group_id, "READ")
+            self.check_group(request.group_id)
             group = self._member_group(request.group_id)
             if isinstance(group, ConsumerGroup):
                 self._consumer.classic_heartbeat(call, group, request, now_ms)
@@ -224,7 +217,7 @@ class GroupCoordinator:
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
         try:
-            self.check_group(call, request.group_id, "READ")
+            self.check_group(request.group_id)
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
                 self._consumer.leave(call, group, request, now_ms)
@@ -253,7 +246,7 @@ class GroupCoordinator:
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
             if not group_id:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
-            self.check_group(call, group_id, "READ")
+            self.check_group(group_id)
             self._consumer.validate(call, request)
             group = self._consumer_group(request, now_ms)
             self._consumer.heartbeat(call, group, request, now_ms)
@@ -298,7 +291,7 @@ class GroupCoordinator:
     ) -> None:
         group_id = request.group_id
         try:
-            self.check_group(call, group_id, "READ", empty_id=True)
+            self.check_group(group_id, empty_id=True)
             self._validate_commit(call, request, now_ms)
         except ApiError as error:
             self._out.answer(call, refused_commit(request, error.error_code))
@@ -359,7 +352,7 @@ class GroupCoordinator:
     ) -> OffsetFetchResponseGroup:
         group_id = asked.group_id
         try:
-            self.check_group(call, group_id, "DESCRIBE", empty_id=True)
+            self.check_group(group_id, empty_id=True)
             group = self._groups.get(group_id)
             if isinstance(group, ConsumerGroup):
                 group.validate_offset_fetch(asked.member_id, asked.member_epoch)
@@ -378,7 +371,7 @@ class GroupCoordinator:
     ) -> None:
         group_id = request.group_id
         try:
-            self.check_group(call, group_id, "DELETE")
+            self.check_group(group_id)
             group = self._groups.get(group_id)
             if group is None:
                 raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -407,7 +400,7 @@ class GroupCoordinator:
 
     def list_groups(self, call: Call, request: Message, now_ms: int) -> None:
         loading = bool(self._loading)
-        self._out.answer(call, self._listing.list(call, request, loading=loading))
+        self._out.answer(call, self._listing.list(request, loading=loading))
 
     def delete_groups(
         self, call: Call, request: DeleteGroupsRequest, now_ms: int
@@ -417,7 +410,7 @@ class GroupCoordinator:
         for group_id in dict.fromkeys(request.groups_names):
             code = ErrorCode.NONE
             try:
-                self.check_group(call, group_id, "DELETE", empty_id=True)
+                self.check_group(group_id, empty_id=True)
                 self._delete_group(group_id, now_ms)
             except ApiError as error:
                 code = error.error_code

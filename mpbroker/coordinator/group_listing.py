@@ -58,7 +58,7 @@ class GroupListing:
         self._topics = topics
         self._check_group = check_group
 
-    def list(self, call: Call, request: Any, *, loading: bool) -> ListGroupsResponse:
+    def list(self, request: Any, *, loading: bool) -> ListGroupsResponse:
         """Name the groups that pass the filters; an empty filter lets all pass."""
         states = {state.casefold() for state in request.states_filter}
         types = {name.casefold() for name in request.types_filter}
@@ -69,7 +69,7 @@ class GroupListing:
             if types and group.type_name not in types:
                 continue
             try:
-                self._check_group(call, group.group_id, "DESCRIBE", empty_id=True)
+                self._check_group(group.group_id, empty_id=True)
             except ApiError:
                 continue
             found.append(
@@ -96,7 +96,7 @@ class GroupListing:
         described = []
         for group_id in request.groups:
             try:
-                self._check_group(call, group_id, "DESCRIBE", empty_id=True)
+                self._check_group(group_id, empty_id=True)
                 row = self._describe(call, group_id)
                 row.authorized_operations = operations
             except ApiError as error:
@@ -142,7 +142,7 @@ class GroupListing:
         described = []
         for group_id in request.group_ids:
             try:
-                self._check_group(call, group_id, "DESCRIBE")
+                self._check_group(group_id)
                 group = self._groups.get(group_id)
                 if group is None:
                     _not_found(f"Group {group_id} not found.")

@@ -80,7 +80,6 @@ class TransactionCoordinator:
     Args:
         num_partitions: of __transaction_state, once it is known.
         new_producer_id: gives out an id that nobody has had.
-        allows: the authoriser's hook: (call, operation, transactional id) -> allowed.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class TransactionCoordinator:
         open_transactions: OpenTransactions,
         num_partitions: int,
         new_producer_id: Callable[[], int],
-        allows: Callable[[Call, str, str], bool] | None = None,
     ) -> None:
         self._config = config
         self._out = outbox
@@ -99,7 +97,6 @@ class TransactionCoordinator:
         self._open = open_transactions
         self.num_partitions = num_partitions
         self._new_producer_id = new_producer_id
-        self._allows = allows
         self._transactions: dict[str, TransactionMetadata] = {}
         self._ongoing: set[str] = set()
         self._loading: set[int] = set()
@@ -125,17 +122,13 @@ class TransactionCoordinator:
     def is_loading(self) -> bool:
         return bool(self._loading)
 
-    def check(self, call: Call, transactional_id: str, operation: str) -> None:
+    def check(self, transactional_id: str) -> None:
         """Raise why a request about an id cannot be served here and now.
 
         Raises:
-            ApiError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, INVALID_REQUEST,
-                COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE.
+            ApiError: INVALID_REQUEST, COORDINATOR_LOAD_IN_PROGRESS,
+                COORDINATOR_NOT_AVAILABLE.
         """
-        if self._allows is not None and not self._allows(
-            call, operation, transactional_id
-        ):
-            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if not transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = self.partition_for(transactional_id)
@@ -167,7 +160,7 @@ class TransactionCoordinator:
         patient: bool,
     ) -> None:
         try:
-            self.check(call, transactional_id, "WRITE")
+            self.check(transactional_id)
             timeout = request.transaction_timeout_ms
             if not 0 < timeout <= self._config.transaction_max_timeout_ms:
                 raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
@@ -292,7 +285,7 @@ class TransactionCoordinator:
         self, call: Call, request: EndTxnRequest, now_ms: int, *, patient: bool = True
     ) -> None:
         try:
-            self.check(call, request.transactional_id, "WRITE")
+            self.check(request.transactional_id)
             transaction = self._transactions.get(request.transactional_id)
             if transaction is None:
                 raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)

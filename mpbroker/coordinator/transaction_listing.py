@@ -38,7 +38,7 @@ class TransactionListing:
         rows = []
         for transactional_id in request.transactional_ids:
             try:
-                self._coordinator.check(call, transactional_id, "DESCRIBE")
+                self._coordinator.check(transactional_id)
                 transaction = self._coordinator.get(transactional_id)
                 if transaction is None:
                     raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)

@@ -64,8 +64,8 @@ class TransactionOffsets:
     ) -> None:
         group_id = request.group_id
         try:
-            self._groups.check_group(call, group_id, "READ")
-            self._coordinator.check(call, request.transactional_id, "WRITE")
+            self._groups.check_group(group_id)
+            self._coordinator.check(request.transactional_id)
             transaction = self._coordinator.find(
                 request.transactional_id, request.producer_id, request.producer_epoch
             )
@@ -110,7 +110,7 @@ class TransactionOffsets:
                 request.transactional_id, request.producer_id, request.producer_epoch
             )
             self._coordinator.verify(transaction, [(OFFSETS_TOPIC, log)])
-            self._groups.check_group(call, group_id, "READ")
+            self._groups.check_group(group_id)
             self._validate(request)
         except ApiError as error:
             self._refuse(call, request, error.error_code)

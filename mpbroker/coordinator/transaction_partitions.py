@@ -125,7 +125,7 @@ class TransactionPartitions:
     ) -> bool:
         """Whether this is about to begin a transaction while one ends."""
         try:
-            transaction = self._find(call, row)
+            transaction = self._find(row)
         except ApiError:
             return False
         return self._coordinator.wait_for_end(
@@ -136,10 +136,8 @@ class TransactionPartitions:
             now_ms,
         )
 
-    def _find(
-        self, call: Call, row: AddPartitionsToTxnTransaction
-    ) -> TransactionMetadata:
-        self._coordinator.check(call, row.transactional_id, "WRITE")
+    def _find(self, row: AddPartitionsToTxnTransaction) -> TransactionMetadata:
+        self._coordinator.check(row.transactional_id)
         return self._coordinator.find(
             row.transactional_id, row.producer_id, row.producer_epoch
         )
@@ -161,7 +159,7 @@ class TransactionPartitions:
             if unknown:
                 # All or nothing; which ones are at fault is said in the answer.
                 raise ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED)
-            transaction = self._find(call, row)
+            transaction = self._find(row)
             if row.verify_only:
                 self._coordinator.verify(transaction, wanted)
                 return _results(row.topics, ErrorCode.NONE, unknown), NOW
@@ -187,7 +185,7 @@ class TransactionPartitions:
         patient: bool = True,
     ) -> None:
         try:
-            self._coordinator.check(call, request.transactional_id, "WRITE")
+            self._coordinator.check(request.transactional_id)
             if not request.group_id:
                 raise ApiError(ErrorCode.INVALID_GROUP_ID)
             transaction = self._coordinator.find(
@@ -222,7 +220,7 @@ class TransactionPartitions:
         after: tuple[int, ...] = NOW
         try:
             transactional_id = request.transactional_id or ""
-            self._coordinator.check(call, transactional_id, "WRITE")
+            self._coordinator.check(transactional_id)
             for producer, wanted in self._wanted(call, request).items():
                 transaction = self._coordinator.find(transactional_id, *producer)
                 if patient and self._coordinator.wait_for_end(
