@@ -93,6 +93,22 @@ def test_an_authorizer_that_raises_lets_nobody_in():
         access_of(Broken()).may_topic(Op.READ, "t")
 
 
+def test_a_topic_is_open_only_if_the_authorizer_says_just_that():
+    class Open(Granting):
+        answer = True
+
+        def everybody_may(self, operation, resource):
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    authorizer = Open()
+    made = authorisation(authorizer)
+    assert made.everybody_may_write("t")
+    for authorizer.answer in (False, "yes", LookupError("the directory is down")):
+        assert not made.everybody_may_write("t")
+
+
 def test_operations_are_bits_and_not_written_about():
     lines = Lines()
     access = access_of(Granting((Op.READ, "t"), (Op.ALTER, "t")), lines=lines)
