@@ -97,18 +97,17 @@ def test_a_throttle_outlives_the_processor(
     create_topic(quota_broker, topic_name)
     set_quota(quota_broker, 20_000.0, topic_name)
     with Client(quota_broker, topic_name) as client:
+        started = time.monotonic()
         throttle_ms = client.produce(topic_name, 260_000)
         assert throttle_ms > 2000
-        until = time.monotonic() + throttle_ms / 1e3
         set_quota(quota_broker, None, topic_name)
         for _ in range(2):
             kill(quota_broker, "processor")
             with Client(quota_broker, "another") as other:
                 assert other.metadata() == 0
-        # Asked when it is muted, and answered when it is not; the throttle was counted
-        # from before it was told of it.
+        # It is answered, and not before the time that it was told has passed.
         assert client.metadata() == 0
-        assert time.monotonic() > until - 0.5
+        assert time.monotonic() >= started + throttle_ms / 1e3
 
 
 @pytest.mark.skipif(not have_java_tools(), reason="no Apache Kafka's tools")

@@ -118,7 +118,7 @@ def test_who_would_be_over_it_is_throttled_and_counted_once(make_stage):
 
 def test_time_that_is_used_up_throttles_the_next_request(make_stage):
     stage = make_stage()
-    stage.set(TIME, 0.01)  # a ms in ten seconds
+    stage.set(TIME, 0.001)  # 0.1 ms in ten seconds
     told = [stage.produce() for _ in range(2000)]
     assert told[-1] > 0
     assert stage.muted_until > 0

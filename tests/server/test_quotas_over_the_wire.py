@@ -147,22 +147,20 @@ def test_a_producer_over_its_quota_is_told_and_held(own_broker, client, topic):
 
 def test_who_is_muted_is_heard_after_others(own_broker, client, topic):
     set_quota(own_broker, 20_000.0, client.name)
-    assert client.produce(topic, 220_000) > 0
+    assert client.produce(topic, 600_000) > 10_000
     client.send(METADATA, 9, MetadataRequest(topics=[]).encode(9))
     with Client(own_broker, "another") as other:
         for _ in range(50):
             assert other.metadata() == 0
     client.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
-        client.sock.recv(1)  # some 700 ms are still to be waited
-    client.sock.settimeout(30)
-    client.receive()
+        client.sock.recv(1)  # some 20 s are still to be waited
     set_quota(own_broker, None, client.name)
 
 
 def test_what_nobody_answers_mutes_as_well(own_broker, client, topic):
     set_quota(own_broker, 20_000.0, client.name)
-    client.send_produce(topic, 220_000, acks=0)
+    client.send_produce(topic, 600_000, acks=0)
     client.send(METADATA, 9, MetadataRequest(topics=[]).encode(9))
     with Client(own_broker, "another") as other:
         for _ in range(50):
@@ -170,8 +168,6 @@ def test_what_nobody_answers_mutes_as_well(own_broker, client, topic):
     client.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         client.sock.recv(1)
-    client.sock.settimeout(30)
-    client.receive()
     set_quota(own_broker, None, client.name)
 
 
@@ -216,41 +212,44 @@ def test_time_is_limited_for_any_request(own_broker, client):
     assert client.metadata() == 0
 
 
-def test_changes_of_topics_are_refused_to_those_who_know_why(own_broker, client):
-    set_quota(own_broker, 1.0, client.name, "controller_mutation_rate")
+def test_changes_of_topics_are_refused_to_those_who_know_why(own_broker, topic_name):
+    set_quota(own_broker, 1.0, topic_name, "controller_mutation_rate")
+    refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+    def ask(response, version, body):
+        with Client(own_broker, topic_name) as client:  # those before it are muted
+            return client.ask(response, version, body)
 
     def create(number, count, version=7):
         topic = topics.CreatableTopic(
-            name=f"{client.name}-{number}", num_partitions=count, replication_factor=1
+            name=f"{topic_name}-{number}", num_partitions=count, replication_factor=1
         )
         request = topics.CreateTopicsRequest(topics=[topic], timeout_ms=1000)
-        answer = client.ask(
-            topics.CreateTopicsResponse, version, request.encode(version)
-        )
+        answer = ask(topics.CreateTopicsResponse, version, request.encode(version))
         return answer.topics[0].error_code, answer.throttle_time_ms
 
-    # A bucket of eleven: it may be overdrawn once.
-    assert create(0, 12) == (0, 0)
+    # A bucket of eleven, which may be overdrawn once; what is wrong costs nothing.
+    assert create("not a name", 5)[0] == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert create(0, 60) == (0, 0)
     code, throttle_ms = create(1, 1)
-    assert code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert 0 < throttle_ms <= 1000
-    assert create(2, 3) == (0, 0)  # it was muted until it could
-    name = f"{client.name}-0"
-    request = partitions.CreatePartitionsRequest(
-        topics=[
-            partitions.CreatePartitionsTopic(name=name, count=13, assignments=None)
-        ],
-        timeout_ms=1000,
+    assert code == refused
+    assert 0 < throttle_ms <= 60_000
+    name = f"{topic_name}-0"
+    grown = partitions.CreatePartitionsTopic(name=name, count=61, assignments=None)
+    request = partitions.CreatePartitionsRequest(topics=[grown], timeout_ms=1000)
+    answer = ask(partitions.CreatePartitionsResponse, 3, request.encode(3))
+    assert (answer.results[0].error_code, answer.throttle_time_ms > 0) == (
+        refused,
+        True,
     )
-    answer = client.ask(partitions.CreatePartitionsResponse, 3, request.encode(3))
-    assert answer.results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    request = deletion.DeleteTopicsRequest(
-        topics=[deletion.DeleteTopicState(name=name)], timeout_ms=1000
+    gone = deletion.DeleteTopicState(name=name)
+    request = deletion.DeleteTopicsRequest(topics=[gone], timeout_ms=1000)
+    answer = ask(deletion.DeleteTopicsResponse, 6, request.encode(6))
+    assert (answer.responses[0].error_code, answer.throttle_time_ms > 0) == (
+        refused,
+        True,
     )
-    answer = client.ask(deletion.DeleteTopicsResponse, 6, request.encode(6))
-    refused = answer.responses[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert refused == (answer.throttle_time_ms > 0)
     code, throttle_ms = create(3, 5, version=5)
     assert code == 0  # before version 6 it is done, and muted for
     assert throttle_ms > 0
-    set_quota(own_broker, None, client.name, "controller_mutation_rate")
+    set_quota(own_broker, None, topic_name, "controller_mutation_rate")
