@@ -1,4 +1,5 @@
-"""Every offset in shared memory, layout version 3. No other file holds one.
+"""Every offset in shared memory, layout version 4, but for segments with a file of
+their own (session_layout, quota_layout, limits_page). No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
 stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
@@ -31,7 +32,7 @@ of its own, so that two writers never fight for a cache line.
     +--------------------------+
 
     partition segment (memfd, sparse): one row per partition
-    session segment (memfd, sparse): fetch sessions and their partitions
+    session segment (memfd, sparse): see session_layout.py
     arena (memfd, sparse): see arena.py
 """
 
@@ -592,34 +593,3 @@ class RowStatus(IntEnum):
     ONLINE = 1
     OFFLINE = 2  # its storage failed; nothing is appended any more
     DELETED = 3
-
-
-# --- fetch sessions ------------------------------------------------------------------
-#   word  field        written by, under SESSION_CELL's mutex unless said
-#   0     session id   0: free
-#   1     epoch        the epoch that the next request must carry
-#   2     used         ns
-#   3     entries      the handler whose request claimed the epoch: how many
-#   4     created      ns
-#   5     uses ids     1: its requests name topics by id
-#   8..   entries of SESSION_ENTRY_WORDS each: the handler that claimed the epoch
-SESSION_ID: Final = 0
-SESSION_EPOCH: Final = 1
-SESSION_USED: Final = 2
-SESSION_ENTRY_COUNT: Final = 3
-SESSION_CREATED: Final = 4
-SESSION_USES_IDS: Final = 5
-SESSION_HEADER_WORDS: Final = 8
-SESSION_ENTRY_WORDS: Final = 8
-SESSION_MAX_ENTRIES: Final = 4095  # with the header: 256 KiB of address space each
-SESSION_WORDS: Final = 32768
-MAX_SESSIONS: Final = 1000  # max.incremental.fetch.session.cache.slots
-
-ENTRY_ROW: Final = 0  # partition row
-ENTRY_FETCH_OFFSET: Final = 1
-ENTRY_MAX_BYTES: Final = 2
-ENTRY_LEADER_EPOCH: Final = 3
-ENTRY_SENT_HIGH_WATERMARK: Final = 4
-ENTRY_SENT_LOG_START: Final = 5
-ENTRY_SENT_ERROR: Final = 6
-ENTRY_LAST_FETCHED_EPOCH: Final = 7

@@ -2,8 +2,8 @@
 
 A session remembers which partitions a client reads and from where, so that its next
 request names only what has changed. Each has a row of words and an entry of words a
-partition (see ipc.layout); the session table's mutex guards ids and epochs, and the
-entries belong to the request that has claimed the session's epoch, until the next.
+partition (ipc/session_layout.py); the session table's mutex guards ids and epochs, and
+the entries belong to the request that has claimed the session's epoch, until the next.
 
 Whatever does not fit (too many partitions, a partition that does not exist) gets no
 session: the client then names everything in every request, as before KIP-227.
@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 from typing import Final, NamedTuple
 
-from mpbroker.ipc.layout import (
+from mpbroker.ipc.segment import Segment
+from mpbroker.ipc.session_layout import (
     ENTRY_FETCH_OFFSET,
     ENTRY_LEADER_EPOCH,
     ENTRY_MAX_BYTES,
@@ -36,7 +37,6 @@ from mpbroker.ipc.layout import (
     SESSION_USES_IDS,
     SESSION_WORDS,
 )
-from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
 from mpbroker.protocol.error_code import ErrorCode
 

@@ -199,6 +199,28 @@ def test_configurations_are_altered_and_described(
     assert re.search(r"^\s*max.message.bytes=1048588", everything, re.MULTILINE)
 
 
+@pytest.mark.timeout(240)  # each run of a tool takes seconds where cores are busy
+def test_brokers_all_of_them_a_listener_and_groups_are_configured(tool: Tool) -> None:
+    # Values that change nothing for others who use this broker.
+    config = "kafka.admin.ConfigCommand"
+    one = ("--entity-type", "brokers", "--entity-name", "1")
+    every = ("--entity-type", "brokers", "--entity-default")
+    group = ("--entity-type", "groups", "--entity-name", "nobody's")
+    prefixed = "listener.name.plaintext.max.connections"
+    tool(
+        config,
+        *("--alter", *one, "--add-config", f"background.threads=5,{prefixed}=99999"),
+    )
+    tool(config, "--alter", *every, "--add-config", "background.threads=6")
+    tool(config, "--alter", *group, "--add-config", "consumer.session.timeout.ms=50000")
+    described = tool(config, "--describe", *one)
+    assert "background.threads=5" in described and f"{prefixed}=99999" in described
+    assert "DYNAMIC_BROKER_CONFIG:background.threads=5" in described
+    assert "DYNAMIC_DEFAULT_BROKER_CONFIG:background.threads=6" in described
+    with pytest.raises(AssertionError, match="Cannot update these configs dynamically"):
+        tool(config, "--alter", *one, "--add-config", "log.dirs=/elsewhere")
+
+
 def test_records_are_deleted_by_the_tool(
     tool: Tool, bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

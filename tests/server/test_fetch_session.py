@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mpbroker.ipc.layout import SESSION_MAX_ENTRIES
+from mpbroker.ipc.session_layout import SESSION_MAX_ENTRIES
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.server.fetch_session import (
     NO_SESSION,
@@ -53,7 +53,7 @@ def test_each_request_carries_the_next_epoch(sessions):
 
 
 def test_after_the_last_epoch_comes_one(sessions):
-    from mpbroker.ipc.layout import SESSION_EPOCH
+    from mpbroker.ipc.session_layout import SESSION_EPOCH
 
     session = create(sessions)
     _, base = claim(sessions, session, 1)

@@ -22,7 +22,7 @@ BEFORE_THE_FORK = """
     config.security_keys ipc.principals server.sasl_apis storage.scram_credentials
     config.quota_keys ipc.quota_layout ipc.quota_table network.throttles
     server.quota_apis server.quotas storage.quota_records supervisor.quota_setup
-    config.dynamic config.live_keys ipc.limits_page
+    config.dynamic config.live_keys ipc.limits_page ipc.session_layout
     cli cli.exit_codes cli.serve errors logger
     config config_def config.broker_config config.broker_keys config.broker_values
     config.coordinator_keys config.cores config.listeners config.metrics_keys
