@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.config_def import ConfigError
@@ -86,6 +85,9 @@ def _load(name: str) -> object:
                 " python:company.kafka:CompanyAuthorizer"
             )
         return getattr(import_module(module), attribute)
+    # Imported here: a start without an authorizer would feel its forty modules.
+    from importlib.metadata import entry_points
+
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return entry_point.load()
     raise ConfigError(
