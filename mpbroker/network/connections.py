@@ -214,15 +214,19 @@ class Connections:
         self.forget(channel)
         self._release(channel)
 
-    def close_excess(self, limits: Limits) -> None:
+    def obey(self, limits: Limits) -> int:
         """Close those of ours that are among the broker's above max.connections.
 
         Not those whose request is being answered; see excess_connections().
+
+        Returns:
+            After how much silence others are to be closed, ns.
         """
         excess = set(excess_connections(self._words, limits))
         for channel in list(self.by_fd.values()) if excess else ():
             if channel.connection in excess and channel.state == _READING:
                 self.close(channel, ProcessorCounter.CLOSED_EXCESS)
+        return limits.broker.max_idle_ms * 1_000_000
 
     def forget(self, channel: Channel) -> None:
         """It is closed, or another's now."""

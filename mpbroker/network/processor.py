@@ -577,9 +577,7 @@ class Processor:
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._words[self._row + PROCESSOR_BEAT] = self._now
         if self.limits is not None:
-            limits = self.limits.read()
-            self._max_idle_ns = limits.broker.max_idle_ms * 1_000_000
-            self._connections.close_excess(limits)
+            self._max_idle_ns = self._connections.obey(self.limits.read())
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0
         quiet = max(expired, self._now - _QUIET_NS)
         for channel in list(self._channels.values()):
