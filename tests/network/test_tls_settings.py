@@ -55,8 +55,8 @@ def test_an_encrypted_key_needs_its_password(certificates, tmp_path):
     settings = certificates.settings(keystore_location=path, key_password="sesame")
     assert make_context(settings)
     assert "set ssl.key.password" in refusal(certificates, keystore_location=path)
-    wrong = refusal(certificates, keystore_location=path, key_password="open")
-    assert "cannot be used" in wrong and "open" not in wrong.replace("openssl", "")
+    wrong = refusal(certificates, keystore_location=path, key_password="barley")
+    assert "cannot be used" in wrong and "barley" not in wrong
 
 
 @pytest.mark.parametrize(
