@@ -10,12 +10,6 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from mpbroker.protocol.record_columns import BinaryColumn, RecordColumns
 
-SCHEMA_DDL: Final = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT,"
-    " timestamp TIMESTAMP, timestampType INT"
-)
-HEADERS_DDL: Final = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-
 # Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
 # record; more than this only takes memory (Spark's own default is 10,000).
 _BATCH_ROWS: Final = 10_000

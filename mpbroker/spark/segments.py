@@ -23,10 +23,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from mpbroker.protocol.batch_header import BatchHeader, RecordBatchError, compute_crc
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.record_columns import read_columns
-from mpbroker.spark.arrow import HEADERS_DDL, SCHEMA_DDL, joined, record_batch
+from mpbroker.spark.arrow import joined, record_batch
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError
 from mpbroker.spark.partition_reader import logger
+from mpbroker.spark.schema import HEADERS_DDL, SCHEMA_DDL
 from mpbroker.spark.segment_directory import (
     INDEX,
     LOG,

@@ -3,62 +3,25 @@
     spark.dataSource.register(MpbrokerDataSource)
     spark.read.format("mpbroker").option("kafka.bootstrap.servers", ...)...
 
+Spark imports this module in several new processes for each query: what some of them do
+not need is imported where it is used.
+
 Source: PySpark's Python Data Source API, with Arrow record batches.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSource
 
-from mpbroker.client.cluster import TopicPartition
-from mpbroker.spark.arrow import HEADERS_DDL, SCHEMA_DDL
-from mpbroker.spark.offsets import (
-    DataLossError,
-    OffsetRange,
-    OffsetReader,
-    Offsets,
-    from_json,
-    limit_offsets,
-    split_ranges,
-    to_json,
-)
-from mpbroker.spark.options import (
-    EARLIEST,
-    LATEST,
-    OptionError,
-    SourceOptions,
-    parse_source_options,
-)
-from mpbroker.spark.partition_reader import logger, read_range
+from mpbroker.spark.schema import HEADERS_DDL, SCHEMA_DDL
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from mpbroker.spark.readers import BatchReader, StreamReader
     from mpbroker.spark.sink import BatchWriter, StreamWriter
-
-
-class RangePartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, range_: OffsetRange) -> None:
-        super().__init__(tuple(range_))
-        self.range = range_
 
 
 class MpbrokerDataSource(DataSource):
@@ -73,11 +36,13 @@ class MpbrokerDataSource(DataSource):
         return SCHEMA_DDL + (HEADERS_DDL if with_headers == "true" else "")
 
     def reader(self, schema: StructType) -> BatchReader:
+        from mpbroker.spark.options import parse_source_options
+        from mpbroker.spark.readers import BatchReader
+
         return BatchReader(parse_source_options(self.options, streaming=False))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        # Here: Spark imports this module in a new process for each query that reads,
-        # and the producer is a third of that.
+        from mpbroker.spark.options import OptionError
         from mpbroker.spark.sink import BatchWriter, check_schema, parse_sink_options
 
         options = parse_sink_options(self.options)
@@ -99,189 +64,7 @@ class MpbrokerDataSource(DataSource):
         return StreamWriter(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        from mpbroker.spark.options import parse_source_options
+        from mpbroker.spark.readers import StreamReader
+
         return StreamReader(parse_source_options(self.options, streaming=True))
-
-
-class BatchReader(DataSourceReader):
-    """Everything between two offsets of each partition, once."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
-        reader = OffsetReader(options)
-        try:
-            leaders = reader.partitions()
-            start = reader.resolve(
-                options.starting, leaders, unmatched=self._unmatched_start
-            )
-            end = reader.resolve(options.ending, leaders, unmatched=lambda *_: LATEST)
-        finally:
-            reader.close()
-        ranges = [OffsetRange(each, start[each], end[each]) for each in sorted(leaders)]
-        return _input_partitions(ranges, options)
-
-    def _unmatched_start(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        return unmatched_start(self._options, partition, timestamp_ms)
-
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return _read_partition(partition, self._options)
-
-
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches; the offsets are Spark's to keep, in the checkpoint."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._offsets = OffsetReader(options)
-        self._target: Offsets | None = None  # of Trigger.AvailableNow
-        self._latest: Offsets = {}
-        self._last_trigger_s = time.monotonic()
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        leaders = self._offsets.partitions()
-        start = self._offsets.resolve(
-            self._options.starting,
-            leaders,
-            unmatched=lambda partition, timestamp_ms: unmatched_start(
-                self._options, partition, timestamp_ms
-            ),
-        )
-        return to_json(start)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._offsets.offsets(self._offsets.partitions(), LATEST)
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._options.max_offsets_per_trigger is None:
-            return ReadAllAvailable()
-        return ReadMaxRows(self._options.max_offsets_per_trigger)
-
-    def latestOffset(  # noqa: N802
-        self, start: dict[str, Any], limit: ReadLimit
-    ) -> dict[str, Any]:
-        before = from_json(start)
-        leaders = self._offsets.partitions()
-        missing = sorted(set(before) - set(leaders))
-        if missing:
-            self._report_loss(
-                f"{', '.join(map(str, missing))} do not exist any more, or are not"
-                " subscribed to"
-            )
-        latest = self._offsets.offsets(leaders, LATEST)
-        self._latest = latest
-        if self._target is not None:
-            latest = {
-                partition: min(latest.get(partition, offset), offset)
-                for partition, offset in self._target.items()
-            }
-        begun = self._with_new_partitions(before, leaders)
-        for partition, offset in latest.items():
-            if offset < begun.get(partition, 0):
-                self._report_loss(
-                    f"{partition}: the log ends at {offset}, below"
-                    f" {begun[partition]}, which was read before (the topic was"
-                    " deleted and made again?)"
-                )
-        if isinstance(limit, ReadMaxRows):
-            latest = limit_offsets(begun, latest, limit.max_rows)
-        if self._too_few(begun, latest):
-            return start
-        self._last_trigger_s = time.monotonic()
-        # A partition that metadata forgot for a moment must not look new again.
-        return to_json({**before, **latest})
-
-    def _too_few(self, begun: Offsets, latest: Offsets) -> bool:
-        least = self._options.min_offsets_per_trigger
-        if least is None or self._target is not None:
-            return False
-        waited_s = time.monotonic() - self._last_trigger_s
-        if waited_s * 1000 >= self._options.max_trigger_delay_ms:
-            return False
-        new = sum(
-            max(0, offset - begun.get(partition, offset))
-            for partition, offset in latest.items()
-        )
-        return new < least
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return to_json(self._latest) or None
-
-    def partitions(
-        self, start: dict[str, Any], end: dict[str, Any]
-    ) -> Sequence[InputPartition]:
-        until = from_json(end)
-        leaders = self._offsets.partitions()
-        begun = self._with_new_partitions(
-            from_json(start), dict.fromkeys(until, -1) | leaders
-        )
-        ranges = [
-            OffsetRange(partition, begun.get(partition, offset), offset)
-            for partition, offset in sorted(until.items())
-        ]
-        return _input_partitions(ranges, self._options)
-
-    def _with_new_partitions(
-        self, before: Offsets, leaders: dict[TopicPartition, int]
-    ) -> Offsets:
-        """Add partitions that are new since: they are read from their beginning."""
-        new = {
-            partition: leader
-            for partition, leader in leaders.items()
-            if partition not in before and leader >= 0
-        }
-        if not new:
-            return before
-        earliest = self._offsets.offsets(new, EARLIEST)
-        for partition, offset in sorted(earliest.items()):
-            if offset:
-                self._report_loss(
-                    f"{partition} is new and starts at {offset} instead of 0: earlier"
-                    " records are gone already"
-                )
-        return before | earliest
-
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return _read_partition(partition, self._options)
-
-    def stop(self) -> None:
-        self._offsets.close()
-
-    def _report_loss(self, text: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"{text}. Some data may have been lost; set failOnDataLoss=false to go"
-                " on without them"
-            )
-        logger.warning("%s", text)
-
-
-def unmatched_start(
-    options: SourceOptions, partition: TopicPartition, timestamp_ms: int
-) -> int:
-    """Answer for a starting timestamp that no record is as late as."""
-    if options.unmatched_timestamp_is_latest:
-        return LATEST
-    raise OptionError(
-        f"{partition} has no record at or after timestamp {timestamp_ms}; set"
-        " startingOffsetsByTimestampStrategy=latest to start at its end"
-    )
-
-
-def _read_partition(
-    partition: InputPartition | None, options: SourceOptions
-) -> Iterator[pa.RecordBatch]:
-    if partition is None or partition.value is None:
-        return iter(())  # what Spark runs where there are no partitions at all
-    assert isinstance(partition, RangePartition)
-    return read_range(partition.range, options)
-
-
-def _input_partitions(
-    ranges: list[OffsetRange], options: SourceOptions
-) -> list[InputPartition]:
-    cut = split_ranges(
-        ranges, options.min_partitions, options.max_records_per_partition
-    )
-    return [RangePartition(each) for each in cut]

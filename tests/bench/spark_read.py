@@ -31,7 +31,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from mpbroker.spark import session
-from mpbroker.spark.arrow import SCHEMA_DDL
+from mpbroker.spark.schema import SCHEMA_DDL
 from tests.support.broker import Broker
 from tests.support.fetch_clients import SPARK_DIR, have_spark_connector
 

@@ -1,0 +1,11 @@
+"""The columns of our sources, as Spark's Kafka connector has them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA_DDL: Final = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT,"
+    " timestamp TIMESTAMP, timestampType INT"
+)
+HEADERS_DDL: Final = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
