@@ -215,8 +215,7 @@ def test_settings_of_clients_come_from_the_command_line_and_a_file(
     produce = ["produce", "-t", "one", "-F", path]
     assert mpbroker(*produce, "-X", "client.id=me", stdin=b"a\n").code == 0
     assert mpbroker(*produce, "-X", "lingr.ms=7", stdin=b"a\n").err == (
-        "mpbroker: unknown producer setting 'lingr.ms'; did you mean"
-        " linger.ms?\n"
+        "mpbroker: unknown producer setting 'lingr.ms'; did you mean linger.ms?\n"
     )
     assert mpbroker("topic", "list", "-X", "client.id").code == ExitCode.USAGE
 
