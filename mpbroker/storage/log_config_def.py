@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from mpbroker.config_def import (
     LONG_MAX,
     ConfigDef,
+    ConfigError,
     ConfigKey,
     ConfigType,
     ConfigValue,
@@ -401,3 +402,20 @@ def _broker_key(
         validator=validator,
         update_mode=mode,
     )
+
+
+_BROKER_LOG_DEF: Final = ConfigDef("setting", broker_log_keys())
+
+
+def broker_log_value(name: str, text: str) -> ConfigValue:
+    """Return the value of a broker's setting for logs; None: it is no such thing.
+
+    A value that a later release accepted must not keep this one from starting.
+    """
+    key = _BROKER_LOG_DEF.get(name)
+    if key is None:
+        return None
+    try:
+        return key.parse(text)
+    except ConfigError:
+        return None

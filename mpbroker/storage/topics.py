@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigValue
+from mpbroker.config_def import ConfigValue
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log_config import LogConfig, defaults_of_broker
-from mpbroker.storage.log_config_def import broker_log_keys
+from mpbroker.storage.log_config_def import broker_log_value
 from mpbroker.storage.meta_properties import random_uuid, uuid_of_text
 from mpbroker.storage.metadata_image import (
     BROKER_RESOURCE,
@@ -46,8 +46,6 @@ from mpbroker.storage.topic_names import (
 
 # From the current overrides of a resource to the wanted ones; may raise ApiError.
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
-
-_BROKER_LOG_DEF: Final = ConfigDef("setting", broker_log_keys())
 
 
 class Topic:
@@ -478,7 +476,7 @@ class TopicRegistry:
         values = dict(self._static)
         for resource_name in ("", str(self._broker_id)):
             for name, text in self.broker_overrides(resource_name).items():
-                value = _parsed_or_none(name, text)
+                value = broker_log_value(name, text)
                 if value is not None:
                     values[name] = value
         defaults = defaults_of_broker(values)
@@ -592,14 +590,3 @@ def _not_an_increase(name: str, present: int, count: int) -> str:
         f"The topic {name} currently has {present} partition(s); {count} would not be"
         " an increase."
     )
-
-
-def _parsed_or_none(name: str, text: str) -> ConfigValue:
-    # A value that a later release accepted must not keep this one from starting.
-    key = _BROKER_LOG_DEF.get(name)
-    if key is None:
-        return None
-    try:
-        return key.parse(text)
-    except ConfigError:
-        return None
