@@ -42,7 +42,6 @@ class UpdateMode(Enum):
     """When a new value takes effect, in the words of Kafka's documentation."""
 
     READ_ONLY = "read-only"
-    PER_BROKER = "per-broker"
     CLUSTER_WIDE = "cluster-wide"
 
 

@@ -1,7 +1,8 @@
 """The broker's keys of TLS and SASL: Kafka's, and three of ours.
 
 Any of them may be set for one listener, as listener.name.NAME.KEY, and SASL's for one
-mechanism of it, as listener.name.NAME.MECHANISM.KEY.
+mechanism of it, as listener.name.NAME.MECHANISM.KEY. None can change while the broker
+serves, as some can in Kafka; but files that they name are read again when they change.
 
 Source: "Broker Configs" of the Apache Kafka 4.x documentation; KIP-651 (PEM), KIP-768
 (OAUTHBEARER), KIP-368 (sessions), KIP-371 (mapping rules).
@@ -14,7 +15,6 @@ from typing import Final
 from mpbroker.config_def import (
     ConfigKey,
     ConfigType,
-    UpdateMode,
     at_least,
     list_of,
     one_of,
@@ -30,7 +30,6 @@ SECURITY_PROTOCOL_KEYS: Final = [
         ("GSSAPI",),
         "SASL mechanisms offered: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER."
         " Kafka's default, Kerberos, is not served: a listener with SASL says which.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "sasl.jaas.config",
@@ -39,14 +38,12 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "Login settings of a SASL mechanism, set as"
         " listener.name.<listener>.<mechanism>.sasl.jaas.config. PLAIN takes its users"
         ' from it: user_alice="password".',
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "sasl.mechanism.inter.broker.protocol",
         _STRING,
         "GSSAPI",
         "SASL mechanism between brokers; with one broker nothing uses it.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "connection.failed.authentication.delay.ms",
@@ -68,14 +65,12 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "none",
         "Whether clients must, may or need not show a certificate.",
         validator=one_of("required", "requested", "none"),
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.protocol",
         _STRING,
         "TLSv1.3",
         "Newest TLS version offered.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.enabled.protocols",
@@ -86,7 +81,6 @@ SECURITY_PROTOCOL_KEYS: Final = [
         ),
         "TLS versions offered.",
         validator=list_of("TLSv1.2", "TLSv1.3"),
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.cipher.suites",
@@ -94,14 +88,12 @@ SECURITY_PROTOCOL_KEYS: Final = [
         (),
         "Cipher suites offered, under Java's names or OpenSSL's; empty leaves it to"
         " OpenSSL. Those of TLSv1.3 cannot be chosen among, only left out altogether.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.keystore.type",
         _STRING,
         "JKS",
         "Format of the key store. Only PEM is served; a file in PEM may say JKS too.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.keystore.location",
@@ -109,42 +101,36 @@ SECURITY_PROTOCOL_KEYS: Final = [
         None,
         "File in PEM with the broker's private key and certificates; read again when"
         " it changes.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.keystore.password",
         _PASSWORD,
         None,
         "Password of that file.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.keystore.key",
         _PASSWORD,
         None,
         "The private key itself, in PEM.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.keystore.certificate.chain",
         _PASSWORD,
         None,
         "The certificate chain itself, in PEM.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.key.password",
         _PASSWORD,
         None,
         "Password of the private key.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.truststore.type",
         _STRING,
         "JKS",
         "Format of the trust store.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.truststore.location",
@@ -152,21 +138,18 @@ SECURITY_PROTOCOL_KEYS: Final = [
         None,
         "File in PEM with the certificates of the authorities that may vouch for"
         " clients; read again when it changes.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.truststore.password",
         _PASSWORD,
         None,
         "Password of that file.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.truststore.certificates",
         _PASSWORD,
         None,
         "Trusted certificates themselves, in PEM.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "ssl.principal.mapping.rules",
@@ -175,7 +158,6 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "Who a client certificate is: rules RULE:pattern/replacement/ with an L or U"
         " for lower or upper case behind it, and DEFAULT, the whole name, separated by"
         " commas; the first that matches counts.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "connections.setup.timeout.ms",
@@ -198,7 +180,6 @@ SECURITY_PROTOCOL_KEYS: Final = [
         None,
         "File with the users of SASL PLAIN, a line each: user:password. Read again when"
         " it changes. A key of mpbroker's own, beside Kafka's sasl.jaas.config.",
-        update_mode=UpdateMode.PER_BROKER,
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.url",

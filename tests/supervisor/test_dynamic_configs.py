@@ -237,7 +237,8 @@ def test_a_listeners_own_config_is_told_with_the_brokers_behind_it(broker, key):
         ({"log.retention.ms": "0"}, "log.retention.ms"),
         ({"no.such.config": "1"}, "no.such.config"),
         ({"listener.name.plain.log.dirs": "/x"}, "log.dirs"),
-        ({"ssl.keystore.location": "/x"}, "listener prefix"),
+        ({"ssl.keystore.location": "/x"}, "dynamically"),
+        ({"listener.name.plain.ssl.client.auth": "none"}, "dynamically"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_of_the_request_is_done(

@@ -28,7 +28,6 @@ from mpbroker.server.handlers.group_config_def import (
 from mpbroker.storage.topics import Topic
 
 # Of a listener, not of the broker; and what is set here is kept as plain text.
-_SECURITY_PREFIXES: Final = ("ssl.key.", "ssl.keystore.", "ssl.truststore.")
 _NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS"}
 
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
@@ -146,7 +145,7 @@ def alter_resource(
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
-        _check_broker_configs(changed, definition, per_broker=bool(name))
+        _check_broker_configs(changed, definition)
         other = registry.broker_overrides("" if name else str(node_id))
         own, of_all = (after, other) if name else (other, after)
         try:
@@ -177,20 +176,18 @@ def broker_configs(
     )
 
 
-def _check_broker_configs(
-    changed: Mapping[str, str], definition: ConfigDef, *, per_broker: bool
-) -> None:
+def _check_broker_configs(changed: Mapping[str, str], definition: ConfigDef) -> None:
     for name, text in changed.items():
         prefixed = definition.of_listener(name)
         if prefixed is not None:
             key = prefixed[1]
-            _check_of_listener(key, name, per_broker=per_broker)
+            _check_may_change(key, name, is_prefixed=True)
         else:
             try:
                 key = definition.key(name)
             except ConfigError as error:
                 raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
-            _check_may_change(key, name, per_broker=per_broker)
+            _check_may_change(key, name, is_prefixed=False)
         try:
             value = key.parse(text)
         except ConfigError as error:
@@ -203,25 +200,12 @@ def _check_broker_configs(
             )
 
 
-def _check_of_listener(key: ConfigKey, name: str, *, per_broker: bool) -> None:
-    if key.update_mode is UpdateMode.READ_ONLY:
-        raise _read_only(name)
-    if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
-        raise _per_broker(name)
-
-
-def _check_may_change(key: ConfigKey, name: str, *, per_broker: bool) -> None:
+def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
     """Raise ApiError INVALID_REQUEST if a key cannot be set in a running broker."""
-    if key.update_mode is UpdateMode.READ_ONLY or key.name != name:
+    if key.update_mode is UpdateMode.READ_ONLY or (
+        key.name != name and not is_prefixed
+    ):
         raise _read_only(name)
-    if key.is_sensitive or name.startswith(_SECURITY_PREFIXES):
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
-            "These security configs can be dynamically updated only per-listener using"
-            f" the listener prefix: {name}",
-        )
-    if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
-        raise _per_broker(name)
 
 
 def _read_only(name: str) -> ApiError:
@@ -229,12 +213,4 @@ def _read_only(name: str) -> ApiError:
         ErrorCode.INVALID_REQUEST,
         f"Cannot update these configs dynamically: {name}; set it where the broker is"
         " started, and restart it.",
-    )
-
-
-def _per_broker(name: str) -> ApiError:
-    return ApiError(
-        ErrorCode.INVALID_REQUEST,
-        "Cannot update these configs at default cluster level, broker id must be"
-        f" specified: {name}",
     )

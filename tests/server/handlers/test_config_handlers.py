@@ -272,6 +272,12 @@ def test_replacing_resets_what_is_not_named(registry):
         (BROKER, "", [("ssl.client.auth", "none")], ErrorCode.INVALID_REQUEST),
         (BROKER, "1", [("ssl.key.password", "x")], ErrorCode.INVALID_REQUEST),
         (BROKER, "1", [("ssl.keystore.location", "/x")], ErrorCode.INVALID_REQUEST),
+        (
+            BROKER,
+            "1",
+            [("listener.name.a.ssl.client.auth", "none")],
+            ErrorCode.INVALID_REQUEST,
+        ),
         (BROKER_LOGGER, "1", [], ErrorCode.INVALID_REQUEST),
         (77, "1", [], ErrorCode.INVALID_REQUEST),
     ],
@@ -282,13 +288,6 @@ def test_what_cannot_be_replaced_says_why_and_changes_nothing(
     version = registry.version
     assert replace(registry, kind, name, configs)[0] is code
     assert registry.version == version
-
-
-def test_keys_of_one_broker_may_be_set_on_it(registry):
-    assert replace(registry, BROKER, "1", [("ssl.client.auth", "none")])[0] is (
-        ErrorCode.NONE
-    )
-    assert registry.broker_overrides("1") == {"ssl.client.auth": "none"}
 
 
 def test_validation_alone_changes_nothing(registry):
