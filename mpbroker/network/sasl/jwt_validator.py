@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from mpbroker.config_def import ConfigError
@@ -132,11 +132,10 @@ def source_of(settings: JwtSettings) -> _KeySource:
     )
 
 
-class _KeySource:
+class _KeySource(Protocol):
     """Keys by their "kid"."""
 
-    def keys(self) -> dict[str, Any]:
-        raise NotImplementedError
+    def keys(self) -> dict[str, Any]: ...
 
     def want_newer(self) -> None:
         """Somebody has used a key that is not among them."""
@@ -145,7 +144,7 @@ class _KeySource:
         """They are needed no more."""
 
 
-class _FileKeys(_KeySource):
+class _FileKeys:
     """Those of a file, read again when it is another."""
 
     def __init__(self, path: str) -> None:
@@ -167,6 +166,12 @@ class _FileKeys(_KeySource):
             )
         return self._keys
 
+    def want_newer(self) -> None:
+        """They are: the file is looked at each time."""
+
+    def close(self) -> None:
+        """It is not open."""
+
     def _read(self) -> None:
         status = os.stat(self._path)
         seen = status.st_mtime_ns, status.st_size, status.st_ino
@@ -177,7 +182,7 @@ class _FileKeys(_KeySource):
         self._keys, self._seen = keys, seen
 
 
-class _UrlKeys(_KeySource):
+class _UrlKeys:
     """Those of a URL, fetched by a thread: the newest that came."""
 
     def __init__(self, settings: JwtSettings) -> None:
