@@ -42,7 +42,9 @@ if fault == "semaphore":
     from mpbroker.ipc import ring
 
     ring.RequestRing.initialise = staticmethod(
-        lambda control: _initialise(control, ring.REQUEST_RING + ring.RING_MUTEX)
+        lambda control, base=ring.REQUEST_RING: _initialise(
+            control, base + ring.RING_MUTEX
+        )
     )
     _put_on_a_ring = (ring.spin_lock, ring.pthread_mutex_unlock)
     _ring_words = {}
