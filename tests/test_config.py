@@ -134,6 +134,10 @@ def test_a_misspelt_argument_is_refused_with_the_right_spelling():
     )
 
 
+def test_what_asks_for_pure_python_is_no_unknown_setting():
+    assert not load(environ={"MPBROKER_PURE_PYTHON": "1", "HOME": "/x"}).warnings
+
+
 def test_a_variable_of_another_program_is_a_warning():
     config = load(environ={"MPBROKER_LOG_DIR_": "x"})
     assert "did you mean log.dir" in config.warnings[0]

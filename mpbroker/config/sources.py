@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.config_def import ConfigError
+from mpbroker.ipc.compiled import PURE_PYTHON_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,7 @@ def settings_of_environment(environ: Mapping[str, str]) -> list[Setting]:
         )
         for variable, text in sorted(environ.items())
         if variable.startswith(ENVIRONMENT_PREFIX)
+        and variable != PURE_PYTHON_VARIABLE  # no setting
     ]
 
 
