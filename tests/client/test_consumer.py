@@ -30,6 +30,9 @@ from mpbroker.config_def import ConfigError
 from mpbroker.producer import Producer
 from mpbroker.protocol.errors import ProtocolError
 
+# Of the first record. Records of 1970 would be gone as soon as retention looks at them.
+START_MS = time.time_ns() // 1_000_000
+
 
 @pytest.fixture
 def make_consumer(bootstrap: str) -> Iterator[Callable[..., Consumer]]:
@@ -57,7 +60,9 @@ def topic(bootstrap: str, topic_name: str) -> str:
 def fill(bootstrap: str, topic: str, numbers: range, partition: int = 0) -> None:
     with Producer(bootstrap_servers=bootstrap, linger_ms=0) as producer:
         futures = [
-            producer.send(topic, b"%d" % n, partition=partition, timestamp_ms=1000 + n)
+            producer.send(
+                topic, b"%d" % n, partition=partition, timestamp_ms=START_MS + n
+            )
             for n in numbers
         ]
         for future in futures:
@@ -82,7 +87,7 @@ def test_assigned_partitions_are_read_from_where_one_seeks(make_consumer, topic)
     assert consumer.position((topic, 0)) == 10
     consumer.seek((topic, 0), 4)
     assert values(consumer, 6) == list(range(4, 10))
-    consumer.seek_to(1007)
+    consumer.seek_to(START_MS + 7)
     assert values(consumer, 3) == [7, 8, 9]
     consumer.seek_to(EARLIEST)
     assert values(consumer, 10) == list(range(10))
