@@ -10,8 +10,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -24,8 +25,9 @@ from mpbroker.producer import (
 )
 from mpbroker.producer import Producer as OwnProducer
 from tests.bench.processes import title_of
+from tests.compat.adapters.adapter import Outgoing
 from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
-from tests.compat.adapters.line_client import to_json
+from tests.compat.adapters.line_client import LineClient, to_json
 from tests.compat.records import some_records
 from tests.compat.test_java_tools import TOOLS, run_java
 from tests.compat.test_other_languages import (
@@ -37,7 +39,7 @@ from tests.compat.test_other_languages import (
 from tests.support.apache_kafka import java_command
 from tests.support.broker import Broker
 from tests.support.children import wait_until
-from tests.support.fetch_clients import have_java_tools
+from tests.support.fetch_clients import have_java_client, have_java_tools
 
 MakeTopic = Callable[..., str]
 
@@ -46,6 +48,11 @@ __all__ = ["kafkajs"]  # a fixture
 needs_java = pytest.mark.skipif(
     not have_java_tools(),
     reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
+)
+
+needs_java_client = pytest.mark.skipif(
+    not have_java_client(),
+    reason="no client of Kafka's own in .downloads/java: scripts/test builds it",
 )
 
 
@@ -278,6 +285,75 @@ def test_java_commits_one_transaction_after_another(
     described = transactions(bootstrap, "describe", "--transactional-id", topic)
     assert described["TransactionState"] == "CompleteCommit"
     assert int(described["ProducerEpoch"]) > 3
+
+
+@pytest.fixture
+def java_client(bootstrap: str) -> Iterator[Ask]:
+    """The program of tests/compat/java: java_client(command, **arguments)."""
+    child = LineClient(java_command("TransactionalClient"), os.environ)
+
+    def ask(command: str, **arguments: Any) -> Any:
+        settings = {"transaction_timeout_ms": 60_000, "timeout_s": 60}
+        return child.ask(command, bootstrap=bootstrap, **settings | arguments)
+
+    yield ask
+    child.close()
+
+
+@needs_java_client
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
+def test_java_consumes_transforms_and_produces_exactly_once(
+    bootstrap: str, make_topic: MakeTopic, java_client: Ask, group_protocol: str
+) -> None:
+    source, target = make_topic(2), make_topic(2)
+    plain = Producer({"bootstrap.servers": bootstrap})
+    for number in range(20):
+        plain.produce(source, b"%02d" % number, partition=number % 2)
+    assert plain.flush(30) == 0
+    ended = java_client(
+        "transform",
+        source=source,
+        target=target,
+        transactional_id=source,
+        group=source,
+        group_protocol=group_protocol,
+        batch=4,
+        count=20,
+    )
+    assert ended["committed"] >= 5
+    assert ended["aborted"] >= ended["committed"]
+    assert sorted(values(bootstrap, target, 2)) == [b"%02d" % n for n in range(20)]
+    assert len(values(bootstrap, target, 2, "read_uncommitted")) > 20
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": source})
+    asked = [TopicPartition(source, number) for number in range(2)]
+    assert [row.offset for row in consumer.committed(asked, 30)] == [10, 10]
+    consumer.close()
+
+
+@needs_java_client
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kind", "seen"), [("commit", 6), ("abort", 0), ("forget", 0), ("zombie", 0)]
+)
+def test_javas_transactions_end_as_it_was_told(
+    bootstrap: str, make_topic: MakeTopic, java_client: Ask, kind: str, seen: int
+) -> None:
+    topic = make_topic(3)
+    for how, name in ((kind, "this"), ("commit", "next")):
+        ended = java_client(
+            "transact",
+            transactional_id=topic,
+            kind=how,
+            records=[
+                {"topic": topic, **to_json(Outgoing(name.encode(), partition=number))}
+                for number in (0, 1, 2, 0, 1, 2)
+            ],
+        )
+        assert ended == ("committed" if how == "commit" else "aborted")
+    found = values(bootstrap, topic, 3)
+    assert found.count(b"this") == seen
+    assert found.count(b"next") == 6
 
 
 @needs_java

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -29,12 +30,13 @@ from tests.faults.transaction_writers import (
     PARTITIONS,
     ConfluentWriter,
     FranzGoWriter,
+    JavaWriter,
     Outcome,
     OwnWriter,
     Writer,
 )
 from tests.support.broker import Broker
-from tests.support.fetch_clients import FRANZ_GO
+from tests.support.fetch_clients import FRANZ_GO, have_java_client
 
 DURATION_S: Final = float(os.environ.get("MPBROKER_TRANSACTION_FAULTS_S", "10"))
 TOPICS: Final = ("debits", "credits")
@@ -82,12 +84,12 @@ def kill_all(broker: Broker) -> None:
     broker.start()
 
 
-FAULTS: Final[list[tuple[int, Callable[[Broker], None]]]] = [
-    (4, lambda broker: kill_one(broker, "group-coordinator")),
-    (4, lambda broker: kill_one(broker, "request-handler")),
-    (1, lambda broker: kill_one(broker, "network-thread")),
-    (2, kill_all),
-]
+FAULTS: Final[dict[str, tuple[int, Callable[[Broker], None]]]] = {
+    "coordinator": (4, lambda broker: kill_one(broker, "group-coordinator")),
+    "handler": (4, lambda broker: kill_one(broker, "request-handler")),
+    "processor": (1, lambda broker: kill_one(broker, "network-thread")),
+    "whole broker": (2, kill_all),
+}
 
 
 @pytest.mark.timeout(int(3 * DURATION_S) + 600)
@@ -106,16 +108,23 @@ def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(tmp_path: Path) -> None
         ]
         if FRANZ_GO.exists():
             writers.append(FranzGoWriter("franz", bootstrap, TOPICS))
+        else:
+            print("\nwithout franz-go: no client in .downloads/franz-go")
+        if have_java_client():
+            writers.append(JavaWriter("java", bootstrap, TOPICS))
+        else:
+            print("\nwithout Java: no client of Kafka's own in .downloads/java")
         reader = Reader(bootstrap, PLACES)
         for thread in (reader, *writers):
             thread.start()
         end = time.monotonic() + DURATION_S
-        faults = 0
+        faults: Counter[str] = Counter()
+        weights = [weight for weight, _ in FAULTS.values()]
         while time.monotonic() < end:
             wait_for_commits(writers)
-            weights, acts = zip(*FAULTS, strict=True)
-            random.choices(acts, weights)[0](broker)
-            faults += 1
+            [what] = random.choices(list(FAULTS), weights)
+            FAULTS[what][1](broker)
+            faults[what] += 1
         wait_for_commits(writers, each=True)
         for writer in writers:
             writer.stop()
@@ -133,10 +142,11 @@ def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(tmp_path: Path) -> None
     assert complaints_about(history, final) == []
     assert complaints_about_early(reader.seen, final) == []
     assert complaints_about_markers(broker.data_dir, PLACES) == []
-    kinds = dict.fromkeys(Outcome, 0)
-    for each in history:
-        kinds[each.outcome] += 1
-    print(f"{faults} faults, {kinds}")
+    kinds = Counter(each.outcome for each in history)
+    print(f"\n{faults.total()} killed: {dict(faults)}")
+    for writer in writers:
+        ends = Counter(each.outcome.value for each in writer.history)
+        print(f"{writer.name}: {dict(ends)}")
     assert faults
     assert kinds[Outcome.COMMITTED]
     assert kinds[Outcome.ABORTED]

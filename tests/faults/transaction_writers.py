@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -15,9 +16,15 @@ from mpbroker.producer import AbortableError, ProducerError
 from mpbroker.producer import Producer as OwnProducer
 from tests.compat.adapters import Outgoing
 from tests.compat.adapters.franz_go_adapter import FranzGoAdapter
-from tests.compat.adapters.line_client import ForeignClientError, to_json
+from tests.compat.adapters.line_client import (
+    ForeignClientError,
+    LineClient,
+    to_json,
+)
+from tests.support.apache_kafka import java_command
 
 PARTITIONS: Final = 3
+JAVA_CLIENT: Final = "TransactionalClient"
 _CALL_S: Final = 20
 
 
@@ -272,6 +279,38 @@ class FranzGoWriter(Writer):
             time.sleep(0.05)
         else:
             self.note(records, Outcome.COMMITTED if commit else Outcome.ABORTED)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class JavaWriter(Writer):
+    """Kafka's own producer: franz-go's way, and it is fenced and falls asleep too."""
+
+    timeout_ms = 3_000
+
+    def __init__(self, name: str, bootstrap: str, topics: Sequence[str]) -> None:
+        super().__init__(name, bootstrap, topics)
+        self._client = LineClient(java_command(JAVA_CLIENT), os.environ)
+
+    def one(self) -> None:
+        records = self.records()
+        kinds = ("commit", "abort", "forget", "zombie", "sleep")
+        outcome = self._client.ask(
+            "transact",
+            bootstrap=self.bootstrap,
+            transactional_id=self.name,
+            transaction_timeout_ms=self.timeout_ms,
+            timeout_s=_CALL_S,
+            kind=self._random.choices(kinds, (70, 20, 4, 4, 2))[0],
+            sleep_ms=self.timeout_ms + 2_000,
+            records=[
+                {"topic": topic, **to_json(Outgoing(value, partition=partition))}
+                for topic, partition, value in records
+            ],
+        )
+        if outcome != "none":  # it could not begin
+            self.note(records, Outcome(outcome))
 
     def close(self) -> None:
         self._client.close()

@@ -12,12 +12,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 JAVA_DIR: Final = ROOT / ".downloads" / "java"
-_POM: Final = ROOT / "tests" / "compat" / "java" / "pom.xml"
+_JAVA_SOURCES: Final = ROOT / "tests" / "compat" / "java"
+_POM: Final = _JAVA_SOURCES / "pom.xml"
+_JAVA_CLIENT: Final = _JAVA_SOURCES / "TransactionalClient.java"
+_JAVA_CLIENT_STAMP: Final = JAVA_DIR / _JAVA_CLIENT.name
 SPARK_DIR: Final = ROOT / ".downloads" / "spark"
 _SPARK_SOURCES: Final = ROOT / "tests" / "compat" / "spark"
 _SPARK_POM: Final = _SPARK_SOURCES / "pom.xml"
@@ -68,6 +72,44 @@ def fetch_java_tools() -> str:
     return _fetch_jars("Apache Kafka's tools (54 MB)", _POM, JAVA_DIR)
 
 
+def have_java_client() -> bool:
+    """Return whether the program of tests/compat/java is there, and all it needs."""
+    return (
+        have_java_tools()
+        and _JAVA_CLIENT_STAMP.is_file()
+        and _JAVA_CLIENT_STAMP.read_bytes() == _JAVA_CLIENT.read_bytes()
+    )
+
+
+def build_java_client() -> str:
+    """Compile it, and put it among the jars; return why not, or an empty text."""
+    if have_java_client():
+        return ""
+    if not have_java_tools():
+        return "no jars of Apache Kafka to build a client with"
+    if shutil.which("javac") is None:
+        return "no javac on PATH (Debian: apt-get install default-jdk-headless)"
+    _say("building a client with Kafka's own")
+    _JAVA_CLIENT_STAMP.unlink(missing_ok=True)
+    why = _compile_java(
+        [str(_JAVA_CLIENT)], f"{JAVA_DIR}/*", JAVA_DIR / "transactional-client.jar"
+    )
+    if not why:
+        shutil.copy(_JAVA_CLIENT, _JAVA_CLIENT_STAMP)
+    return why
+
+
+def _compile_java(sources: list[str], class_path: str, jar: Path) -> str:
+    """Make a jar of sources; return why not, or an empty text."""
+    with tempfile.TemporaryDirectory() as classes:
+        command = ["javac", "-nowarn", "-proc:none", "-cp", class_path]
+        command += ["-d", classes, *sources]
+        return _run(command, _JAVAC_TIMEOUT_S) or _run(
+            ["jar", "--create", "--file", str(jar), "-C", classes, "."],
+            _JAVAC_TIMEOUT_S,
+        )
+
+
 def fetch_spark_connector() -> str:
     """Copy the jars to .downloads/spark; return why not, or an empty text."""
     if have_spark_connector():
@@ -93,13 +135,8 @@ def _build_stand_ins(directory: Path) -> str:
         return "no javac on PATH (Debian: apt-get install default-jdk-headless)"
     jars = Path(pyspark.__file__).parent / "jars"
     sources = sorted(map(str, (_SPARK_SOURCES / "org").rglob("*.java")))
-    classes = directory / "classes"
-    classes.mkdir()
-    command = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), *sources]
-    jar = str(directory / "no-delegation-tokens.jar")
-    return _run(command, _JAVAC_TIMEOUT_S) or _run(
-        ["jar", "--create", "--file", jar, "-C", str(classes), "."], _JAVAC_TIMEOUT_S
-    )
+    jar = directory / "no-delegation-tokens.jar"
+    return _compile_java(sources, f"{jars}/*", jar)
 
 
 def _fetch_jars(what: str, pom: Path, directory: Path) -> str:
@@ -236,7 +273,7 @@ def main() -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         reasons = [fetch_debian(*each) for each in _DEBIAN]
-        reasons += [fetch_java_tools(), fetch_spark_connector()]
+        reasons += [fetch_java_tools(), build_java_client(), fetch_spark_connector()]
         reasons += [fetch_franz_go(), fetch_kafkajs()]
         for reason in reasons:
             if reason:
