@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +50,9 @@ _READY_TIMEOUT_S: Final = 60.0
 # So long the requests in flight may take at a stop; then their connections are closed.
 _DRAIN_S: Final = 10.0
 _STOP_S: Final = 20.0
+# What handlers still execute when that time is over, nobody is there to be told of. A
+# wedged one must not hold up the stop: they are killed, as at any other time.
+_UNHEARD_S: Final = 2.0
 # Deaths in a row without half a second of life: something is wrong for good.
 _MAX_FAILURES: Final = 10
 _FORK_RETRY_S: Final = 1.0
@@ -452,8 +455,12 @@ class Supervisor(Loop):
         self.repair.hold_no_more()
         for listener in self._listeners:
             listener.sock.close()
-        self._end(Phase.DRAINING, (Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)
-        self._end(Phase.STOPPED, tuple(Role), _STOP_S)
+        limits = dict.fromkeys(Role, _STOP_S)
+        if not self._end(
+            Phase.DRAINING, dict.fromkeys((Role.ACCEPTOR, Role.PROCESSOR), _DRAIN_S)
+        ):
+            limits[Role.HANDLER] = _UNHEARD_S
+        self._end(Phase.STOPPED, limits)
         self.kill_asides()
         if self._upgrade is not None:
             self._upgrade.close()
@@ -461,31 +468,37 @@ class Supervisor(Loop):
             self._telemetry.close()
         self._signals.close()
 
-    def _end(self, phase: Phase, roles: tuple[Role, ...], patience_s: float) -> None:
-        ending = [child for child in self.children if child.role in roles]
+    def _end(self, phase: Phase, limits_s: Mapping[Role, float]) -> bool:
+        """End children of some roles, in so many seconds; whether none was killed."""
+        ending = [child for child in self.children if child.role in limits_s]
         for child in ending:
             if child.state is not ChildState.DRAINING:
                 child.happens(ChildEvent.STOP_REQUESTED)
         self._memory.phase = phase
         self._memory.wake_everybody()
-        deadline = time.monotonic() + patience_s
-        while any(child.is_alive for child in ending):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._kill(ending)
-                deadline = time.monotonic() + patience_s
+        began = time.monotonic()
+        deadlines = {role: began + limit for role, limit in limits_s.items()}
+        all_ended = True
+        while alive := [child for child in ending if child.is_alive]:
+            now = time.monotonic()
+            if late := [child for child in alive if deadlines[child.role] <= now]:
+                all_ended = False
+                self._kill(late)
+                for child in late:
+                    deadlines[child.role] = now + limits_s[child.role]
+            left = min(deadlines[child.role] for child in alive) - now
             self._turn(max(0.0, min(left, TICK_S)))
+        return all_ended
 
     def _kill(self, children: list[Child]) -> None:
         for child in children:
-            if child.is_alive:
-                _LOG.warning(
-                    "%s %d (pid %d) did not end in time: killed",
-                    child.role.value,
-                    child.number,
-                    child.pid,
-                )
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            _LOG.warning(
+                "%s %d (pid %d) did not end in time: killed",
+                child.role.value,
+                child.number,
+                child.pid,
+            )
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def _publish(self) -> None:
         if self._telemetry is None:

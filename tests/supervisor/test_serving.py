@@ -11,8 +11,12 @@ import sys
 
 import pytest
 
+from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.ipc.layout import HANDLER_BUSY_SLOT, handler_row
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.metadata import MetadataRequest
+from mpbroker.supervisor.control_attach import attach
 from tests.supervisor.load import (
     Load,
     api_versions,
@@ -88,6 +92,25 @@ def test_a_stop_does_not_wait_for_fetches_that_wait(make_broker):
         broker.stop()
         assert receive_frame(sock)[:4] == b"\0\0\0\x07"
     assert "killed" not in broker.log_tail()
+
+
+def test_a_stop_does_not_wait_for_a_handler_that_never_answers(make_broker):
+    """Its client is hung up on when the drain's time is over, and it is killed."""
+    broker = make_broker({"control.inject.enable": "true", "num.io.threads": 1})
+    minute = 60_000  # longer than any stop may take
+    with ControlClient(str(broker.data_dir / "control.sock"), 30) as client:
+        client.request("inject", fault="slow", role="handler", id=0, value=minute)
+    with dial(broker) as sock:
+        request = MetadataRequest(topics=None).encode(8)
+        sock.sendall(frame(ApiKey.METADATA, 8, request))
+        memory = attach(broker.pid)
+        assert memory is not None
+        busy = handler_row(0) + HANDLER_BUSY_SLOT
+        wait_until(lambda: memory.control[busy] != 0)
+        broker.stop()
+        assert sock.recv(1) == b""
+    killed = [line for line in broker.log_tail().splitlines() if "killed" in line]
+    assert any("handler 0" in line for line in killed), broker.log_tail()
 
 
 def test_two_brokers_do_not_meet(make_broker):
