@@ -10,7 +10,7 @@ types accept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from math import isfinite
 from typing import Final, NamedTuple
@@ -42,6 +42,7 @@ class UpdateMode(Enum):
     """When a new value takes effect, in the words of Kafka's documentation."""
 
     READ_ONLY = "read-only"
+    PER_BROKER = "per-broker"  # and of a listener only
     CLUSTER_WIDE = "cluster-wide"
 
 
@@ -292,11 +293,20 @@ _KIND: Final[Mapping[ConfigType, str]] = {
 
 
 LISTENER_PREFIX: Final = "listener.name."
+# Besides sasl.*: may be set for one SASL mechanism of a listener.
+_OF_MECHANISM: Final = ("connections.max.reauth.ms",)
 
-Together = Callable[[Mapping[str, str], Mapping[str, str]], None]
+# Of what is set of one broker, of all, and the names whose values are new, or gone.
+Together = Callable[[Mapping[str, str], Mapping[str, str], Collection[str]], None]
 
 
-def _nothing_to_check(own: Mapping[str, str], of_all: Mapping[str, str]) -> None:
+class UnusableConfigError(ConfigError):
+    """A value of the right form that cannot be used, such as a key of another file."""
+
+
+def _nothing_to_check(
+    own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
+) -> None:
     """Any values that are good alone are good together."""
 
 
@@ -348,7 +358,8 @@ class ConfigDef:
         key = self._keys.get(rest)
         if key is None:
             _, _, rest = rest.partition(".")
-            key = self._keys.get(rest) if rest.startswith("sasl.") else None
+            is_mechanisms = rest.startswith("sasl.") or rest in _OF_MECHANISM
+            key = self._keys.get(rest) if is_mechanisms else None
         if not listener or key is None or not key.per_listener:
             return None
         return listener, key
@@ -356,7 +367,8 @@ class ConfigDef:
     def with_check(self, check: Together) -> ConfigDef:
         """Return these keys with a check of what is set of one broker and of all.
 
-        ``check`` gets the texts of both, by key, and raises ConfigError.
+        ``check`` gets the texts of both, by key, and what is new, and raises
+        ConfigError.
         """
         definition = ConfigDef(self._what, self)
         definition.check_together = check

@@ -255,6 +255,10 @@ class BrokerConfig(BrokerValues):
             text = self.definition.key(name).format(value)
             if text is not None:
                 texts[f"{_PER_LISTENER}{listener}.{name}"] = text
+        for (listener, mechanism, name), value in self._per_mechanism.items():
+            text = self.definition.key(name).format(value)
+            if text is not None:
+                texts[f"{_PER_LISTENER}{listener}.{mechanism}.{name}"] = text
         return texts
 
     def for_listener(self, listener_name: str, name: str) -> ConfigValue:
@@ -266,8 +270,14 @@ class BrokerConfig(BrokerValues):
         self, listener_name: str, mechanism: str, name: str
     ) -> ConfigValue:
         """Return a key's value for one SASL mechanism of a listener."""
-        own = self._per_mechanism.get((listener_name.lower(), mechanism.lower(), name))
+        own = self.own_of_mechanism(listener_name, mechanism, name)
         return self.for_listener(listener_name, name) if own is None else own
+
+    def own_of_mechanism(
+        self, listener_name: str, mechanism: str, name: str
+    ) -> ConfigValue:
+        """Return what was set for one mechanism of a listener; None: nothing was."""
+        return self._per_mechanism.get((listener_name.lower(), mechanism.lower(), name))
 
     def own_value(self, listener_name: str, name: str) -> ConfigValue:
         """Return what was set for one listener alone; None: nothing was."""

@@ -10,13 +10,20 @@ Source: Kafka's DynamicBrokerConfig (KIP-226).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from mpbroker.config.broker_config import BrokerConfig
-from mpbroker.config.live_keys import READER_OF
+from mpbroker.config.listeners import EndPoint
+from mpbroker.config.live_keys import LISTENER_SECURITY, READER_OF
 from mpbroker.config.pool_limits import PROCESSORS_KEY
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, ConfigValue
+from mpbroker.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigValue,
+    UnusableConfigError,
+)
 from mpbroker.ipc.layout import MAX_PROCESSORS
 from mpbroker.logger import get_logger
 
@@ -54,6 +61,14 @@ class DynamicConfig:
         """Return a setting of one listener, which may be the broker's."""
         found = self.own_of_listener(listener, name)
         return self.value(name) if found is None else found
+
+    def for_mechanism(self, listener: str, mechanism: str, name: str) -> ConfigValue:
+        """Return a setting of one SASL mechanism of a listener."""
+        full = f"{_PREFIX}{listener.lower()}.{mechanism.lower()}.{name}"
+        found = self._dynamic(full, self.config.definition.key(name))
+        if found is None:
+            found = self.config.own_of_mechanism(listener, mechanism, name)
+        return self.for_listener(listener, name) if found is None else found
 
     def own_of_listener(self, listener: str, name: str) -> ConfigValue:
         """Return what is set for one listener alone; None: nothing is."""
@@ -106,9 +121,14 @@ class DynamicConfig:
 def checked_definition(config: BrokerConfig) -> ConfigDef:
     """Return the broker's keys, with a check of what dynamic configs add up to."""
 
-    def check(own: Mapping[str, str], of_all: Mapping[str, str]) -> None:
+    def check(
+        own: Mapping[str, str], of_all: Mapping[str, str], touched: Collection[str]
+    ) -> None:
         layers = {str(config.node_id): own, "": of_all}
-        _check_together(DynamicConfig(config, lambda name: layers.get(name, {})))
+        now = DynamicConfig(config, lambda name: layers.get(name, {}))
+        if any(name in own or name in of_all for name in touched):
+            _check_together(now)  # and taking away is always a way out
+        _check_security(now, touched, own.keys() | of_all.keys())
 
     return config.definition.with_check(check)
 
@@ -141,3 +161,36 @@ def _check_together(now: DynamicConfig) -> None:
             f"{PROCESSORS_KEY}: {sum(each.values())} processors over all listeners"
             f" ({told}); at most {MAX_PROCESSORS} can run; lower one of them"
         )
+
+
+def _check_security(
+    now: DynamicConfig, touched: Collection[str], wanted: Collection[str]
+) -> None:
+    """Try the settings of TLS and SASL of the listeners that get others."""
+    endpoints = {each.listener_name.lower(): each for each in now.config.endpoints}
+    listeners: dict[str, EndPoint] = {}
+    for name in touched:
+        prefixed = now.config.definition.of_listener(name)
+        if prefixed is None or prefixed[1].name not in LISTENER_SECURITY:
+            continue
+        endpoint = endpoints.get(prefixed[0])
+        if endpoint is not None and endpoint.security_protocol != "PLAINTEXT":
+            listeners[prefixed[0]] = endpoint
+        elif name in wanted:  # and may always be taken away
+            raise UnusableConfigError(
+                f"{name}: there is no such listener; listeners are"
+                f" {', '.join(endpoints)}"
+                if endpoint is None
+                else f"{name}: {prefixed[0]} is a listener of PLAINTEXT, which has"
+                " neither TLS nor SASL; listener.security.protocol.map says so"
+            )
+    if not listeners:
+        return
+    # Imported here: most brokers have no such listener.
+    from mpbroker.config.listener_security import security_settings
+
+    for listener, endpoint in listeners.items():
+        try:
+            security_settings(now, endpoint).check()
+        except ConfigError as error:
+            raise UnusableConfigError(f"listener {listener}: {error}") from None

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
+from mpbroker.config.security_keys import SECURITY_PROTOCOL_KEYS
 from mpbroker.config_def import ConfigKey, UpdateMode
 
 
@@ -26,6 +27,7 @@ class Reader(Enum):
     COORDINATOR = "coordinator"
     HOUSEKEEPER = "housekeeper"
     EXPORTER = "exporter"
+    SECURITY = "security"  # processors, from the metadata log, per new connection
     NOBODY = "nobody"  # kept for tools that set it
 
 
@@ -91,7 +93,14 @@ _READERS: Final = {
 
 READER_OF: Final = {key: reader for reader, keys in _READERS.items() for key in keys}
 
-# May be set for one listener, as listener.name.NAME.KEY.
+# TLS and SASL: may only be set for one listener, and counts for new connections.
+LISTENER_SECURITY: Final = frozenset(
+    key.name
+    for key in SECURITY_PROTOCOL_KEYS
+    if key.name != "sasl.mechanism.inter.broker.protocol"
+)
+
+# May be set for one listener, as listener.name.NAME.KEY, or for all.
 PER_LISTENER: Final = frozenset(
     {
         "max.connection.creation.rate",
@@ -106,6 +115,8 @@ def reader_of(key: ConfigKey) -> Reader | None:
     """Who reads a setting that can change; None: it waits for the next start."""
     if key.name in READER_OF:
         return READER_OF[key.name]
+    if key.name in LISTENER_SECURITY:
+        return Reader.SECURITY
     return Reader.TOPICS if key.update_mode is UpdateMode.CLUSTER_WIDE else None
 
 
@@ -118,6 +129,8 @@ def with_live_modes(keys: Iterable[ConfigKey]) -> list[ConfigKey]:
     for key in marked:
         if key.name in READER_OF and key.update_mode is UpdateMode.READ_ONLY:
             key.update_mode = UpdateMode.CLUSTER_WIDE
-        if key.name in PER_LISTENER or key.name.startswith(("ssl.", "sasl.")):
+        if key.name in LISTENER_SECURITY:
+            key.update_mode = UpdateMode.PER_BROKER
+        if key.name in PER_LISTENER or key.name in LISTENER_SECURITY:
             key.per_listener = True
     return marked

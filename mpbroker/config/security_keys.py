@@ -1,8 +1,9 @@
 """The broker's keys of TLS and SASL: Kafka's, and three of ours.
 
 Any of them may be set for one listener, as listener.name.NAME.KEY, and SASL's for one
-mechanism of it, as listener.name.NAME.MECHANISM.KEY. None can change while the broker
-serves, as some can in Kafka; but files that they name are read again when they change.
+mechanism of it, as listener.name.NAME.MECHANISM.KEY; so set they can change while the
+broker serves, for new connections. Files that they name are read again when those
+change.
 
 Source: "Broker Configs" of the Apache Kafka 4.x documentation; KIP-651 (PEM), KIP-768
 (OAUTHBEARER), KIP-368 (sessions), KIP-371 (mapping rules).

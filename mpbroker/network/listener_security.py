@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from mpbroker.network.sasl.jwt_validator import JwtSettings
+    from mpbroker.network.sasl.jwt_validator import JwtSettings, JwtValidator
     from mpbroker.network.tls import TlsSettings
 
 _LOG = get_logger(__name__)
@@ -95,6 +95,7 @@ class ListenerSecurity:
             self._mapper = PrincipalMapper(tls.principal_mapping_rules)
         self._credential_of = credential_of
         self._answer_api_versions = answer_api_versions
+        self._validator: JwtValidator | None = None
         self._mechanisms: dict[str, Callable[[], SaslMechanism]] = {}
         if sasl is not None:
             self._mechanisms = {
@@ -104,6 +105,11 @@ class ListenerSecurity:
             "OAUTHBEARER" in sasl.mechanisms
             or any(sasl.max_reauth_ms.get(each, 0) > 0 for each in sasl.mechanisms)
         )
+
+    def close(self) -> None:
+        """Fetch no keys any more: another one is in use. What was made goes on."""
+        if self._validator is not None:
+            self._validator.close()
 
     @property
     def has_tls(self) -> bool:
@@ -174,7 +180,7 @@ class ListenerSecurity:
             try:
                 from mpbroker.network.sasl.jwt_validator import JwtValidator
 
-                validate = JwtValidator(sasl.jwt)
+                validate = self._validator = JwtValidator(sasl.jwt)
             except ImportError:
                 raise ConfigError(
                     "sasl.enabled.mechanisms has OAUTHBEARER, which needs PyJWT and"

@@ -13,6 +13,7 @@ Source: Kafka SocketServer.Processor.processCompletedReceives; KIP-368.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from mpbroker.ipc.arena import (
@@ -78,6 +79,7 @@ class SecureProcessor(Processor):
 
     Args:
         security: of its listener.
+        news: asked at each new connection: another security, or None.
         principals: numbers for connections' rows.
     """
 
@@ -88,11 +90,15 @@ class SecureProcessor(Processor):
         *others: Any,
         security: ListenerSecurity,
         principals: Principals,
+        news: Callable[[], ListenerSecurity | None] = lambda: None,
     ) -> None:
         selector = TlsSelector() if security.has_tls else SecureSelector()
         self._make_selector = lambda: selector
         super().__init__(processor, control, *others)
         self._security = security
+        self._news = news
+        # From the first that has any: connections of its time have leases.
+        self._has_sessions = security.has_sessions
         self._principals = principals
         self._secure_selector = selector
         self._counts = AuthenticationCounts(processor, control.words)
@@ -141,6 +147,12 @@ class SecureProcessor(Processor):
         return (self._unready.next_ns - time.monotonic_ns()) / 1e9
 
     def _opened(self, channel: Channel) -> None:
+        fresh = self._news()
+        if fresh is not None:
+            self._security = fresh
+            self._unready.use(fresh)
+            if fresh.has_sessions:
+                self._has_sessions, self._compiled = True, None
         self._unready.begin(channel, self._now)
 
     # -- admission -----------------------------------------------------------------
@@ -174,7 +186,7 @@ class SecureProcessor(Processor):
 
     def _lease(self, channel: Channel, session: Session, since_ns: int = 0) -> int:
         """Note when a session ends; return that, ms, monotonic, or 0."""
-        if not self._security.has_sessions:
+        if not self._has_sessions:
             return 0
         self._authenticators.pop(channel.connection, None)  # of the row's last one
         ends_ms = session.ends_ms
@@ -187,7 +199,7 @@ class SecureProcessor(Processor):
         return ends_ms
 
     def _adopt(self, connection: int, *others: Any) -> None:
-        if self._security.has_sessions:
+        if self._has_sessions:
             words = self._words
             number = words[self._rows.word(connection) + CONNECTION_PRINCIPAL]
             session = Session(

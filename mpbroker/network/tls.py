@@ -198,7 +198,17 @@ def _load_key(context: ssl.SSLContext, settings: TlsSettings) -> None:
         reason = getattr(error, "reason", None) or str(error)
         raise ConfigError(
             f"{name}: the key and certificates cannot be used: {_in_words(reason)}"
+            f"{_REMEDIES.get(reason, '')}"
         ) from None
+
+
+_REMEDIES: Final = {
+    "KEY_VALUES_MISMATCH": "; the private key is not that of the first certificate:"
+    " give both of one pair, the broker's certificate before those of authorities",
+    "BAD_DECRYPT": "; ssl.key.password is not that of the private key",
+    "NO_START_LINE": "; it must hold -----BEGIN CERTIFICATE----- and what follows",
+    "EE_KEY_TOO_SMALL": "; make a key of 2048 bits or more",
+}
 
 
 def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:

@@ -151,6 +151,10 @@ class UnreadyChannels:
             channel.closing = True
         self._proceed(unready, now_ns)
 
+    def use(self, security: ListenerSecurity) -> None:
+        """Take another for those that come; whoever has begun to log in goes on."""
+        self._security = security
+
     def begin(self, channel: Channel, now_ns: int) -> None:
         """A connection has come; the clock runs though it may never say a word."""
         unready = _Unready(channel, now_ns + self._security.setup_timeout_ns)

@@ -42,6 +42,7 @@ from mpbroker.storage.topic_names import CLUSTER_METADATA_TOPIC
 
 _LOG_NAME: Final = "00000000000000000000.log"
 _SWAP_SUFFIX: Final = ".swap"
+_MODE: Final = 0o600  # passwords that are configs are in it as they are
 
 # Rewriting costs two fsyncs at the start; below this many records reading them is
 # cheaper than that, dead or not (1,000 take 15 ms).
@@ -188,6 +189,7 @@ def _read_or_create(path: str, now_ms: int) -> bytes:
     if not os.path.exists(path):
         _write_file(path, [[feature_level_record()]], now_ms)
     with open(path, "rb") as file:
+        os.fchmod(file.fileno(), _MODE)  # also of one that an older version made
         return file.read()
 
 
@@ -196,6 +198,7 @@ def _write_file(
 ) -> int:
     """Put a new log in the old one's place, all or nothing; return its length."""
     with open(path + _SWAP_SUFFIX, "wb") as file:
+        os.fchmod(file.fileno(), _MODE)
         offset = 0
         for records in groups:
             file.write(_encode(records, offset, now_ms))

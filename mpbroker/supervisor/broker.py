@@ -178,7 +178,7 @@ class Broker:
             set_control_plane(memory, config.control_plane_listener_name, names)
         roles = Roles(config, memory, directories, listeners, cluster_id)
         roles.metrics_socket = open_metrics_listener(config, memory.parts)
-        registry = roles.registry()
+        registry = roles.known = roles.registry()
         for row in range(0 if shares_memory else registry.row_count):
             memory.table.initialise_row(row)
         live = LiveConfig(config, registry, memory, listeners, roles.use)

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
 
 from mpbroker.config import BrokerConfig
+from mpbroker.config.dynamic import DynamicConfig
+from mpbroker.config.listener_security import SecuritySettings, security_settings
 from mpbroker.config.listeners import EndPoint
 from mpbroker.config_def import ConfigError
-from mpbroker.network.listener_security import (
-    MECHANISMS,
-    ListenerSecurity,
-    SaslSettings,
-)
-from mpbroker.network.sasl.jaas import users_of_jaas
+from mpbroker.logger import get_logger
+from mpbroker.network.listener_security import ListenerSecurity
 from mpbroker.network.secure_processor import SecureProcessor
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
@@ -28,10 +25,10 @@ from mpbroker.server.handlers.api_versions import (
 )
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.scram_credentials import ScramCredentialReader
+from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.memory import BrokerMemory
 
-_MS = 1_000_000
-_T = TypeVar("_T")
+_LOG = get_logger(__name__)
 
 
 def check_security(config: BrokerConfig) -> None:
@@ -40,17 +37,14 @@ def check_security(config: BrokerConfig) -> None:
     Raises:
         ConfigError: those of one cannot be used.
     """
+    static = DynamicConfig(config, lambda resource: {})
     for endpoint in config.endpoints:
         if endpoint.security_protocol != "PLAINTEXT":
             try:
-                _security(config, endpoint, b"", _no_log)
+                security_settings(static, endpoint).check()
             except ConfigError as error:
                 name = endpoint.connection_string
                 raise ConfigError(f"listener {name}: {error}") from None
-
-
-def _no_log() -> MetadataLog:
-    raise AssertionError("nobody logs in here")
 
 
 def secure_processor(
@@ -59,111 +53,100 @@ def secure_processor(
     memory: BrokerMemory,
     log_dir: str,
     secret: bytes,
+    registry: TopicRegistry,
 ) -> Callable[..., SecureProcessor]:
-    """Return what makes the processors of a listener."""
+    """Return what makes the processors of a listener.
+
+    Args:
+        registry: this process's own, or a copy of its parent's.
+    """
 
     def open_log() -> MetadataLog:
         return MetadataLog(log_dir, memory.metadata_cell)
 
+    live = LiveSecurity(
+        config,
+        endpoint,
+        registry,
+        secret,
+        lambda settings: settings.make(
+            ScramCredentialReader(open_log).credential, _answer_api_versions
+        ),
+    )
     return partial(
         SecureProcessor,
-        security=_security(config, endpoint, secret, open_log),
+        security=live.current,
+        news=live.news,
         principals=memory.principals,
     )
 
 
-def _security(
-    config: BrokerConfig,
-    endpoint: EndPoint,
-    secret: bytes,
-    open_log: Callable[[], MetadataLog],
-) -> ListenerSecurity:
-    protocol, name = endpoint.security_protocol, endpoint.listener_name
-    get = partial(_get, partial(config.for_listener, name))
-    return ListenerSecurity(
-        protocol,
-        _tls(get, name) if "SSL" in protocol else None,
-        _sasl(config, name, get, secret) if "SASL" in protocol else None,
-        ScramCredentialReader(open_log).credential,
-        _answer_api_versions,
-        get("connection.failed.authentication.delay.ms", int) * _MS,
-        get("connections.setup.timeout.ms", int) * _MS,
-    )
+class LiveSecurity:
+    """The security of one listener, as the metadata log has it.
 
+    What is set and cannot be used any more (a file has gone) changes nothing: what was
+    in use stays, or at the start what the broker was started with.
 
-def _get(lookup: Callable[[str], Any], key: str, kind: type[_T]) -> _T:
-    value = lookup(key)
-    assert isinstance(value, kind), key
-    return value
+    Attributes:
+        current: what is in use.
+    """
 
+    def __init__(
+        self,
+        config: BrokerConfig,
+        endpoint: EndPoint,
+        registry: TopicRegistry,
+        secret: bytes,
+        make: Callable[[SecuritySettings], ListenerSecurity],
+    ) -> None:
+        """Make use of what is set now.
 
-def _tls(get: Any, name: str) -> Any:
-    # Imported here: SASL_PLAINTEXT does without OpenSSL.
-    from mpbroker.network.tls import TlsSettings
+        Raises:
+            ConfigError: neither that nor what the broker was started with is usable.
+        """
+        self._endpoint = endpoint
+        self._registry = registry
+        self._secret = secret
+        self._make = make
+        self._now = DynamicConfig(config, registry.broker_overrides)
+        self._settings: SecuritySettings | None = None
+        registry.catch_up()
+        self._version = registry.version
+        fresh = self._fresh()
+        if fresh is None:
+            static = DynamicConfig(config, lambda resource: {})
+            self._settings = security_settings(static, endpoint, secret)
+            fresh = make(self._settings)
+        self.current: ListenerSecurity = fresh
 
-    optional: Any = (str, type(None))
-    return TlsSettings(
-        keystore_location=get("ssl.keystore.location", optional),
-        keystore_certificate_chain=get("ssl.keystore.certificate.chain", optional),
-        keystore_key=get("ssl.keystore.key", optional),
-        key_password=get("ssl.key.password", optional),
-        truststore_location=get("ssl.truststore.location", optional),
-        truststore_certificates=get("ssl.truststore.certificates", optional),
-        client_auth=get("ssl.client.auth", str),
-        enabled_protocols=get("ssl.enabled.protocols", tuple),
-        cipher_suites=get("ssl.cipher.suites", tuple),
-        principal_mapping_rules=get("ssl.principal.mapping.rules", str),
-        prefix=f"listener.name.{name.lower()}.",
-    )
+    def news(self) -> ListenerSecurity | None:
+        """Return another one if the settings have changed; one comparison if not."""
+        self._registry.catch_up()
+        if self._registry.version == self._version:
+            return None
+        self._version = self._registry.version
+        fresh = self._fresh()
+        if fresh is not None:
+            _LOG.info(
+                "listener %s: new connections get other settings of TLS and SASL",
+                self._endpoint.listener_name,
+            )
+            self.current.close()
+            self.current = fresh
+        return fresh
 
-
-def _sasl(config: BrokerConfig, name: str, get: Any, secret: bytes) -> SaslSettings:
-    mechanisms = get("sasl.enabled.mechanisms", tuple)
-    optional: Any = (str, type(None))
-    if not mechanisms:
-        raise ConfigError(
-            "sasl.enabled.mechanisms is empty; served are " + ", ".join(MECHANISMS)
-        )
-    users = {}
-    jaas = config.for_mechanism(name, "plain", "sasl.jaas.config")
-    if jaas is not None and "PLAIN" in mechanisms:
-        key = f"listener.name.{name.lower()}.plain.sasl.jaas.config"
-        users = users_of_jaas(str(jaas), key)
-    reauth = {}
-    for mechanism in mechanisms:
-        value = config.for_mechanism(name, mechanism, "connections.max.reauth.ms")
-        assert isinstance(value, int)
-        reauth[mechanism] = value
-    return SaslSettings(
-        mechanisms,
-        users,
-        get("sasl.plain.users.file", optional),
-        _jwt(get) if "OAUTHBEARER" in mechanisms else None,
-        reauth,
-        get("sasl.server.max.receive.size", int),
-        secret,
-    )
-
-
-def _jwt(get: Any) -> Any:
-    from mpbroker.network.sasl.jwt_validator import JwtSettings
-
-    optional: Any = (str, type(None))
-    prefix = "sasl.oauthbearer"
-    url = get(f"{prefix}.jwks.endpoint.url", optional)
-    if not url:
-        return None
-    return JwtSettings(
-        url,
-        get(f"{prefix}.expected.audience", tuple),
-        get(f"{prefix}.expected.issuer", optional),
-        get(f"{prefix}.sub.claim.name", str),
-        get(f"{prefix}.scope.claim.name", str),
-        get(f"{prefix}.clock.skew.seconds", int),
-        get(f"{prefix}.jwks.endpoint.refresh.ms", int) / 1000,
-        get(f"{prefix}.jwks.endpoint.retry.backoff.ms", int) / 1000,
-        get(f"{prefix}.jwks.endpoint.retry.backoff.max.ms", int) / 1000,
-    )
+    def _fresh(self) -> ListenerSecurity | None:
+        try:
+            settings = security_settings(self._now, self._endpoint, self._secret)
+            if settings == self._settings:
+                return None
+            fresh = self._make(settings)
+        except ConfigError as error:
+            name = self._endpoint.listener_name
+            _LOG.warning("listener %s: %s; what was before stays in use", name, error)
+            return None
+        self._settings = settings
+        return fresh
 
 
 def _answer_api_versions(version: int, body: memoryview) -> tuple[bytes, bool]:

@@ -77,6 +77,7 @@ class Roles:
         self._cluster_id = cluster_id
         self._secret = os.urandom(16)  # see ScramServer
         self.metrics_socket: socket.socket | None = None  # listening, for the exporter
+        self.known: TopicRegistry | None = None  # the parent's: its children copy it
 
     def use(self, config: BrokerConfig) -> None:
         """Give other settings to all processes that are started from now on."""
@@ -154,7 +155,10 @@ class Roles:
             from mpbroker.supervisor.listener_settings import secure_processor
 
             path, secret = self._directories[0].path, self._secret
-            make = secure_processor(config, listener.endpoint, memory, path, secret)
+            known = self.known or self.registry()
+            make = secure_processor(
+                config, listener.endpoint, memory, path, secret, known
+            )
         serving = make(
             processor,
             memory.control,

@@ -12,7 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, UpdateMode
+from mpbroker.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    UnusableConfigError,
+    UpdateMode,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.handlers.config_entries import (
@@ -145,12 +151,15 @@ def alter_resource(
     def checked(before: dict[str, str]) -> Mapping[str, str]:
         after = change(dict(before))
         changed = {key: text for key, text in after.items() if before.get(key) != text}
-        _check_broker_configs(changed, definition)
+        _check_broker_configs(changed, definition, is_default=not name)
         other = registry.broker_overrides("" if name else str(node_id))
         own, of_all = (after, other) if name else (other, after)
         try:
-            if changed:
-                definition.check_together(own, of_all)
+            touched = changed.keys() | before.keys() - after.keys()
+            if touched:
+                definition.check_together(own, of_all, touched)
+        except UnusableConfigError as error:
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
         except ConfigError as error:
             raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
         return after
@@ -176,12 +185,20 @@ def broker_configs(
     )
 
 
-def _check_broker_configs(changed: Mapping[str, str], definition: ConfigDef) -> None:
+def _check_broker_configs(
+    changed: Mapping[str, str], definition: ConfigDef, *, is_default: bool
+) -> None:
     for name, text in changed.items():
         prefixed = definition.of_listener(name)
         if prefixed is not None:
             key = prefixed[1]
             _check_may_change(key, name, is_prefixed=True)
+            if is_default and key.update_mode is UpdateMode.PER_BROKER:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    "Cannot update these configs at default cluster level, broker id"
+                    f" must be specified: {name}",
+                )
         else:
             try:
                 key = definition.key(name)
@@ -191,7 +208,8 @@ def _check_broker_configs(changed: Mapping[str, str], definition: ConfigDef) -> 
         try:
             value = key.parse(text)
         except ConfigError as error:
-            raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from None
+            prefix = name.removesuffix(key.name) if prefixed else ""
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{prefix}{error}") from None
         if name == "log.retention.ms" and value == 0:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
@@ -206,6 +224,12 @@ def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:
         key.name != name and not is_prefixed
     ):
         raise _read_only(name)
+    if key.update_mode is UpdateMode.PER_BROKER and not is_prefixed:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            "These security configs can be dynamically updated only per-listener using"
+            f" the listener prefix: {name}; set listener.name.<listener>.{name}",
+        )
 
 
 def _read_only(name: str) -> ApiError:

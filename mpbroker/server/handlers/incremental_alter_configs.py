@@ -171,7 +171,12 @@ class _Edit:
             key = LOG_CONFIG_DEF.get(name)
             default = None if key is None else key.format(key.default)
             return synonyms[0].text if synonyms else default or ""
-        synonyms = broker.synonyms(name)
+        prefixed = self._broker_definition.of_listener(name)
+        synonyms = (
+            broker.synonyms_of_listener(name, prefixed[1])
+            if prefixed is not None
+            else broker.synonyms(name)
+        )
         return synonyms[0].text if synonyms else ""
 
 

@@ -274,8 +274,14 @@ def test_replacing_resets_what_is_not_named(registry):
         (BROKER, "1", [("ssl.keystore.location", "/x")], ErrorCode.INVALID_REQUEST),
         (
             BROKER,
-            "1",
+            "",
             [("listener.name.a.ssl.client.auth", "none")],
+            ErrorCode.INVALID_REQUEST,
+        ),
+        (
+            BROKER,
+            "1",
+            [("listener.name.a.ssl.client.auth", "maybe")],
             ErrorCode.INVALID_REQUEST,
         ),
         (BROKER_LOGGER, "1", [], ErrorCode.INVALID_REQUEST),

@@ -1,0 +1,167 @@
+"""What a listener's settings of TLS and SASL are now, dynamic ones included.
+
+Imported only where a listener is not PLAINTEXT.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from mpbroker.config.dynamic import DynamicConfig
+from mpbroker.config.listeners import EndPoint
+from mpbroker.config_def import ConfigError
+from mpbroker.network.listener_security import (
+    MECHANISMS,
+    ListenerSecurity,
+    SaslSettings,
+)
+from mpbroker.network.sasl.authenticator import AnswerApiVersions
+from mpbroker.network.sasl.jaas import users_of_jaas
+from mpbroker.network.sasl.scram import CredentialOf
+
+if TYPE_CHECKING:
+    from mpbroker.network.sasl.jwt_validator import JwtSettings
+    from mpbroker.network.tls import TlsSettings
+
+_MS = 1_000_000
+_T = TypeVar("_T")
+_OPTIONAL: Any = (str, type(None))
+
+
+class SecuritySettings(NamedTuple):
+    """All that decides who may connect to a listener, and how; equal if nothing is new.
+
+    Attributes:
+        protocol: SSL, SASL_PLAINTEXT or SASL_SSL.
+        tls: of SSL and SASL_SSL.
+        sasl: of SASL_PLAINTEXT and SASL_SSL.
+        failure_delay_ns: connection.failed.authentication.delay.ms.
+        setup_timeout_ns: connections.setup.timeout.ms.
+    """
+
+    protocol: str
+    tls: TlsSettings | None
+    sasl: SaslSettings | None
+    failure_delay_ns: int
+    setup_timeout_ns: int
+
+    def make(
+        self, credential_of: CredentialOf, answer_api_versions: AnswerApiVersions
+    ) -> ListenerSecurity:
+        """Make use of them.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        return ListenerSecurity(
+            self.protocol,
+            self.tls,
+            self.sasl,
+            credential_of,
+            answer_api_versions,
+            self.failure_delay_ns,
+            self.setup_timeout_ns,
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError if they cannot be used."""
+
+        def nobody_logs_in(*_: object) -> Any:
+            raise AssertionError("nobody logs in here")
+
+        self.make(nobody_logs_in, nobody_logs_in).close()
+
+
+def security_settings(
+    now: DynamicConfig, endpoint: EndPoint, secret: bytes = b""
+) -> SecuritySettings:
+    """Return what is set for a listener.
+
+    Args:
+        secret: see ScramServer.
+
+    Raises:
+        ConfigError: something is missing or malformed.
+    """
+    protocol, name = endpoint.security_protocol, endpoint.listener_name
+    get = partial(_get, now, name)
+    return SecuritySettings(
+        protocol,
+        _tls(get, name) if "SSL" in protocol else None,
+        _sasl(now, name, get, secret) if "SASL" in protocol else None,
+        get("connection.failed.authentication.delay.ms", int) * _MS,
+        get("connections.setup.timeout.ms", int) * _MS,
+    )
+
+
+def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
+    value = now.for_listener(listener, key)
+    assert isinstance(value, kind), key
+    return value
+
+
+def _tls(get: Any, name: str) -> TlsSettings:
+    # Imported here: SASL_PLAINTEXT does without OpenSSL.
+    from mpbroker.network.tls import TlsSettings
+
+    return TlsSettings(
+        keystore_location=get("ssl.keystore.location", _OPTIONAL),
+        keystore_certificate_chain=get("ssl.keystore.certificate.chain", _OPTIONAL),
+        keystore_key=get("ssl.keystore.key", _OPTIONAL),
+        key_password=get("ssl.key.password", _OPTIONAL),
+        truststore_location=get("ssl.truststore.location", _OPTIONAL),
+        truststore_certificates=get("ssl.truststore.certificates", _OPTIONAL),
+        client_auth=get("ssl.client.auth", str),
+        enabled_protocols=get("ssl.enabled.protocols", tuple),
+        cipher_suites=get("ssl.cipher.suites", tuple),
+        principal_mapping_rules=get("ssl.principal.mapping.rules", str),
+        prefix=f"listener.name.{name.lower()}.",
+    )
+
+
+def _sasl(now: DynamicConfig, name: str, get: Any, secret: bytes) -> SaslSettings:
+    mechanisms = get("sasl.enabled.mechanisms", tuple)
+    if not mechanisms:
+        raise ConfigError(
+            "sasl.enabled.mechanisms is empty; served are " + ", ".join(MECHANISMS)
+        )
+    users = {}
+    jaas = now.for_mechanism(name, "plain", "sasl.jaas.config")
+    if jaas is not None and "PLAIN" in mechanisms:
+        key = f"listener.name.{name.lower()}.plain.sasl.jaas.config"
+        users = users_of_jaas(str(jaas), key)
+    reauth = {}
+    for mechanism in mechanisms:
+        value = now.for_mechanism(name, mechanism, "connections.max.reauth.ms")
+        assert isinstance(value, int)
+        reauth[mechanism] = value
+    return SaslSettings(
+        mechanisms,
+        users,
+        get("sasl.plain.users.file", _OPTIONAL),
+        _jwt(get) if "OAUTHBEARER" in mechanisms else None,
+        reauth,
+        get("sasl.server.max.receive.size", int),
+        secret,
+    )
+
+
+def _jwt(get: Any) -> JwtSettings | None:
+    from mpbroker.network.sasl.jwt_validator import JwtSettings
+
+    prefix = "sasl.oauthbearer"
+    url = get(f"{prefix}.jwks.endpoint.url", _OPTIONAL)
+    if not url:
+        return None
+    return JwtSettings(
+        url,
+        get(f"{prefix}.expected.audience", tuple),
+        get(f"{prefix}.expected.issuer", _OPTIONAL),
+        get(f"{prefix}.sub.claim.name", str),
+        get(f"{prefix}.scope.claim.name", str),
+        get(f"{prefix}.clock.skew.seconds", int),
+        get(f"{prefix}.jwks.endpoint.refresh.ms", int) / 1000,
+        get(f"{prefix}.jwks.endpoint.retry.backoff.ms", int) / 1000,
+        get(f"{prefix}.jwks.endpoint.retry.backoff.max.ms", int) / 1000,
+    )
