@@ -231,7 +231,9 @@ class ClassicProtocol(ClassicRebalance):
         )
         if waits:
             self.maybe_prepare_rebalance(group, now_ms)
-        elif group.select_protocol() != group.protocol_name:
+        elif group.select_protocol() != group.protocol_name or not self.write_group(
+            group
+        ):
             group.set_awaiting_join(member, call)
             self.maybe_prepare_rebalance(group, now_ms)
         else:
@@ -239,7 +241,6 @@ class ClassicProtocol(ClassicRebalance):
             # clients would compute a new one if they were told that they lead.
             skips = call.version >= _SKIP_ASSIGNMENT_SINCE
             leads = new_id == group.leader_id
-            self.write_group(group)
             self.answer_join(
                 call,
                 group,

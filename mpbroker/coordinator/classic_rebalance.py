@@ -26,7 +26,9 @@ from mpbroker.coordinator.group_records import (
 from mpbroker.coordinator.member import ClassicMember
 from mpbroker.coordinator.outbox import NOW, Call, Outbox
 from mpbroker.coordinator.timers import Timers
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.join_group import (
     JoinGroupResponse,
     JoinGroupResponseMember,
@@ -39,6 +41,8 @@ S = ClassicGroupState
 # join must not hold the group for ever. Kafka's NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 _NULLABLE_PROTOCOL_SINCE: Final = 7
+# What a record has beside its key and its value: no more than Kafka reckons.
+_RECORD_OVERHEAD: Final = 21
 
 
 class ClassicRebalance:
@@ -186,11 +190,18 @@ class ClassicRebalance:
     def complete_sync(
         self, group: ClassicGroup, assignments: dict[str, bytes], now_ms: int
     ) -> None:
-        """The leader's assignment: keep it, and answer all who wait for theirs."""
+        """The leader's assignment: keep it, and answer all who wait for theirs.
+
+        If it is more than the log takes, all are told so, and asked to join again.
+        """
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
         group.transition_to(S.STABLE, now_ms)
-        self.write_group(group)
+        if not self.write_group(group):
+            error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+            self._reset_and_propagate_assignment_error(group, error_code, now_ms)
+            self.maybe_prepare_rebalance(group, now_ms)
+            return
         after = (self._partition_of(group.group_id),)
         for member in group.members.values():
             self._propagate(group, member, ErrorCode.NONE, after, now_ms)
@@ -299,12 +310,18 @@ class ClassicRebalance:
 
     # -- records and answers -----------------------------------------------------------
 
-    def write_group(self, group: ClassicGroup) -> None:
-        self._out.write(
-            self._partition_of(group.group_id),
-            group_metadata_key(group.group_id),
-            group_metadata_value(group.metadata_value()),
-        )
+    def write_group(self, group: ClassicGroup) -> bool:
+        """Write a group down; False: it is larger than a record may be."""
+        key = group_metadata_key(group.group_id)
+        try:
+            value = group_metadata_value(group.metadata_value())
+        except ProtocolError:  # of a client's id, a member's is made that is too long
+            return False
+        size = BATCH_HEADER_SIZE + _RECORD_OVERHEAD + len(key) + len(value)
+        if size > self._config.message_max_bytes:
+            return False
+        self._out.write(self._partition_of(group.group_id), key, value)
+        return True
 
     def answer_join(
         self,

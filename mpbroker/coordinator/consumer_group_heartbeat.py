@@ -119,6 +119,12 @@ class ConsumerGroupProtocol:
             )
         if request.subscribed_topic_regex:
             _compile(request.subscribed_topic_regex)
+        names = request.subscribed_topic_names or ()
+        if sum(map(len, names)) > self._config.message_max_bytes:
+            raise ApiError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                "What the member subscribes to is larger than a record may be.",
+            )
 
     def heartbeat(
         self,

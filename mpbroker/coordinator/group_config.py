@@ -13,6 +13,7 @@ class GroupConfig(NamedTuple):
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 0x7FFF_FFFF
     offset_metadata_max_bytes: int = 4096
+    message_max_bytes: int = 1_048_588
     offsets_retention_ms: int = 10_080 * 60_000
     offsets_retention_check_interval_ms: int = 600_000
     rebalance_protocols: tuple[str, ...] = ("classic", "consumer")

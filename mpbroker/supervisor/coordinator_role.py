@@ -103,6 +103,9 @@ def group_config(config: BrokerConfig) -> GroupConfig:
         group_max_session_timeout_ms=config.group_max_session_timeout_ms,
         group_max_size=config.group_max_size,
         offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        message_max_bytes=min(
+            config.message_max_bytes, config.offsets_topic_segment_bytes
+        ),
         offsets_retention_ms=config.offsets_retention_minutes * _MS_PER_MINUTE,
         offsets_retention_check_interval_ms=(
             config.offsets_retention_check_interval_ms

@@ -246,6 +246,18 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(rig, fields, code):
     assert not rig.log
 
 
+def test_a_subscription_larger_than_a_record_is_refused(rig):
+    names = ["x" * 20_000] * 60
+    assert beat(rig, "m", 0, subscribed_topic_names=names).error_code == -1
+    assert len(rig.coordinator) == 0
+    one = Consumer(rig, "one")
+    settle(one)
+    written = len(rig.log)
+    assert beat(rig, "one", one.epoch, subscribed_topic_names=names).error_code == -1
+    assert len(rig.log) == written
+    settle(one)
+
+
 def test_epochs_from_the_past_and_the_future_are_fenced(rig):
     one, two = Consumer(rig, "one"), Consumer(rig, "two")
     settle(one, two)

@@ -1,9 +1,10 @@
-"""Many groups, many members: nothing in one group is paid for by another."""
+"""Many groups, many members, much metadata: nothing in one is paid for by another."""
 
 from __future__ import annotations
 
 import os
 
+from mpbroker.protocol.error_code import ErrorCode
 from tests.coordinator.rig import Rig, subscription
 
 # The broker shall bear 10,000; they take ten seconds and more.
@@ -61,3 +62,71 @@ def test_a_thousand_members_share_one_group():
     joins = [rig.join(member_id, version=JOIN, protocols=again) for member_id in left]
     assert {rig.answer(join).generation_id for join in joins} == {2}
     assert set(rig.group().members) == set(left)
+
+
+# -- more than a record may be ---------------------------------------------------------
+
+
+def completing(**config):
+    """A group of two whose leader is to say who gets what."""
+    rig = Rig(**config)
+    ids = [rig.new_id() for _ in range(2)]
+    joins = [rig.join(member_id) for member_id in ids]
+    joins[0] = rig.join(ids[0])
+    answers = [rig.answer(join) for join in joins]
+    assert {answer.generation_id for answer in answers} == {2}
+    leader = answers[0].leader
+    (follower,) = set(ids) - {leader}
+    return rig, leader, follower
+
+
+def test_an_assignment_larger_than_a_record_is_refused_to_all():
+    rig, leader, follower = completing()
+    written = len(rig.log)
+    waits = rig.sync(follower, 2)
+    huge = {follower: bytes(rig.config.message_max_bytes)}
+    for sync in (rig.sync(leader, 2, huge), waits):
+        assert rig.answer(sync).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert rig.answer(sync).assignment == b""
+    assert len(rig.log) == written
+    assert rig.group().state.value == "PreparingRebalance"
+    # And with something smaller all is well.
+    joins = [rig.join(leader), rig.join(follower)]
+    assert {rig.answer(join).generation_id for join in joins} == {3}
+    waits = rig.sync(follower, 3)
+    assert rig.answer(rig.sync(leader, 3, {follower: b"a"})).error_code == 0
+    assert rig.answer(waits).assignment == b"a"
+
+
+def test_an_assignment_may_be_as_large_as_a_record():
+    rig, leader, follower = completing(message_max_bytes=2_000)
+    waits = rig.sync(follower, 2)
+    assert rig.answer(rig.sync(leader, 2, {follower: bytes(1_000)})).error_code == 0
+    assert rig.answer(waits).assignment == bytes(1_000)
+    assert len(rig.log[-1][1]) + len(rig.log[-1][2]) > 1_000
+
+
+def test_a_client_id_of_which_no_record_can_be_made_harms_only_its_group():
+    rig = Rig()
+    client = "c" * 32_767
+    member = rig.new_id(client=client)
+    assert rig.answer(rig.join(member, client=client)).generation_id == 1
+    sync = rig.sync(member, 1, {member: b"all"})
+    assert rig.answer(sync).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not rig.log
+    assert rig.stable(1, group="other")
+
+
+def test_a_static_member_that_comes_back_with_more_makes_all_join_again():
+    rig = Rig(message_max_bytes=2_000)
+    joined = rig.answer(rig.join(instance="i"))
+    member = joined.member_id
+    sync = rig.sync(member, 1, {member: b"all"}, instance="i")
+    assert rig.answer(sync).error_code == 0
+    written = len(rig.log)
+    huge = {"range": subscription("t") + bytes(3_000)}
+    again = rig.answer(rig.join(instance="i", protocols=huge))
+    assert (again.error_code, again.generation_id) == (0, 2)
+    sync = rig.sync(again.member_id, 2, {again.member_id: b"all"}, instance="i")
+    assert rig.answer(sync).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert len(rig.log) == written

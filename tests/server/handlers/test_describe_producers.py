@@ -1,0 +1,87 @@
+"""DescribeProducers: who has written to a partition, and what is open."""
+
+import pytest
+
+from mpbroker.protocol.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    TopicRequest,
+)
+from mpbroker.server.handlers.describe_producers import handle_describe_producers
+from tests.storage.batches import batch, validated
+from tests.storage.conftest import open_log, table
+from tests.support.metadata import start
+
+__all__ = ["open_log", "table"]  # fixtures
+
+
+@pytest.fixture
+def describe(tmp_path, open_log):
+    """Ask about partitions of "there", which has two, both of them this log."""
+    registry = start(tmp_path)
+    registry.create_topic("there", 2)
+    log = open_log()
+
+    def ask(*partitions, topic="there"):
+        request = DescribeProducersRequest(
+            topics=[TopicRequest(name=topic, partition_indexes=list(partitions))]
+        )
+        request = DescribeProducersRequest.decode(0, request.encode(0))
+        answer = handle_describe_producers(request, registry, lambda *_: log)
+        (row,) = DescribeProducersResponse.decode(0, answer.encode(0)).topics
+        assert row.name == topic
+        return row.partitions
+
+    ask.log = log
+    return ask
+
+
+def fields(partition):
+    assert (partition.error_code, partition.error_message) == (0, None)
+    return [
+        (
+            row.producer_id,
+            row.producer_epoch,
+            row.last_sequence,
+            row.last_timestamp,
+            row.coordinator_epoch,
+            row.current_txn_start_offset,
+        )
+        for row in partition.active_producers
+    ]
+
+
+def test_nobody_has_written(describe):
+    (partition,) = describe(1)
+    assert partition.partition_index == 1
+    assert fields(partition) == []
+
+
+def test_producers_and_what_they_have_open_are_told(describe):
+    log = describe.log
+    log.append(batch(b"a", b"b", producer=(7, 2, 0), timestamp=5_000), now_ms=1)
+    mine = batch(b"c", producer=(8, 1, 4), timestamp=6_000, transactional=True)
+    log.append(mine, now_ms=1)
+    (partition,) = describe(0)
+    assert fields(partition) == [(7, 2, 1, 5_001, -1, -1), (8, 1, 4, 6_000, -1, 2)]
+    marker = build_end_transaction_marker(8, 1, EndTransactionMarker(False, 3), 7_000)
+    log.append(validated(marker), now_ms=1)
+    (partition,) = describe(0)
+    assert fields(partition)[1] == (8, 1, 4, 7_000, 3, -1)
+
+
+def test_what_is_not_there_has_an_error_beside_the_others(describe):
+    assert [row.error_code for row in describe(0, 2, -1, 1)] == [
+        0,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        0,
+    ]
+    (row,) = describe(0, topic="missing")
+    assert row.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "missing" in row.error_message
