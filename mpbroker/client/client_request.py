@@ -65,6 +65,8 @@ class Wire(Protocol):
     disconnected: dict[int, str]
     refused: dict[int, AuthenticationError]
     received: list[tuple[int, bytes]]
+    wait_ns: int
+    io_ns: int
 
     def connect(self, node: int, address: Address, host: str) -> None: ...
     def is_sending(self, node: int) -> bool: ...
@@ -84,23 +86,36 @@ class NetworkCounts:
         "connections_closed",
         "connections_made",
         "failed_authentications",
+        "io_ns",
+        "polls",
         "reauthentications",
         "requests",
         "responses",
+        "transfers",
+        "wait_ns",
     )
 
     def __init__(self) -> None:
         for name in self.__slots__:
             setattr(self, name, 0)
 
+    def note_poll(self, wire: Wire) -> None:
+        """Count a poll, and take on how long all of them took."""
+        self.polls += 1
+        self.wait_ns, self.io_ns = wire.wait_ns, wire.io_ns
+
     bytes_in: int
     bytes_out: int
     connections_closed: int
     connections_made: int
     failed_authentications: int
+    io_ns: int  # receiving and sending
+    polls: int
     reauthentications: int
     requests: int
     responses: int
+    transfers: int  # pieces received, and requests sent
+    wait_ns: int  # for something to happen
 
 
 class InFlight:

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Self
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
+from mpbroker.client.consumer_metrics import ConsumerMetrics
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
 from mpbroker.client.fetcher import (
     READ_COMMITTED,
@@ -32,6 +33,7 @@ from mpbroker.client.fetcher import (
     OffsetOutOfRangeError,
 )
 from mpbroker.client.group_member import GroupMember, RebalancedError
+from mpbroker.client.selector import monotonic_ms
 from mpbroker.config_def import ConfigError
 from mpbroker.protocol.record_batch import iter_records
 
@@ -89,9 +91,10 @@ class Consumer:
         client = self._settings.client
         self._timeout_s = client.request_timeout_ms / 1000
         self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
+        self._metrics = ConsumerMetrics()
         self._member: GroupMember | None = None
         if self._settings.group is not None:
-            self._member = GroupMember(client, self._settings.group)
+            self._member = GroupMember(client, self._settings.group, self._metrics)
         self._topics: list[str] = []
         self._listener = RebalanceListener()
         self._assigned: list[TopicPartition] = []
@@ -153,6 +156,7 @@ class Consumer:
         self._positions = {w: at for w, at in self._positions.items() if w in kept}
         self._records = deque(r for r in self._records if (r[0], r[1]) in kept)
         self._fetcher = None
+        self._metrics.assigned(partitions)
 
     def _require_member(self) -> GroupMember:
         if self._member is None:
@@ -292,11 +296,13 @@ class Consumer:
         """
         deadline = time.monotonic() + timeout_ms / 1000
         limit = max_records or self._settings.max_poll_records
+        self._metrics.polled()
         while True:
             self._keep_membership()
             if not self._records:
                 for batch in self._fetch(deadline):
                     self._records.extend(_records_of(batch))
+                    self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
                 return found
@@ -307,9 +313,12 @@ class Consumer:
         Positions are after the batches then. Raises as `poll`; do not mix the two.
         """
         deadline = time.monotonic() + timeout_ms / 1000
+        self._metrics.polled()
         while True:
             self._keep_membership()
             batches = self._fetch(deadline)
+            for where, _, header, data in batches:
+                self._metrics.consumed(where.topic, len(data), header.record_count)
             self._note_fetched()
             if batches or time.monotonic() >= deadline:
                 return batches
@@ -323,6 +332,8 @@ class Consumer:
             self._positions[where] = record.offset + 1
         if not self._records:
             self._note_fetched()
+        for where, records in found.items():
+            self._metrics.consumed(where.topic, 0, len(records))
         return found
 
     def _note_fetched(self) -> None:
@@ -369,6 +380,7 @@ class Consumer:
             min_bytes=settings.fetch_min_bytes,
             max_bytes=settings.fetch_max_bytes,
             partition_max_bytes=settings.partition_fetch_bytes,
+            metrics=self._metrics,
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -451,6 +463,21 @@ class Consumer:
         """Return the group's stored position; None if it has none."""
         where = TopicPartition(*partition)
         return self._require_member().committed([where]).get(where)
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return Kafka's metrics by group: consumer-metrics,
+        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION) and
+        consumer-coordinator-metrics. Any thread may ask.
+        """
+        counts = [self._cluster.client.counts]
+        connections = self._cluster.client.connection_count()
+        if self._member is not None:
+            counts.append(self._member.network_counts)
+            connections += self._member.connection_count
+        self._metrics.network.follow(counts, monotonic_ms(), at_once=True)
+        groups = self._metrics.snapshot(len(self._assigned), self._positions)
+        groups["consumer-metrics"]["connection-count"] = float(connections)
+        return groups
 
     def close(self) -> None:
         """Commit if that is automatic, leave the group, close connections.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
+from mpbroker.client.consumer_metrics import ConsumerMetrics
 from mpbroker.client.errors import ClientError, check_error, error_code_of
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
@@ -82,6 +83,7 @@ class Fetcher:
         min_bytes: int = 1,
         max_bytes: int = 32 * 1024 * 1024,
         partition_max_bytes: int = 4 * 1024 * 1024,
+        metrics: ConsumerMetrics | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -94,6 +96,7 @@ class Fetcher:
             min_bytes: of one answer.
             max_bytes: of one answer; the first batch may be larger.
             partition_max_bytes: of one partition in one answer, likewise.
+            metrics: told of every answer.
         """
         self.positions = dict(positions)
         self._cluster = cluster
@@ -103,6 +106,7 @@ class Fetcher:
         self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
+        self._metrics = metrics
         self._in_flight: dict[int, _Asked] = {}
         self._error: MpbrokerError | None = None
 
@@ -139,6 +143,12 @@ class Fetcher:
     def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
         wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
         response = asked.broker.wait(asked.pending, FetchResponse, wait_s)
+        if self._metrics is not None:
+            assert asked.pending.answer is not None
+            self._metrics.fetched(
+                asked.pending.answer.latency_ms, response.throttle_time_ms
+            )
+        before = len(batches)
         check_error(response.error_code, f"fetch from {asked.broker.address}")
         for topic in response.responses:
             for data in topic.partitions:
@@ -148,6 +158,27 @@ class Fetcher:
                 # One by one: what was read before an error must be in the list.
                 for batch in self._read_partition(partition, data):
                     batches.append(batch)
+                if self._metrics is not None:
+                    self._tell_ends(self._metrics, partition, data)
+        if self._metrics is not None:
+            sizes: dict[str, int] = {}
+            records: dict[str, int] = {}
+            for partition, _, header, found in batches[before:]:
+                name = partition.topic
+                sizes[name] = sizes.get(name, 0) + len(found)
+                records[name] = records.get(name, 0) + header.record_count
+            self._metrics.answered(sizes, records)
+
+    def _tell_ends(
+        self, metrics: ConsumerMetrics, partition: TopicPartition, data: PartitionData
+    ) -> None:
+        # What a reader of committed records is not shown yet, it does not lag behind.
+        end = data.high_watermark
+        if self._isolation_level == READ_COMMITTED and data.last_stable_offset >= 0:
+            end = data.last_stable_offset
+        metrics.reached(
+            partition, max(0, data.log_start_offset), end, self.positions[partition]
+        )
 
     def _send_all(self) -> None:
         by_leader: dict[int, dict[str, list[FetchPartition]]] = {}

@@ -25,7 +25,9 @@ from mpbroker.client.assignor import (
     encode_assignment,
     encode_subscription,
 )
+from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Broker, Cluster, TopicPartition
+from mpbroker.client.consumer_metrics import ConsumerMetrics
 from mpbroker.client.errors import (
     BrokerUnavailableError,
     ClientError,
@@ -107,7 +109,13 @@ class GroupSettings(NamedTuple):
 class GroupMember:
     """See the module. One thread uses it; its own beats the heart."""
 
-    def __init__(self, client: ClientSettings, settings: GroupSettings) -> None:
+    def __init__(
+        self,
+        client: ClientSettings,
+        settings: GroupSettings,
+        metrics: ConsumerMetrics | None = None,
+    ) -> None:
+        self._metrics = metrics or ConsumerMetrics()
         self.member_id = ""
         self.generation = -1
         self._timeout_s = client.request_timeout_ms / 1000
@@ -182,6 +190,18 @@ class GroupMember:
         with self._lock:
             self._coordinator = None
 
+    @property
+    def network_counts(self) -> NetworkCounts:
+        """What the connection to the coordinator has carried."""
+        return self._cluster.client.counts
+
+    @property
+    def connection_count(self) -> int:
+        return self._cluster.client.connection_count()
+
+    def _note(self, what: str, time_name: str, began: float) -> None:
+        self._metrics.asked(what, time_name, (time.monotonic() - began) * 1000)
+
     # -- membership --------------------------------------------------------------------
 
     @property
@@ -227,6 +247,7 @@ class GroupMember:
             BrokerUnavailableError: no coordinator within the timeout.
         """
         self._is_joining = True
+        began = time.monotonic()
         try:
             assigned = None
             while assigned is None:
@@ -237,6 +258,7 @@ class GroupMember:
         finally:
             self._is_joining = False
         self._must_join = False
+        self._note("rebalance", "rebalance-latency", began)
         self._start_heart()
         return assigned
 
@@ -270,9 +292,13 @@ class GroupMember:
         )
         # The answer comes when all members have joined, which may take them this long.
         wait_s = settings.max_poll_interval_ms / 1000 + self._timeout_s
-        return self._ask(
+        began = time.monotonic()
+        response = self._ask(
             request, JoinGroupResponse, lambda answer: answer.error_code, wait_s=wait_s
         )
+        if not response.error_code:
+            self._note("join", "join-time", began)
+        return response
 
     def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition] | None:
         """Hand in (as the leader) and fetch assignments; None: join again."""
@@ -290,10 +316,13 @@ class GroupMember:
             assignments=assignments,
         )
         wait_s = self._settings.max_poll_interval_ms / 1000 + self._timeout_s
+        began = time.monotonic()
         response = self._ask(
             request, SyncGroupResponse, lambda answer: answer.error_code, wait_s=wait_s
         )
         code = error_code_of(response.error_code)
+        if not code:
+            self._note("sync", "sync-time", began)
         if code in _JOIN_AGAIN:
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id, self.generation = "", -1
@@ -374,7 +403,10 @@ class GroupMember:
         )
         with self._lock:
             generation = self.generation
-            response = self._find().request(request, HeartbeatResponse)
+            broker = self._find()
+            began = time.monotonic()
+            response = broker.request(request, HeartbeatResponse)
+            self._note("heartbeat", "heartbeat-response-time", began)
             code = error_code_of(response.error_code)
             if code in _FIND_AGAIN:
                 self._find_again()
@@ -447,6 +479,7 @@ class GroupMember:
                 for name, partitions in topics.items()
             ],
         )
+        began = time.monotonic()
         response = self._ask(
             request,
             OffsetCommitResponse,
@@ -454,6 +487,8 @@ class GroupMember:
             max_version=_NAMED_TOPICS_MAX_VERSION,
         )
         code = error_code_of(_first_commit_error(response))
+        if not code:
+            self._note("commit", "commit-latency", began)
         if code in _JOIN_AGAIN:
             if code != ErrorCode.REBALANCE_IN_PROGRESS:
                 self.generation = -1  # what was ours is others'

@@ -98,6 +98,7 @@ class Metadata:
         self._asked = 0  # of these, how many the question on its way will answer
         self._not_before_ms = -float("inf")
         self._failures = 0
+        self._due_since_ms: float | None = None
         self._fatal: MpbrokerError | None = None
         self.refusal: AuthenticationError | None = None
         self._changed = threading.Condition()
@@ -152,6 +153,14 @@ class Metadata:
         due_ms = now_ms if self._wanted else self.updated_ms + self._max_age_ms
         return max(0.0, due_ms - now_ms, self._not_before_ms - now_ms)
 
+    def is_overdue(self, now_ms: float, limit_ms: float) -> bool:
+        """Return whether it has been due, and not come, for longer than a limit."""
+        if self._due_since_ms is None:
+            if self.delay_ms(now_ms) <= 0:
+                self._due_since_ms = now_ms
+            return False
+        return now_ms - self._due_since_ms > limit_ms
+
     def next_request(self, now_ms: float) -> MetadataRequest:
         """Return the question, and take what is asked of it as being answered."""
         with self._changed:
@@ -191,6 +200,7 @@ class Metadata:
                 nodes, topics, errors, response.controller_id, response.cluster_id
             )
             self.updated_ms = now_ms
+            self._due_since_ms = None
             self._updates += 1
             missing = self._topics.keys() - topics.keys() - errors.keys()
             self._wanted = asked_errors or bool(missing) or self._requests > self._asked
@@ -252,6 +262,7 @@ class Metadata:
         """Go back to the bootstrap addresses; topics and leaders stay as they were."""
         with self._changed:
             self.snapshot = self.snapshot._replace(nodes={})
+            self._due_since_ms = None
             self._wanted = True
 
     def fail(self, error: MpbrokerError) -> None:

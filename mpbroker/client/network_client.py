@@ -300,6 +300,7 @@ class NetworkClient:
         data = connection.data_to_send()
         self.counts.requests += 1
         self.counts.bytes_out += len(data)
+        self.counts.transfers += 1
         self._wire.send(node, data)
 
     # -- the loop ----------------------------------------------------------------------
@@ -314,6 +315,7 @@ class NetworkClient:
         metadata_ms = self._update_metadata(now_ms)
         wait_ms = min(timeout_ms, metadata_ms, self._next_deadline_ms(now_ms) - now_ms)
         self._wire.poll(max(0.0, wait_ms))
+        self.counts.note_poll(self._wire)
         if wait_ms > 0:
             now_ms = self._clock()
         self._take_events(now_ms)
@@ -341,6 +343,7 @@ class NetworkClient:
             wire.send(node, found.connection.data_to_send())
         for node, data in wire.received:
             self.counts.bytes_in += len(data)
+            self.counts.transfers += 1
             self._receive(node, data, now_ms)
         for node, refusal in list(wire.refused.items()):
             self._refused(node, refusal, now_ms)
@@ -513,6 +516,10 @@ class NetworkClient:
 
     def _update_metadata(self, now_ms: float) -> float:
         """Ask if it is time to; return how long until there may be something to do."""
+        if self._settings.rebootstrap and self._metadata.is_overdue(
+            now_ms, self._settings.rebootstrap_trigger_ms
+        ):
+            self._rebootstrap(now_ms, "no metadata for too long")
         delay_ms = self._metadata.delay_ms(now_ms)
         if self._metadata_node is not None or self._metadata.refusal is not None:
             return float("inf")
@@ -553,10 +560,16 @@ class NetworkClient:
         waits = [self._node(node).delay_ms(now_ms) for node in self._addresses()]
         return max(1.0, min(waits, default=float("inf")))
 
+    def _rebootstrap(self, now_ms: float, why: str) -> None:
+        """Trust no broker any more but those of the bootstrap addresses."""
+        for node in list(self._nodes):
+            self.disconnect(node, now_ms, f"bootstrapping again: {why}")
+        self._metadata.forget_nodes()
+
     def _take_metadata(self, response: MetadataResponse, now_ms: float) -> None:
         self._metadata_node = None
         if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
-            self._metadata.forget_nodes()
+            self._rebootstrap(now_ms, "the broker said so")
             return
         self._metadata.update(response, now_ms)
         known = self._metadata.snapshot.nodes

@@ -98,6 +98,8 @@ class Selector:
         disconnected: nodes whose connection ended in it, with the reason.
         refused: nodes that we do not trust, or that do not trust us, likewise.
         received: bytes that came in it, in order.
+        wait_ns: how long polls have waited for something to happen, in all.
+        io_ns: how long they have connected, received and sent.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Selector:
         self.disconnected: dict[int, str] = {}
         self.refused: dict[int, AuthenticationError] = {}
         self.received: list[tuple[int, bytes]] = []
+        self.wait_ns = self.io_ns = 0
         self._buffers = (
             (socket.SO_SNDBUF, send_buffer_bytes),
             (socket.SO_RCVBUF, receive_buffer_bytes),
@@ -211,9 +214,12 @@ class Selector:
         self.disconnected = {}
         self.refused = {}
         wait_s = -1 if timeout_ms == float("inf") else max(0.0, timeout_ms / 1000)
+        began_ns = time.perf_counter_ns()
         self._is_waiting = True
         found = self._epoll.poll(0 if self._is_woken else wait_s)
         self._is_waiting = self._is_woken = False
+        waited_ns = time.perf_counter_ns()
+        self.wait_ns += waited_ns - began_ns
         for descriptor, events in found:
             if descriptor == self._wakeup:
                 self._drain_wakeup()
@@ -221,6 +227,8 @@ class Selector:
             node = self._nodes.get(descriptor)
             if node is not None:
                 self._turn(node, self._connections[node], events)
+        if found:
+            self.io_ns += time.perf_counter_ns() - waited_ns
 
     def _turn(self, node: int, connection: _Connection, events: int) -> None:
         try:

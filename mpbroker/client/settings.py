@@ -81,6 +81,11 @@ COMMON_KEYS: Final = (
         "What to do when no known broker can be reached.",
         validator=one_of("rebootstrap", "none"),
     ),
+    _integer(
+        "metadata.recovery.rebootstrap.trigger.ms",
+        300_000,
+        "With that strategy, also when no metadata has come for so long.",
+    ),
 )
 
 
@@ -159,6 +164,7 @@ class ClientSettings(NamedTuple):
     receive_buffer_bytes: int = 32_768
     metadata_max_age_ms: int = 300_000
     rebootstrap: bool = True
+    rebootstrap_trigger_ms: int = 300_000
     max_in_flight: int = 5
     security: SecuritySettings = SecuritySettings()
 
@@ -195,6 +201,9 @@ class ClientSettings(NamedTuple):
             receive_buffer_bytes=integer(settings, "receive.buffer.bytes"),
             metadata_max_age_ms=integer(settings, "metadata.max.age.ms"),
             rebootstrap=settings["metadata.recovery.strategy"] == "rebootstrap",
+            rebootstrap_trigger_ms=integer(
+                settings, "metadata.recovery.rebootstrap.trigger.ms"
+            ),
             max_in_flight=max_in_flight,
             security=SecuritySettings.of(settings),
         )

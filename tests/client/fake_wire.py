@@ -69,6 +69,7 @@ class FakeWire:
         self.disconnected: dict[int, str] = {}
         self.refused: dict[int, AuthenticationError] = {}
         self.received: list[tuple[int, bytes]] = []
+        self.wait_ns = self.io_ns = 0
         self.sent: list[Sent] = []
         self.all_sent: list[Sent] = []
         self.connects: list[tuple[int, Address]] = []

@@ -291,6 +291,87 @@ def test_an_assignor_nobody_knows_is_refused():
         Consumer(bootstrap_servers="h:1", partition_assignment_strategy="stiky")
 
 
+# -- metrics ---------------------------------------------------------------------------
+
+# What the documentation of Apache Kafka lists; those of rebalance listeners left out.
+METRICS = {
+    "consumer-fetch-manager-metrics": (
+        "bytes-consumed-rate bytes-consumed-total fetch-latency-avg fetch-latency-max"
+        " fetch-rate fetch-total fetch-size-avg fetch-size-max fetch-throttle-time-avg"
+        " fetch-throttle-time-max records-consumed-rate records-consumed-total"
+        " records-lag-max records-per-request-avg"
+    ),
+    "consumer-coordinator-metrics": (
+        "assigned-partitions commit-latency-avg commit-latency-max commit-rate"
+        " commit-total heartbeat-rate heartbeat-total heartbeat-response-time-max"
+        " join-rate join-total join-time-avg join-time-max sync-rate sync-total"
+        " sync-time-avg sync-time-max rebalance-latency-avg rebalance-latency-max"
+        " rebalance-total rebalance-rate-per-hour last-heartbeat-seconds-ago"
+        " last-rebalance-seconds-ago"
+    ),
+    "consumer-metrics": (
+        "connection-count connection-creation-rate connection-creation-total"
+        " connection-close-total incoming-byte-rate incoming-byte-total"
+        " outgoing-byte-total request-rate request-total response-total"
+        " network-io-rate network-io-total select-rate select-total io-ratio"
+        " io-wait-ratio io-wait-time-ns-total last-poll-seconds-ago"
+        " time-between-poll-avg time-between-poll-max"
+    ),
+}
+
+
+def test_kafkas_metrics_are_there(make_consumer, topic):
+    consumer = make_consumer(group_id=topic, auto_offset_reset="earliest")
+    consumer.subscribe([topic])
+    values(consumer, 10)
+    consumer.commit()
+    beats = "heartbeat-total"
+    deadline = time.monotonic() + 40
+    while not consumer.metrics()["consumer-coordinator-metrics"][beats]:
+        assert time.monotonic() < deadline
+        consumer.poll(100)
+    groups = consumer.metrics()
+    for group, names in METRICS.items():
+        assert set(names.split()) <= groups[group].keys(), group
+    fetch = groups["consumer-fetch-manager-metrics"]
+    assert fetch["records-consumed-total"] == 10
+    assert fetch["bytes-consumed-total"] > 100
+    assert fetch["fetch-total"] >= 1
+    assert fetch["fetch-latency-max"] >= fetch["fetch-latency-avg"] > 0
+    of_topic = groups[f"consumer-fetch-manager-metrics.{topic}"]
+    assert of_topic["records-consumed-total"] == 10
+    of_partition = groups[f"consumer-fetch-manager-metrics.{topic}.0"]
+    assert of_partition == {"records-lag": 0, "records-lead": 10}
+    group = groups["consumer-coordinator-metrics"]
+    assert group["assigned-partitions"] == len(consumer.assignment())
+    assert group["commit-total"] >= 1
+    assert group["join-total"] >= 1
+    assert group["rebalance-total"] >= 1
+    assert group["last-heartbeat-seconds-ago"] >= 0
+    own = groups["consumer-metrics"]
+    assert own["connection-count"] >= 2  # the leader's, and the coordinator's
+    assert own["request-total"] >= own["response-total"] > 0
+    assert own["io-wait-time-ns-total"] > 0
+    consumer.unsubscribe()
+    assert f"consumer-fetch-manager-metrics.{topic}.0" not in consumer.metrics()
+
+
+def test_what_is_not_read_yet_is_lag(make_consumer, topic, bootstrap):
+    fill(bootstrap, topic, range(10, 20))  # another batch, at least
+    consumer = make_consumer(max_partition_fetch_bytes=1, max_poll_records=1)
+    consumer.assign([(topic, 0)])
+    consumer.seek((topic, 0), 0)
+    deadline = time.monotonic() + 40
+    while not consumer.poll(200):
+        assert time.monotonic() < deadline
+    groups = consumer.metrics()
+    fetch = groups["consumer-fetch-manager-metrics"]
+    assert 0 < fetch["records-lag-max"] < 20  # the answer held the first batch only
+    assert fetch["records-consumed-total"] == 1
+    of_partition = groups[f"consumer-fetch-manager-metrics.{topic}.0"]
+    assert of_partition == {"records-lag": 19, "records-lead": 1}
+
+
 # -- the group's bytes -----------------------------------------------------------------
 
 NAMES = st.text(max_size=8)

@@ -509,3 +509,50 @@ def test_correlation_ids_are_unique_on_a_connection():
         rig.turns()
     ids = [s.correlation_id for s in rig.wire.all_sent if s.node == 0]
     assert len(ids) == len(set(ids)) > 100
+
+
+def test_without_metadata_for_too_long_the_bootstrap_addresses_are_asked_again():
+    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=1000)
+    rig.connect(1)
+    rig.wire.nodes = {7: Address("b7", 9092)}
+    before = len(rig.wire.connects)
+    rig.wire.silent.add(ApiKey.METADATA)  # connections are fine, but of no use
+    rig.metadata.request_update()
+    waited_ms = 0
+    while -1 not in [node for node, _ in rig.wire.connects[before:]]:
+        rig.turns()
+        rig.pass_ms(100)
+        waited_ms += 100
+        assert waited_ms < 20_000
+    assert waited_ms > 5000
+    rig.wire.silent.clear()
+    for _ in range(60):
+        rig.turns()
+        rig.pass_ms(100)
+    assert set(rig.metadata.snapshot.nodes) == {7}
+
+
+def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
+    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
+    rig.wire.silent.add(ApiKey.METADATA)
+    rig.metadata.request_update()
+    rig.pass_ms(1000)  # past the backoff
+    rig.turns(2)
+    rig.pass_ms(4000)
+    rig.send()
+    rig.pass_ms(4000)
+    rig.turns(2)
+    (answer,) = rig.answers
+    assert answer.disconnected
+    assert "bootstrapping again" in str(answer.error)
+
+
+def test_the_strategy_none_never_goes_back_to_the_bootstrap_addresses():
+    rig = Rig(rebootstrap=False, rebootstrap_trigger_ms=1000, request_timeout_ms=500)
+    rig.wire.silent.add(ApiKey.METADATA)
+    before = len(rig.wire.connects)
+    for _ in range(100):
+        rig.metadata.request_update()
+        rig.turns()
+        rig.pass_ms(100)
+    assert -1 not in [node for node, _ in rig.wire.connects[before:]]

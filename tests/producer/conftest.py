@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, create_topic, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.fetcher import READ_COMMITTED, Fetcher
-from mpbroker.producer import Producer
+from mpbroker.producer import DeliveryTimeoutError, Producer
 from mpbroker.protocol.record_batch import Record, iter_records
 
 TIMEOUT_S = 30
@@ -79,6 +80,18 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
             for batch in fetcher.fetch():
                 found[batch.partition.partition] += iter_records(batch.data)
         return found
+
+
+def until_known(producer: Producer, topic: str) -> None:
+    """Wait for a topic's metadata, however short max.block.ms is."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            producer.partitions_for(topic)
+            return
+        except DeliveryTimeoutError:
+            if time.monotonic() > deadline:
+                raise
 
 
 @pytest.fixture

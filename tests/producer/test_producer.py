@@ -26,6 +26,7 @@ from mpbroker.producer import (
     RoundRobinPartitioner,
     SerializationError,
 )
+from tests.producer.conftest import until_known
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -233,6 +234,7 @@ def test_a_partition_that_is_not_there_is_waited_for_and_then_refused(
 ):
     topic = new_topic(2)
     producer = make_producer(max_block_ms=300)
+    until_known(producer, topic)
     error = producer.send(topic, b"x", partition=5).exception(30)
     assert isinstance(error, DeliveryTimeoutError)
     assert "no partition 5" in str(error)
@@ -244,7 +246,7 @@ def test_a_partition_that_is_not_there_is_waited_for_and_then_refused(
 def test_a_broker_that_says_nothing_is_named_when_metadata_does_not_come(silent_port):
     with Producer(
         bootstrap_servers=silent_port,
-        max_block_ms=300,
+        max_block_ms=2000,
         socket_connection_setup_timeout_ms=100,
         socket_connection_setup_timeout_max_ms=100,
     ) as producer:
@@ -256,7 +258,7 @@ def test_a_broker_that_says_nothing_is_named_when_metadata_does_not_come(silent_
 def test_a_broker_that_is_not_there_is_named_too():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=300) as producer:
+    with Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=2000) as producer:
         error = producer.send("t", b"x").exception(30)
     assert "connection refused" in str(error)
 
@@ -266,7 +268,7 @@ def test_memory_that_does_not_come_free_fails_the_record_after_max_block_ms(
 ):
     topic = new_topic()
     producer = make_producer(buffer_memory=1000, batch_size=1000, max_block_ms=400)
-    producer.partitions_for(topic)
+    until_known(producer, topic)
     producer._pool.allocate(1000, 0)
     error = producer.send(topic, b"x").exception(30)
     assert isinstance(error, BufferExhaustedError)
@@ -399,6 +401,28 @@ def test_many_threads_may_send(make_producer, new_topic, read):
     assert by_thread == {b"%d" % n: list(range(300)) for n in range(5)}
 
 
+# Of the documentation of Apache Kafka.
+METRICS = (
+    "batch-size-avg batch-size-max batch-split-rate batch-split-total"
+    " buffer-available-bytes buffer-exhausted-rate buffer-exhausted-total"
+    " buffer-total-bytes bufferpool-wait-ratio bufferpool-wait-time-ns-total byte-rate"
+    " byte-total compression-rate-avg connection-close-rate connection-close-total"
+    " connection-count connection-creation-rate connection-creation-total"
+    " failed-authentication-total flush-time-ns-total incoming-byte-rate"
+    " incoming-byte-total io-ratio io-time-ns-total io-wait-ratio io-wait-time-ns-total"
+    " metadata-age metadata-wait-time-ns-total network-io-rate network-io-total"
+    " outgoing-byte-rate outgoing-byte-total produce-throttle-time-avg"
+    " produce-throttle-time-max record-error-rate record-error-total"
+    " record-queue-time-avg record-queue-time-max record-retry-rate record-retry-total"
+    " record-send-rate record-send-total record-size-avg record-size-max"
+    " records-per-request-avg request-latency-avg request-latency-max request-rate"
+    " request-total requests-in-flight response-rate response-total select-rate"
+    " select-total txn-abort-time-ns-total txn-begin-time-ns-total"
+    " txn-commit-time-ns-total txn-init-time-ns-total txn-send-offsets-time-ns-total"
+    " waiting-threads"
+)
+
+
 def test_kafkas_metrics_are_there(make_producer, new_topic):
     topic = new_topic()
     producer = make_producer()
@@ -406,6 +430,9 @@ def test_kafkas_metrics_are_there(make_producer, new_topic):
         producer.send(topic, b"x" * 100).result(30)
     groups = producer.metrics()
     own = groups["producer-metrics"]
+    assert set(METRICS.split()) <= own.keys()
+    assert own["io-wait-time-ns-total"] > 0
+    assert own["select-total"] > 0 < own["network-io-total"]
     assert own["record-send-total"] == 10
     assert own["record-size-avg"] > 100
     assert own["request-latency-avg"] > 0
