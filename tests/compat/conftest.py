@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.compat.adapters import ADAPTERS, Adapter
+from tests.support.children import wait_until
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -27,6 +28,8 @@ def make_topic(bootstrap: str, topic_name: str) -> Iterator[Callable[..., str]]:
             settings = {key.replace("_", "."): value for key, value in config.items()}
             admin.create_topic(name, partitions, settings)
             made.append(name)
+            # Apache Kafka's broker learns of it a moment after its controller.
+            wait_until(lambda: admin.topics().get(name) == partitions)
             return name
 
         yield make

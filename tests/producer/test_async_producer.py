@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from mpbroker.producer import AsyncProducer, DeliveryTimeoutError, SerializationError
+from tests.producer.conftest import until_known
 
 
 def test_futures_are_awaited_and_the_loop_goes_on(bootstrap, new_topic, read):
@@ -61,6 +62,7 @@ def test_errors_are_raised_by_awaiting_and_a_cancelled_future_harms_nobody(
         ) as producer:
             with pytest.raises(SerializationError):
                 await producer.send(topic, "text")
+            await asyncio.to_thread(until_known, producer._producer, topic)
             with pytest.raises(DeliveryTimeoutError, match="no partition 7"):
                 await producer.send_and_wait(topic, b"x", partition=7)
             cancelled = await producer.send(topic, b"x")

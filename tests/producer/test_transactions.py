@@ -15,7 +15,6 @@ from mpbroker.producer import (
     AbortableError,
     FatalError,
     GroupMetadata,
-    Producer,
     ProducerError,
     ProducerFencedError,
     TransactionAbortedError,
@@ -330,25 +329,9 @@ def test_every_transition_that_is_not_listed_is_refused():
 # -- with a broker ---------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def why_not(bootstrap):
-    """Why the broker under test has no transactions; empty if it has."""
-    with Producer(
-        bootstrap_servers=bootstrap, transactional_id="probe", max_block_ms=4_000
-    ) as producer:
-        try:
-            producer.init_transactions()
-        except ProducerError as error:
-            return str(error)
-    return ""
-
-
 @pytest.fixture
-def transactional(make_producer, topic_name, why_not):
-    """An initialised transactional producer, where the broker has transactions."""
-    if why_not:
-        pytest.skip(f"the broker has no transactions: {why_not}")
-    producer = make_producer(transactional_id=f"tx-{topic_name}", max_block_ms=20_000)
+def transactional(make_producer, topic_name):
+    producer = make_producer(transactional_id=f"tx-{topic_name}")
     producer.init_transactions()
     return producer
 
@@ -377,7 +360,7 @@ def test_a_second_producer_of_the_same_id_fences_the_first(
     topic = new_topic()
     transactional.begin_transaction()
     transactional.send(topic, b"lost").result(30)
-    heir = make_producer(transactional_id=f"tx-{topic_name}", max_block_ms=20_000)
+    heir = make_producer(transactional_id=f"tx-{topic_name}")
     heir.init_transactions()
     future = transactional.send(topic, b"too late")
     assert isinstance(future.exception(30), ProducerFencedError)

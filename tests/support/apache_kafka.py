@@ -2,12 +2,18 @@
 
     python -m tests.support.apache_kafka [DATA_DIR]
 
-runs one node (KRaft) on loopback until Ctrl-C and prints its address; point the tests
-at it with MPBROKER_TEST_BOOTSTRAP.
+runs one node (KRaft) on loopback until Ctrl-C and prints what points the tests at it.
+It has a listener of every protocol, and knows `USER`.
+
+    python -m tests.support.apache_kafka --test tests/producer tests/client
+
+runs pytest with these arguments against a node of its own, one test after another.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -18,17 +24,40 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Final
 
+from tests.client import certificates
 from tests.support.fetch_clients import JAVA_DIR, fetch_java_tools
 
-START_TIMEOUT_S: Final = 60
+START_TIMEOUT_S: Final = 180
+
+BOOTSTRAP_VARIABLE: Final = "MPBROKER_TEST_BOOTSTRAP"
+LISTENERS_VARIABLE: Final = "MPBROKER_TEST_LISTENERS"
+"""JSON: the address of each listener by its protocol."""
+
+USER, PASSWORD = "alice", "wonder,land="  # of PLAIN; those of SCRAM are a test's to add
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+_MODULES: Final = "org.apache.kafka.common.security"
+_MECHANISMS: Final = {
+    "PLAIN": f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{PASSWORD}"',
+    "SCRAM-SHA-256": f"{_MODULES}.scram.ScramLoginModule required",
+    "SCRAM-SHA-512": f"{_MODULES}.scram.ScramLoginModule required",
+    # It takes tokens that nobody has signed, as Kafka does where it is told of no keys.
+    "OAUTHBEARER": f"{_MODULES}.oauthbearer.OAuthBearerLoginModule required"
+    ' unsecuredLoginStringClaim_sub="broker"',
+}
 
 _PROPERTIES: Final = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol_map}
+inter.broker.listener.name=PLAINTEXT
+ssl.keystore.type=PEM
+ssl.keystore.location={identity}
+sasl.enabled.mechanisms={mechanisms}
 log.dirs={data_dir}
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
@@ -62,19 +91,14 @@ class ApacheKafka:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".kafka.log")
         self.bootstrap = ""
+        self.listeners: dict[str, str] = {}  # address by protocol
         self._heap = heap
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
         """Format the directory, run the broker, wait until it takes connections."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        port, controller_port = _free_port(), _free_port()
-        properties = self.data_dir.with_name(self.data_dir.name + ".properties")
-        properties.write_text(
-            _PROPERTIES.format(
-                port=port, controller_port=controller_port, data_dir=self.data_dir
-            )
-        )
+        properties = self._write_properties()
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         subprocess.run(
             java_command(
@@ -91,9 +115,34 @@ class ApacheKafka:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self.bootstrap = f"127.0.0.1:{port}"
+        self.bootstrap = self.listeners["PLAINTEXT"]
         self._wait_until_it_answers()
         return self.bootstrap
+
+    def _write_properties(self) -> Path:
+        self.listeners = {name: f"127.0.0.1:{_free_port()}" for name in PROTOCOLS}
+        identity = self.data_dir.with_name(self.data_dir.name + ".pem")
+        identity.write_text(certificates.BROKER_KEY + certificates.BROKER)
+        properties = self.data_dir.with_name(self.data_dir.name + ".properties")
+        lines = [
+            _PROPERTIES.format(
+                listeners=",".join(f"{k}://{v}" for k, v in self.listeners.items()),
+                protocol_map=",".join(f"{name}:{name}" for name in PROTOCOLS),
+                controller_port=_free_port(),
+                data_dir=self.data_dir,
+                identity=identity,
+                mechanisms=",".join(_MECHANISMS),
+            )
+        ]
+        for listener in ("sasl_plaintext", "sasl_ssl"):
+            for mechanism, module in _MECHANISMS.items():
+                prefix = f"listener.name.{listener}.{mechanism.lower()}"
+                lines.append(f"{prefix}.sasl.jaas.config={module};\n")
+        # So short that a test sees sessions end.
+        prefix = "listener.name.sasl_plaintext.scram-sha-256"
+        lines.append(f"{prefix}.connections.max.reauth.ms=4000\n")
+        properties.write_text("".join(lines))
+        return properties
 
     def _wait_until_it_answers(self) -> None:
         from confluent_kafka.admin import AdminClient
@@ -133,15 +182,36 @@ def main() -> None:
     if reason := fetch_java_tools():
         sys.exit(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        data_dir = Path(sys.argv[1] if len(sys.argv) > 1 else f"{scratch}/data")
+        if arguments[:1] == ["--test"]:
+            with ApacheKafka(Path(scratch, "data")) as kafka:
+                sys.exit(_run_tests(kafka, arguments[1:]))
+        data_dir = Path(arguments[0] if arguments else f"{scratch}/data")
         with ApacheKafka(data_dir) as kafka:
-            print(f"Apache Kafka is ready: MPBROKER_TEST_BOOTSTRAP={kafka.bootstrap}")
+            print("Apache Kafka is ready:")
+            for name, value in _variables(kafka).items():
+                print(f"{name}='{value}'")
             sys.stdout.flush()
             try:
                 kafka.wait()
             except KeyboardInterrupt:
                 print("stopping")
+
+
+def _variables(kafka: ApacheKafka) -> dict[str, str]:
+    return {
+        BOOTSTRAP_VARIABLE: kafka.bootstrap,
+        LISTENERS_VARIABLE: json.dumps(kafka.listeners, separators=(",", ":")),
+    }
+
+
+def _run_tests(kafka: ApacheKafka, arguments: list[str]) -> int:
+    # In the order written and one by one: Kafka's broker learns of a change a moment
+    # after its controller has answered.
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:randomly"]
+    environment = os.environ | _variables(kafka)
+    return subprocess.run([*command, *arguments], env=environment).returncode
 
 
 if __name__ == "__main__":
