@@ -67,7 +67,7 @@ def run(directory: Path, *options: str) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert done.returncode == 0, done.stdout + done.stderr
