@@ -50,6 +50,11 @@ class HandlerEnd:
     remembered: dict[bytes, bytes]
     topics: dict[str, tuple[int, int, int, dict[int, object]]]
     readable: dict[str | bytes, dict[int, object]]
+    has_authorizer: bool
+    writers: dict[bytes, set[str | bytes]]
+    readers: dict[bytes, set[str | bytes]]
+    anybody_writes: set[str | bytes]
+    anybody_reads: set[str | bytes]
     def __new__(
         cls,
         control: memoryview,

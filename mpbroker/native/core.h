@@ -91,6 +91,9 @@
     X(CONNECTION_ACTIVE, "layout.CONNECTION_ACTIVE")                                  \
     X(CONNECTION_MUTED_UNTIL, "layout.CONNECTION_MUTED_UNTIL")                        \
     X(CONNECTION_PRINCIPAL, "layout.CONNECTION_PRINCIPAL")                            \
+    X(CONNECTION_LISTENER, "layout.CONNECTION_LISTENER")                              \
+    X(CONNECTION_PEER_ADDRESS, "layout.CONNECTION_PEER_ADDRESS")                      \
+    X(CONNECTION_SLOT, "layout.CONNECTION_SLOT")                                      \
     X(QUOTA_HEADER_WORDS, "quota_layout.QUOTA_HEADER_WORDS")                          \
     X(QUOTA_ROW_WORDS, "quota_layout.QUOTA_ROW_WORDS")                                \
     X(QUOTA_ROW_MUTEX, "quota_layout.QUOTA_ROW_MUTEX")                                \

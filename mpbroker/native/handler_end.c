@@ -31,9 +31,16 @@ handler_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->topics = PyDict_New();
     self->quotas.clients = PyDict_New();
     self->readable = PyDict_New();
+    verdicts *known = &self->verdicts;
+    known->writers = PyDict_New();
+    known->readers = PyDict_New();
+    known->anybody_writes = PySet_New(NULL);
+    known->anybody_reads = PySet_New(NULL);
     if (self->keep == NULL || self->answered == NULL || self->remembered == NULL
         || self->topics == NULL || self->quotas.clients == NULL
-        || self->readable == NULL || !get_memory(control, &self->control)
+        || self->readable == NULL || known->writers == NULL || known->readers == NULL
+        || known->anybody_writes == NULL || known->anybody_reads == NULL
+        || !get_memory(control, &self->control)
         || !get_memory(arena, &self->arena)) {
         Py_DECREF(self);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -66,6 +73,10 @@ handler_end_dealloc(PyObject *object)
     Py_XDECREF(self->topics);
     Py_XDECREF(self->quotas.clients);
     Py_XDECREF(self->readable);
+    Py_XDECREF(self->verdicts.writers);
+    Py_XDECREF(self->verdicts.readers);
+    Py_XDECREF(self->verdicts.anybody_writes);
+    Py_XDECREF(self->verdicts.anybody_reads);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -223,6 +234,16 @@ static PyMemberDef handler_end_members[] = {
     {"has_quotas", Py_T_BOOL, offsetof(handler_end, quotas.are_set), 0,
      "Whether requests cost their clients anything."},
     {"readable", Py_T_OBJECT_EX, offsetof(handler_end, readable), Py_READONLY, NULL},
+    {"writers", Py_T_OBJECT_EX, offsetof(handler_end, verdicts.writers), Py_READONLY,
+     NULL},
+    {"readers", Py_T_OBJECT_EX, offsetof(handler_end, verdicts.readers), Py_READONLY,
+     NULL},
+    {"anybody_writes", Py_T_OBJECT_EX, offsetof(handler_end, verdicts.anybody_writes),
+     Py_READONLY, NULL},
+    {"anybody_reads", Py_T_OBJECT_EX, offsetof(handler_end, verdicts.anybody_reads),
+     Py_READONLY, NULL},
+    {"has_authorizer", Py_T_BOOL, offsetof(handler_end, verdicts.are_needed), 0,
+     "Whether a sender's right to a topic must be known."},
     {NULL, 0, 0, 0, NULL},
 };
 

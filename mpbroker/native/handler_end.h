@@ -23,6 +23,13 @@ typedef struct {
     double bound;
 } quota_limit;
 
+/* Who may do what, where there is an authorizer: see verdicts.c. */
+typedef struct {
+    PyObject *writers, *readers; /* dict: sender -> set of topics */
+    PyObject *anybody_writes, *anybody_reads; /* set of topics */
+    char are_needed;
+} verdicts;
+
 /* What a request that is being executed has been charged. */
 typedef struct {
     int is_charged;
@@ -53,6 +60,7 @@ typedef struct {
     int64_t claimed;           /* a slot's state and handler while we execute it */
     plain_fetch fetch;         /* the last one, for fetch_waits() */
     quotas quotas;
+    verdicts verdicts;
     /* of the partition that execute() had to do with, and of the answer that waits */
     long long row, next_offset, answer_bytes;
 } handler_end;
@@ -80,5 +88,11 @@ int quota_begin(const handler_end *self, int64_t slot, int64_t api_key,
 /* Charge its time, or give back what it was charged. */
 void quota_end(const handler_end *self, int64_t slot, int was_executed,
                const quota_charge *charge);
+
+/* Whether a slot's sender is known to have a right to a topic, or to all that a fetch
+ * names; -1 and an exception. */
+int may_write(const handler_end *self, int64_t slot, PyObject *topic);
+int may_read(const handler_end *self, int64_t slot, const plain_fetch *fetch,
+             int uses_ids);
 
 #endif

@@ -15,6 +15,7 @@
 #define API_VERSIONS 18
 #define MAX_KEY_BYTES 512
 #define POSITIONS_KEPT 64
+#define TOPIC_IDS_FROM 13 /* a fetch names its topics by id */
 
 /* -- the tables -------------------------------------------------------------------------- */
 
@@ -210,9 +211,11 @@ keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
            && set_number(plan, at->producers_position, done->next_position);
 }
 
-/* Find (max_message_bytes, before_max_ms, after_max_ms, plans) and a partition's plan. */
+/* Find (max_message_bytes, before_max_ms, after_max_ms, plans) and a partition's plan,
+ * if the slot's sender may use it.
+ */
 static PyObject *
-find_plan(handler_end *self, const single_produce *p, int64_t limits[3])
+find_plan(handler_end *self, int64_t slot, const single_produce *p, int64_t limits[3])
 {
     PyObject *name = PyUnicode_DecodeUTF8((const char *)p->topic, p->topic_bytes, NULL);
     if (name == NULL) {
@@ -220,8 +223,9 @@ find_plan(handler_end *self, const single_produce *p, int64_t limits[3])
         return NULL;
     }
     PyObject *known = PyDict_GetItemWithError(self->topics, name);
+    int allowed = known != NULL ? may_write(self, slot, name) : 0;
     Py_DECREF(name);
-    if (known == NULL || !PyTuple_Check(known) || PyTuple_GET_SIZE(known) != 4)
+    if (allowed <= 0 || !PyTuple_Check(known) || PyTuple_GET_SIZE(known) != 4)
         return NULL;
     for (int i = 0; i < 3; i++)
         limits[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(known, i));
@@ -257,7 +261,7 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
     int64_t at = answer_offset(self, slot);
     if (at < 0 || p.topic_bytes + 128 > L.ANSWER_BYTES)
         return 0;
-    PyObject *plan = find_plan(self, &p, limits);
+    PyObject *plan = find_plan(self, slot, &p, limits);
     if (plan == NULL)
         return PyErr_Occurred() ? -1 : 0;
     const int64_t now = now_ms();
@@ -313,6 +317,9 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     if (self->fetch_max_bytes <= 0 || header == 0 || at < 0
         || !parse_plain_fetch(frame + header, size - header, version, f))
         return FETCH_NOT_PLAIN;
+    int allowed = may_read(self, slot, f, version >= TOPIC_IDS_FROM);
+    if (allowed <= 0)
+        return allowed < 0 ? FETCH_FAILED : FETCH_NOT_PLAIN;
     if (f->max_bytes > self->fetch_max_bytes)
         f->max_bytes = self->fetch_max_bytes;
     uint8_t *start = self->arena.base + at, *out = start + 8;

@@ -63,16 +63,19 @@ class Access:
         topics: for rules about topics that are named by id, or not at all.
         auto_create_topics: whether asking for a topic creates it.
         client: who it is.
+        sender: the same, as far as decisions depend on it.
+        version: of the authorizer's rules, by which it is judged.
     """
 
     __slots__ = (
         "_authorizer",
         "_decisions",
         "_denials",
-        "_sender",
         "auto_create_topics",
         "client",
+        "sender",
         "topics",
+        "version",
     )
 
     def __init__(
@@ -83,11 +86,13 @@ class Access:
         decisions: _Decisions | None,
         denials: DenialLog,
         topics: Topics,
+        version: int | None,
         *,
         auto_create_topics: bool,
     ) -> None:
         self._authorizer = authorizer
-        self._sender = sender
+        self.sender = sender
+        self.version = version
         self._decisions = decisions
         self._denials = denials
         self.client = context
@@ -107,7 +112,7 @@ class Access:
         Args:
             log: that it may not, if it may not: it has asked for just that.
         """
-        key = self._sender, operation, resource_type, name
+        key = self.sender, operation, resource_type, name
         decisions = self._decisions
         allowed = None if decisions is None else decisions.get(key)
         if allowed is None:
@@ -266,16 +271,25 @@ class Authorisation:
             None if version is None else self._decisions,
             self._denials,
             self._topics,
+            version,
             auto_create_topics=self._auto_create_topics,
         )
 
-    def everybody_may_write(self, topic: str) -> bool:
-        """Whether a produce to a topic need not be asked about."""
+    @property
+    def version(self) -> int | None:
+        """Of the authorizer's rules; None: no decision may be kept, or it is broken."""
+        try:
+            return self.authorizer.version
+        except Exception:  # noqa: BLE001 - who asks it next finds out
+            return None
+
+    def everybody_may(self, operation: AclOperation, topic: str) -> bool:
+        """Whether nobody need be asked about who does this to a topic."""
         authorizer, resource = self.authorizer, Resource(ResourceType.TOPIC, topic)
         try:
             return (
                 authorizer.version is not None
-                and authorizer.everybody_may(AclOperation.WRITE, resource) is True
+                and authorizer.everybody_may(operation, resource) is True
             )
-        except Exception:  # noqa: BLE001 - then each produce is asked about
+        except Exception:  # noqa: BLE001 - then each request is asked about
             return False

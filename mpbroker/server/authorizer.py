@@ -82,7 +82,8 @@ class Authorizer(ABC):
     def everybody_may(self, operation: AclOperation, resource: Resource) -> bool:
         """Whether ``authorize`` says yes whoever asks, until ``version`` changes.
 
-        Requests of which this is true are executed without asking again.
+        Asked about topics that a request was let write to or read; what is true of
+        everybody then takes one entry, and not one for each who asks.
         """
         return False
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.response_parts import FilePart
+from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.fetch import FetchRequest, FetchResponse
@@ -112,7 +113,7 @@ class FetchService:
         """Answer a fetch now, or park it."""
         message = FetchRequest.decode(request.api_version, request.body)
         self._limit(request, message)
-        may_read = None
+        may_read = access = None
         if self._authorisation is not None:
             access = self._authorisation.access(request)
             if access is None:
@@ -124,16 +125,14 @@ class FetchService:
             response = session_error(error.error_code)
             return _parts(response, request.api_version)
         reading = self._read(message, answer)
-        if (
-            self._plain is not None
-            and may_read is None  # nobody is to be asked, this time and the next
-            and not answer.session_id
-            and not reading.has_error
-        ):
+        if self._plain is not None and not answer.session_id and not reading.has_error:
             for target in answer.targets:
                 if target.log is not None:
                     self._plain.learn_fetch(
                         target.name, target.topic_id, target.partition, target.log
+                    )
+                    self._plain.allow(
+                        access, AclOperation.READ, target.name, target.topic_id
                     )
         if self._is_enough(message, answer, reading):
             return self._respond(request, answer, reading)

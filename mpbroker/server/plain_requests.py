@@ -5,8 +5,8 @@ just been produced, and an ApiVersions that it has answered before. native/short
 executes these without any Python, by the tables kept here; it leaves to the usual way
 whatever is not exactly that, whatever it has no entry for, and all of it while the
 metadata log has news. So who adds to the usual way something that a request must pass
-(a quota, an ACL) has to see to it here: a topic that it concerns is not put into the
-tables.
+has to see to it here. Who may do what (verdicts.py) and what is charged (quotas.py) are
+tables of their own.
 
 tests/server/test_plain_requests.py and test_plain_fetches.py hold both ways against
 each other.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.verdicts import Verdicts
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.offset_index import OffsetIndex
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from mpbroker import _core
     from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
     from mpbroker.network.request_channel import HandlerEnd
+    from mpbroker.protocol.acl import AclOperation
     from mpbroker.protocol.log_validator import ValidationPolicy
+    from mpbroker.server.authorisation import Access, Authorisation
     from mpbroker.server.purgatory import Purgatory
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.server.request import Request
@@ -70,9 +73,13 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
-        may_skip_checks: Callable[[str], bool] | None = None,
+        authorisation: Authorisation | None = None,
     ) -> None:
-        self._may_skip_checks = may_skip_checks
+        self._verdicts: Verdicts | None = None
+        self._has_own_rules = False  # which change without a word in the metadata log
+        if authorisation is not None:
+            self._verdicts = Verdicts(compiled, authorisation)
+            self._has_own_rules = self._verdicts.change_any_time
         self._compiled = compiled
         self._execute = compiled.execute
         self._table = table
@@ -99,20 +106,21 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
-        may_skip_checks: Callable[[str], bool] | None = None,
+        authorisation: Authorisation | None = None,
     ) -> PlainRequests | None:
         """Return None where there is no compiled core.
 
         Args:
-            may_skip_checks: whether everybody may write to a topic, until the metadata
-                log changes; None: there is nobody to be asked, about any topic.
+            authorisation: says who may do what; None: everybody everything.
         """
         if channel.compiled is None:
             return None
-        return cls(channel.compiled, table, registry, purgatory, may_skip_checks)
+        return cls(channel.compiled, table, registry, purgatory, authorisation)
 
     def execute(self, slot: int) -> int | None:
         """Answer a claimed slot's request and return its API's key; None: not plain."""
+        if self._has_own_rules:
+            self._see_rules()
         result = self._execute(slot)
         if result is None or 0 <= result < _NOTIFY:
             return result
@@ -153,6 +161,8 @@ class PlainRequests:
 
     def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
         """Answer a parked fetch; False: it waits on; None: it is not plain any more."""
+        if self._has_own_rules:
+            self._see_rules()
         return self._compiled.fetch(slot, must_answer)
 
     def _row(self) -> PartitionRow:
@@ -188,7 +198,6 @@ class PlainRequests:
                 or policy.compression_type != "producer"
                 or policy.compacted
                 or not policy.verify_records
-                or not self._is_open(topic.name)
             ):
                 return
             if len(topics) >= _MAX_TOPICS:
@@ -204,8 +213,16 @@ class PlainRequests:
             known[3][partition] = plan
             self._logs[plan.row] = log
 
-    def _is_open(self, topic: str) -> bool:
-        return self._may_skip_checks is None or self._may_skip_checks(topic)
+    def allow(
+        self,
+        access: Access | None,
+        operation: AclOperation,
+        name: str,
+        topic_id: bytes | None = None,
+    ) -> None:
+        """Execute the next of a sender's requests that do this the short way."""
+        if self._verdicts is not None and access is not None:
+            self._verdicts.allow(access, operation, name, topic_id)
 
     def take_quotas(self, quotas: ClientQuotas) -> None:
         """Charge clients for what is executed here. Who would be over is not plain."""
@@ -248,9 +265,14 @@ class PlainRequests:
         version = self._registry.version
         if self._compiled.position != version:
             self._forget()
+            self._see_rules()
             quotas = self._quotas
             self._compiled.has_quotas = quotas is not None and quotas.count_requests
             self._compiled.position = version
+
+    def _see_rules(self) -> None:
+        if self._verdicts is not None:
+            self._verdicts.be_current()
 
     def _forget(self) -> None:
         self._compiled.topics.clear()

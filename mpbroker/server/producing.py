@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import parse_single_produce
@@ -96,6 +97,7 @@ class ProduceService:
         self._purgatory = purgatory
         self._group_commit = group_commit
         self._sync_acks_all = sync_acks_all
+        self._plain = plain
         if plain is not None:
             plain.park_produces(self.park_plain if sync_acks_all else None)
         self._handler = ProduceHandler(
@@ -125,6 +127,8 @@ class ProduceService:
             outcome = self._handler.handle_single(
                 single, version, progress, now_ms, check
             )
+            if outcome is not None and self._plain is not None:
+                self._plain.allow(access, AclOperation.WRITE, single.topic)
             if outcome is not None and single.acks == 0:
                 return NO_RESPONSE
         if outcome is None:

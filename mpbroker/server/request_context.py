@@ -11,6 +11,7 @@ Source: Kafka's RequestContext and AuthorizableRequestContext.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Final
 
 from mpbroker.ipc.layout import (
@@ -23,6 +24,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.network.connection_rows import connection_name, peer_address
 
 _MAX_SENDERS: Final = 4096
+_KEY: Final = Struct("=4q")
 
 
 class RequestContext:
@@ -83,13 +85,23 @@ class RequestContext:
 
 
 class Sender:
-    """What all requests of a principal from a host by a listener have in common."""
+    """What all requests of a principal from a host by a listener have in common.
 
-    __slots__ = ("host", "listener_name", "principal", "security_protocol")
+    ``key`` tells it from others in native/verdicts.c: principal, listener and address
+    as words of a connection's row. None: it is not known there.
+    """
+
+    __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")
 
     def __init__(
-        self, principal: str, host: str, listener_name: str, security_protocol: str
+        self,
+        principal: str,
+        host: str,
+        listener_name: str,
+        security_protocol: str,
+        key: bytes | None = None,
     ) -> None:
+        self.key = key
         self.principal = principal
         self.host = host
         self.listener_name = listener_name
@@ -135,6 +147,7 @@ class RequestContexts:
                 self._principal_name(principal),
                 peer_address(words, connection)[0],
                 *self._listeners[listener],
+                _KEY.pack(*key),
             )
         return known
 

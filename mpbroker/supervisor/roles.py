@@ -203,7 +203,7 @@ class Roles:
                 memory.table,
                 registry,
                 purgatory,
-                None if authorisation is None else authorisation.everybody_may_write,
+                authorisation,
             )
         quotas = client_quotas(config, memory, registry)
         if plain is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import (
+    authorisation,
     client_throughput,
     control_plane,
     flatness,
@@ -49,6 +50,7 @@ ALL_CASES: Final = [
     *control_plane.CASES,
     *small_requests.CASES,
     *quotas.CASES,
+    *authorisation.CASES,
     *client_throughput.CASES,
     *large_requests.CASES,
     *latency.CASES,

@@ -109,10 +109,10 @@ class Stage:
         self.disk = disk = Disk()
         disk.event_fd = -1
         commit = GroupCommit(0, disk, purgatory.notify)
-        authorisation = None
+        self.authorisation = authorisation = None
         if authorizer is not None:
             self.contexts = Contexts()
-            authorisation = Authorisation(
+            self.authorisation = authorisation = Authorisation(
                 authorizer(self.registry),
                 self.contexts,  # type: ignore[arg-type]
                 self.registry,
@@ -125,7 +125,7 @@ class Stage:
                 memory.table,
                 self.registry,
                 purgatory,
-                None if authorisation is None else authorisation.everybody_may_write,
+                authorisation,
             )
         produce = ProduceService(
             self.channel,

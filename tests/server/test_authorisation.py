@@ -58,7 +58,7 @@ def test_without_a_version_it_is_asked_each_time():
     for _ in range(3):
         assert access_of(authorizer, made).may_topic(Op.READ, "t")
     assert len(authorizer.asked) == 3
-    assert not made.everybody_may_write("t")
+    assert not made.everybody_may(Op.WRITE, "t")
 
 
 def test_decisions_of_one_sender_are_not_anothers():
@@ -104,9 +104,9 @@ def test_a_topic_is_open_only_if_the_authorizer_says_just_that():
 
     authorizer = Open()
     made = authorisation(authorizer)
-    assert made.everybody_may_write("t")
+    assert made.everybody_may(Op.WRITE, "t")
     for authorizer.answer in (False, "yes", LookupError("the directory is down")):
-        assert not made.everybody_may_write("t")
+        assert not made.everybody_may(Op.WRITE, "t")
 
 
 def test_operations_are_bits_and_not_written_about():
