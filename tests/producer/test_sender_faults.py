@@ -140,8 +140,8 @@ def test_a_wall_clock_that_jumps_moves_no_deadline():
     now_s = time.time()
     jumps = itertools.cycle([now_s, now_s - year_s, now_s + year_s])
     with (
-        mock.patch("time.time", lambda: next(jumps)),
-        mock.patch("time.time_ns", lambda: int(next(jumps) * 1e9)),
+        mock.patch("time.time", side_effect=jumps),
+        mock.patch("time.time_ns", side_effect=lambda: int(next(jumps) * 1e9)),
     ):
         futures = [rig.append(b"%d" % i) for i in range(6)]
         rig.turns(3)

@@ -181,6 +181,7 @@ def test_a_lost_record_makes_commit_fail_and_abort_raise_the_epoch():
         (ErrorCode.INVALID_PRODUCER_EPOCH, ProducerFencedError),
         (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, FatalError),
         (ErrorCode.UNKNOWN_SERVER_ERROR, FatalError),
+        (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, FatalError),
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, AbortableError),
         (ErrorCode.TRANSACTION_ABORTABLE, AbortableError),
         (ErrorCode.INVALID_TXN_STATE, AbortableError),
