@@ -127,7 +127,7 @@ def test_retriable_refusals_wait_for_their_backoff(code):
         (ErrorCode.INVALID_RECORD, RefusedError, "INVALID_RECORD"),
         (ErrorCode.MESSAGE_TOO_LARGE, RecordTooLargeError, "max.message.bytes"),
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, RefusedError, "WRITE"),
-        (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, FatalError, "UNSUPPORTED"),
+        (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, RefusedError, "UNSUPPORTED"),
         (9999, RefusedError, "error code 9999"),
     ],
 )
