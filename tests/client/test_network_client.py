@@ -5,6 +5,7 @@ Mirrors Kafka's NetworkClientTest, InFlightRequestsTest and ClusterConnectionSta
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -457,39 +458,6 @@ def test_disconnecting_is_told_once_and_can_be_repeated():
     rig.connect(0)
 
 
-def test_all_bootstrap_addresses_are_tried_until_one_answers():
-    rig = Rig(connect=False)
-    rig.settings = rig.settings._replace(
-        bootstrap=tuple(Address(f"boot{i}", 9092) for i in range(3))
-    )
-    client = NetworkClient(
-        rig.wire, rig.metadata, rig.settings, rig.resolve, rig.wire.clock
-    )
-    rig.wire.refuse_connect |= {-1, -2}
-    for _ in range(12):
-        client.poll(0, rig.wire.now_ms)
-        rig.pass_ms(20)
-    assert rig.metadata.snapshot.nodes
-
-
-def test_when_every_broker_is_gone_the_bootstrap_addresses_are_tried_again():
-    rig = Rig()
-    rig.wire.refuse_connect |= {0, 1}
-    rig.wire.hang_up(0)
-    rig.turns()
-    before = len(rig.wire.connects)
-    for _ in range(60):
-        rig.turns()
-        rig.pass_ms(100)
-    assert -1 in [node for node, _ in rig.wire.connects[before:]]
-    rig.wire.nodes = {5: Address("b5", 9092)}
-    rig.metadata.request_update()
-    for _ in range(60):
-        rig.turns()
-        rig.pass_ms(100)
-    assert set(rig.metadata.snapshot.nodes) == {5}
-
-
 def test_an_unused_connection_is_closed_after_its_idle_time():
     rig = Rig()
     rig.pass_ms(539_000)
@@ -511,48 +479,50 @@ def test_correlation_ids_are_unique_on_a_connection():
     assert len(ids) == len(set(ids)) > 100
 
 
-def test_without_metadata_for_too_long_the_bootstrap_addresses_are_asked_again():
-    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=1000)
+def test_a_connection_closed_while_it_is_made_leaves_nothing_and_is_made_again():
+    rig = Rig()
+    rig.wire.hang_connect.add(1)
+    rig.client.ready(1, rig.wire.now_ms)
+    rig.turns()
+    assert 1 in rig.wire.open
+    rig.client.disconnect(1, rig.wire.now_ms)
+    assert 1 not in rig.wire.open
+    assert not rig.answers
+    rig.wire.hang_connect.clear()
+    rig.pass_ms(100)
     rig.connect(1)
-    rig.wire.nodes = {7: Address("b7", 9092)}
-    before = len(rig.wire.connects)
-    rig.wire.silent.add(ApiKey.METADATA)  # connections are fine, but of no use
-    rig.metadata.request_update()
-    waited_ms = 0
-    while -1 not in [node for node, _ in rig.wire.connects[before:]]:
-        rig.turns()
-        rig.pass_ms(100)
-        waited_ms += 100
-        assert waited_ms < 20_000
-    assert waited_ms > 5000
-    rig.wire.silent.clear()
-    for _ in range(60):
-        rig.turns()
-        rig.pass_ms(100)
-    assert set(rig.metadata.snapshot.nodes) == {7}
 
 
-def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
-    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
-    rig.wire.silent.add(ApiKey.METADATA)
-    rig.metadata.request_update()
-    rig.pass_ms(1000)  # past the backoff
+def test_a_throttled_node_is_not_the_least_loaded_one():
+    rig = Rig()
+    rig.connect(1)
+    rig.send(1)
+    rig.wire.answer(InitProducerIdResponse(throttle_time_ms=500))
+    rig.turns()
+    for _ in range(20):  # by chance it would be either
+        assert rig.client.least_loaded_node(rig.wire.now_ms) == 0
+    rig.pass_ms(500)
+    assert {rig.client.least_loaded_node(rig.wire.now_ms) for _ in range(50)} == {0, 1}
+
+
+def test_of_nodes_without_a_connection_the_one_longest_not_tried_is_taken():
+    rig = Rig(rebootstrap=False)
+    rig.wire.refuse_connect |= {0, 1}
+    rig.wire.hang_up(0)
     rig.turns(2)
-    rig.pass_ms(4000)
-    rig.send()
-    rig.pass_ms(4000)
-    rig.turns(2)
-    (answer,) = rig.answers
-    assert answer.disconnected
-    assert "bootstrapping again" in str(answer.error)
-
-
-def test_the_strategy_none_never_goes_back_to_the_bootstrap_addresses():
-    rig = Rig(rebootstrap=False, rebootstrap_trigger_ms=1000, request_timeout_ms=500)
-    rig.wire.silent.add(ApiKey.METADATA)
     before = len(rig.wire.connects)
-    for _ in range(100):
-        rig.metadata.request_update()
-        rig.turns()
-        rig.pass_ms(100)
-    assert -1 not in [node for node, _ in rig.wire.connects[before:]]
+    for _ in range(10):
+        rig.pass_ms(5000)
+        rig.turns(1)  # somebody must be asked for metadata
+    tried = [node for node, _ in rig.wire.connects[before:]]
+    assert len(tried) >= 6
+    assert all(node != after for node, after in itertools.pairwise(tried))
+
+
+def test_a_node_that_is_only_busy_is_still_there():
+    rig = Rig(max_in_flight=1)
+    rig.connect(1)
+    rig.send(0)
+    rig.send(1)
+    assert rig.client.least_loaded_node(rig.wire.now_ms) is None
+    assert rig.client.has_usable_node(rig.wire.now_ms)

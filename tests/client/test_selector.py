@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.selector import Selector
+from mpbroker.client.selector import PlaintextChannel, Selector
 
 
 @pytest.fixture
@@ -168,3 +168,55 @@ def test_a_connection_that_is_made_and_lost_in_one_poll_is_only_lost(selector, s
     poll_until(selector, lambda: bool(selector.disconnected))
     assert selector.connected == []
     assert selector.disconnected == {1: "closed by the broker"}
+
+
+def test_five_connections_carry_hundreds_of_answers_each_in_order(selector, server):
+    nodes = range(5)
+    peers = {node: connect(selector, server, node) for node in nodes}
+    try:
+        got = dict.fromkeys(nodes, b"")
+        want = b"".join(b"%04d" % number for number in range(500))
+        for number in range(500):
+            for node in nodes:
+                selector.send(node, b"%04d" % number)
+        echoed = dict.fromkeys(nodes, 0)
+        deadline = time.monotonic() + 60
+        while any(len(data) < len(want) for data in got.values()):
+            assert time.monotonic() < deadline
+            for node, peer in peers.items():
+                if echoed[node] < len(want):
+                    data = peer.recv(4096)  # all of it is sent, or under way
+                    echoed[node] += len(data)
+                    peer.sendall(data)
+            selector.poll(0)
+            for node, data in selector.received:
+                got[node] += data
+        assert got == dict.fromkeys(nodes, want)
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def test_what_one_poll_told_the_next_one_does_not_repeat(selector, server):
+    peer = connect(selector, server)
+    selector.poll(0)
+    assert not selector.connected
+    peer.close()
+    poll_until(selector, lambda: 1 in selector.disconnected)
+    selector.poll(0)
+    assert not selector.disconnected
+
+
+def test_one_that_cannot_be_closed_does_not_keep_the_others_open(server):
+    class Stubborn(PlaintextChannel):
+        def close(self) -> None:
+            super().close()
+            raise OSError("cannot be closed")
+
+    made = Selector(make_channel=lambda sock, host: Stubborn(sock))
+    peers = [connect(made, server, node) for node in range(3)]
+    made.shutdown()
+    for peer in peers:
+        peer.settimeout(30)
+        assert peer.recv(1) == b""
+        peer.close()

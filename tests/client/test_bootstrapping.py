@@ -1,0 +1,99 @@
+"""Where a `NetworkClient` learns of brokers, and where it turns when it learns nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.client.addresses import Address
+from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.client.network_client import NetworkClient
+from mpbroker.protocol.api_key import ApiKey
+from tests.client.test_network_client import Rig
+
+
+def test_all_bootstrap_addresses_are_tried_until_one_answers():
+    rig = Rig(connect=False)
+    rig.settings = rig.settings._replace(
+        bootstrap=tuple(Address(f"boot{i}", 9092) for i in range(3))
+    )
+    client = NetworkClient(
+        rig.wire, rig.metadata, rig.settings, rig.resolve, rig.wire.clock
+    )
+    rig.wire.refuse_connect |= {-1, -2}
+    for _ in range(12):
+        client.poll(0, rig.wire.now_ms)
+        rig.pass_ms(20)
+    assert rig.metadata.snapshot.nodes
+
+
+def test_when_every_broker_is_gone_the_bootstrap_addresses_are_tried_again():
+    rig = Rig()
+    rig.wire.refuse_connect |= {0, 1}
+    rig.wire.hang_up(0)
+    rig.turns()
+    before = len(rig.wire.connects)
+    for _ in range(60):
+        rig.turns()
+        rig.pass_ms(100)
+    assert -1 in [node for node, _ in rig.wire.connects[before:]]
+    rig.wire.nodes = {5: Address("b5", 9092)}
+    rig.metadata.request_update()
+    for _ in range(60):
+        rig.turns()
+        rig.pass_ms(100)
+    assert set(rig.metadata.snapshot.nodes) == {5}
+
+
+def test_without_metadata_for_too_long_the_bootstrap_addresses_are_asked_again():
+    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=1000)
+    rig.connect(1)
+    rig.wire.nodes = {7: Address("b7", 9092)}
+    before = len(rig.wire.connects)
+    rig.wire.silent.add(ApiKey.METADATA)  # connections are fine, but of no use
+    rig.metadata.request_update()
+    waited_ms = 0
+    while -1 not in [node for node, _ in rig.wire.connects[before:]]:
+        rig.turns()
+        rig.pass_ms(100)
+        waited_ms += 100
+        assert waited_ms < 20_000
+    assert waited_ms > 5000
+    rig.wire.silent.clear()
+    for _ in range(60):
+        rig.turns()
+        rig.pass_ms(100)
+    assert set(rig.metadata.snapshot.nodes) == {7}
+
+
+def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
+    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
+    rig.wire.silent.add(ApiKey.METADATA)
+    rig.metadata.request_update()
+    rig.pass_ms(1000)  # past the backoff
+    rig.turns(2)
+    rig.pass_ms(4000)
+    rig.send()
+    rig.pass_ms(4000)
+    rig.turns(2)
+    (answer,) = rig.answers
+    assert answer.disconnected
+    assert "bootstrapping again" in str(answer.error)
+
+
+def test_the_strategy_none_never_goes_back_to_the_bootstrap_addresses():
+    rig = Rig(rebootstrap=False, rebootstrap_trigger_ms=1000, request_timeout_ms=500)
+    rig.wire.silent.add(ApiKey.METADATA)
+    before = len(rig.wire.connects)
+    for _ in range(100):
+        rig.metadata.request_update()
+        rig.turns()
+        rig.pass_ms(100)
+    assert -1 not in [node for node, _ in rig.wire.connects[before:]]
+
+
+def test_a_broker_without_metadata_requests_is_an_error_and_not_an_endless_wait():
+    rig = Rig(connect=False)
+    rig.wire.versions[ApiKey.METADATA] = (100, 101)
+    rig.turns(8)
+    with pytest.raises(UnsupportedVersionError, match="METADATA"):
+        rig.metadata.wait(rig.metadata.request_update(), 30)
