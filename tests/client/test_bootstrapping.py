@@ -1,4 +1,4 @@
-"""Where a `NetworkClient` learns of brokers, and where it turns when it learns nothing."""
+"""Where a `NetworkClient` learns of brokers, and where else if it learns nothing."""
 
 from __future__ import annotations
 
