@@ -69,6 +69,8 @@ class ConsumerMember:
         "previous_epoch",
         "rack_id",
         "rebalance_timeout_ms",
+        "seen_by",
+        "sees",
         "server_assignor",
         "state",
         "topic_names",
@@ -85,6 +87,9 @@ class ConsumerMember:
         self.server_assignor: str | None = None
         self.topic_names: tuple[str, ...] = ()
         self.topic_regex: str | None = None
+        # By its pattern, where it does not see all: see patterns.py. Not in the log.
+        self.sees: frozenset[str] | None = None
+        self.seen_by: tuple[str, int, int | None] | None = None
         self.classic: ClassicSide | None = None
         self.member_epoch = 0
         self.previous_epoch = -1
@@ -202,7 +207,10 @@ class ConsumerGroup:
     def wanted_topics(self, member: ConsumerMember) -> set[str]:
         wanted = set(member.topic_names)
         if member.topic_regex:
-            wanted |= self.patterns.get(member.topic_regex, frozenset())
+            seen = member.sees
+            if seen is None:
+                seen = self.patterns.get(member.topic_regex, frozenset())
+            wanted |= seen
         return wanted
 
     def is_subscribed_to(self, topic: str) -> bool:

@@ -7,7 +7,6 @@ to it); the messages are its too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -32,8 +31,8 @@ from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_records import KeyValue
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.patterns import compile_pattern, resolve, see
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
@@ -67,6 +66,7 @@ class ConsumerGroupProtocol:
         new_id: Callable[[], str],
         overrides: Callable[[str], Mapping[str, str]],
     ) -> None:
+        self.is_guarded = False  # there is an authorizer: see patterns.py
         self._config = config
         self._overrides = overrides
         self._out = outbox
@@ -118,7 +118,7 @@ class ConsumerGroupProtocol:
                 f" assignors: {', '.join(offered)}.",
             )
         if request.subscribed_topic_regex:
-            _compile(request.subscribed_topic_regex)
+            compile_pattern(request.subscribed_topic_regex)
         names = request.subscribed_topic_names or ()
         if sum(map(len, names)) > self._config.message_max_bytes:
             raise ApiError(
@@ -150,7 +150,8 @@ class ConsumerGroupProtocol:
         self._take_in(call, member, request)
         if is_new or member.metadata() != before[1]:
             self._write(group, member_record(group.group_id, member.member_id, member))
-        changed = is_new or member.subscription() != before[2]
+        sees_others = see(group, member, call.access, self._topics)
+        changed = is_new or sees_others or member.subscription() != before[2]
         self.refresh(group, changed=changed, now_ms=now_ms)
         owned = None
         if request.topic_partitions is not None:
@@ -338,11 +339,7 @@ class ConsumerGroupProtocol:
     def _refresh_topics(self, group: ConsumerGroup, now_ms: int) -> bool:
         """Look up what the members want; say if that is something else than before."""
         changed = False
-        patterns = {
-            member.topic_regex: _matching(member.topic_regex, self._topics)
-            for member in group.members.values()
-            if member.topic_regex
-        }
+        patterns = resolve(group, self._topics, is_guarded=self.is_guarded)
         if patterns != group.patterns:
             for pattern in group.patterns.keys() - patterns.keys():
                 self._write(group, pattern_record(group.group_id, pattern, None))
@@ -517,28 +514,6 @@ def _check_epoch(
 
 def _refuse(message: str) -> None:
     raise ApiError(ErrorCode.INVALID_REQUEST, message)
-
-
-@lru_cache(maxsize=256)
-def _compile(pattern: str) -> TopicRegex:
-    try:
-        return TopicRegex(pattern)
-    except InvalidRegexError as error:
-        raise ApiError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern[:200]}` is not a valid regular"
-            f" expression: {error}.",
-        ) from None
-
-
-def _matching(pattern: str, topics: Topics) -> frozenset[str]:
-    """The topics that match; internal ones are nobody's business."""
-    regex = _compile(pattern)
-    return frozenset(
-        name
-        for name in topics.topic_names()
-        if not name.startswith("__") and regex.matches(name)
-    )
 
 
 def _hash(topics: dict[str, int]) -> int:

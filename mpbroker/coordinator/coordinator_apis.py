@@ -45,6 +45,8 @@ class CoordinatorApis:
         authorisation: Authorisation | None = None,
     ) -> None:
         self._authorisation = authorisation
+        if authorisation is not None:
+            coordinator.be_guarded()
         self._client_host = client_host
         self._now_ms = now_ms
         self._began = began
@@ -76,7 +78,7 @@ class CoordinatorApis:
             if decode is None:
                 decode = request_class(api_key).decode
             message = decode(request.api_version, request.body)
-            verdict = None
+            verdict = access = None
             if check is not None:
                 access = self._authorisation.access(request)  # type: ignore[union-attr]
                 if access is None:
@@ -93,6 +95,7 @@ class CoordinatorApis:
                 partial(self._client_host, request.connection),
                 request,
                 None if verdict is None else verdict.amend,
+                access,
             )
             self._began(call)
             handle(call, message, self._now_ms())

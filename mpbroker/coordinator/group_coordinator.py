@@ -132,6 +132,10 @@ class GroupCoordinator:
         )
         self._listing = GroupListing(self._groups, self.check_group, topics)
 
+    def be_guarded(self) -> None:
+        """There is an authorizer: members see by a pattern what they may."""
+        self._consumer.is_guarded = True
+
     def __len__(self) -> int:
         return len(self._groups)
 

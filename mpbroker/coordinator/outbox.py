@@ -10,10 +10,13 @@ of __transaction_state by ``transaction_log`` of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
+
+if TYPE_CHECKING:
+    from mpbroker.server.authorisation import Access
 
 NOW: Final = ()
 
@@ -30,6 +33,7 @@ class Call:
 
     __slots__ = (
         "_client_host",
+        "access",
         "amend",
         "answered",
         "client_id",
@@ -44,11 +48,13 @@ class Call:
         client_host: str | Callable[[], str],
         request: Any = None,
         amend: Callable[[Message], None] | None = None,
+        access: Access | None = None,
     ) -> None:
         self.version = version
         self.client_id = client_id
         self._client_host = client_host
         self.request = request  # the process's own; nobody here looks at it
+        self.access = access  # what its sender may do; None: everything
         self.amend = amend  # puts what was refused into the answer
         self.answered = False
 

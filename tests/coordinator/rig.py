@@ -107,11 +107,15 @@ class Rig:
 
     # -- calls ---------------------------------------------------------------------
 
+    def access_of(self, client: str) -> Any:
+        """What a client may do; None: everything."""
+        return None
+
     def send(
         self, name: str, request: Message, version: int, client: str = "c"
     ) -> Call:
         """Make a request; its answer, once there is one, is ``answer(call)``."""
-        call = Call(version, client, "/host")
+        call = Call(version, client, "/host", access=self.access_of(client))
         call.request = None
         # Through bytes, as it would come: what a version lacks is not there.
         decoded = type(request).decode(version, request.encode(version))
