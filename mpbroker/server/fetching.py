@@ -93,10 +93,13 @@ class FetchService:
         *,
         handler: int = 0,
         plain: PlainRequests | None = None,
+        count_error: Callable[[int, int], None] | None = None,
     ) -> None:
         """Args:
         authorisation: says who may read what; None: everybody everything.
+        count_error: told of an API's key and each error in an answer.
         """
+        self._count_error = count_error
         self._authorisation = authorisation
         self._channel = channel
         self._registry = registry
@@ -122,6 +125,7 @@ class FetchService:
         try:
             answer = self._targets(message, request, may_read)
         except ApiError as error:
+            self._count(request, error.error_code)
             response = session_error(error.error_code)
             return _parts(response, request.api_version)
         reading = self._read(message, answer)
@@ -355,6 +359,8 @@ class FetchService:
         if answer.full and answer.session_id:
             self._note_all_sent(answer.session_id, reading)
         for target, result, error in reading.results:
+            if error:
+                self._count(request, error)
             if not answer.full and not self._is_news(
                 answer.base, target, result, error
             ):
@@ -367,6 +373,10 @@ class FetchService:
         if quotas is not None:
             quotas.charge_rest_of_fetch(request, parts, reading.bytes_found)
         return parts
+
+    def _count(self, request: Request, error: ErrorCode) -> None:
+        if self._count_error is not None:
+            self._count_error(request.api_key, error)
 
     def _throttled(self, request: Request, answer: Answer) -> list[bytes | FilePart]:
         """Nothing, and for how long to be quiet; a session that exists goes on."""

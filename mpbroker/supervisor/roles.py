@@ -243,6 +243,7 @@ class Roles:
             authorisation,
             handler=handler,
             plain=plain,
+            count_error=errors.count,
         )
         fetch.quotas = quotas
         apis = ApiTable(

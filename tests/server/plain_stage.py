@@ -118,6 +118,7 @@ class Stage:
                 self.registry,
                 auto_create_topics=True,
             )
+        self.errors: list[tuple[int, int]] = []  # counted of fetches
         self.plain = None
         if short:
             self.plain = PlainRequests.of(
@@ -146,6 +147,7 @@ class Stage:
             fetch_max_bytes,
             authorisation,
             plain=self.plain,
+            count_error=lambda api_key, code: self.errors.append((api_key, int(code))),
         )
         self.api_versions_answers = itertools.repeat(b"\0\0 what is served")
 

@@ -225,6 +225,19 @@ def test_only_topics_that_may_be_read_are(stage, version):
     assert rows == [(0, True), (DENIED, False)]
 
 
+def test_each_error_of_a_fetch_is_counted(stage):
+    create_acls(stage.registry, [acl(WRITE, "*"), acl(READ, "one")])
+    assert produce(stage, "one") == [0]
+    fetch(stage, "one")
+    assert stage.errors == []
+    fetch(stage, "one", "two", "missing")
+    key = int(ApiKey.FETCH)
+    assert stage.errors == [(key, DENIED), (key, DENIED)]
+    stage.errors.clear()
+    fetch(stage, session=(4711, 3))
+    assert stage.errors == [(key, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)]
+
+
 def test_a_topic_that_is_not_there_is_denied_likewise(stage):
     assert fetch(stage, "missing")[1] == fetch(stage, "one")[1] == [(DENIED, False)]
     unknown = ErrorCode.UNKNOWN_TOPIC_ID
