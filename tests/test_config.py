@@ -273,10 +273,30 @@ def test_replication_factors_above_one_are_a_warning():
         ("PLAINTEXT://-h:1", "neither an IPv4 address nor a host name"),
         ("OTHER://h:1", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
         ("PLAINTEXT://a:1,plaintext://b:2", "PLAINTEXT is twice"),
+        ("PLAINTEXT://unix:kafka.sock", "needs a whole path"),
+        ("PLAINTEXT://unix:/run/", "needs a whole path"),
+        ("PLAINTEXT://unix:/" + 107 * "x", "the path has 108 bytes"),
+        ("OTHER://unix:/x", "add OTHER:PLAINTEXT to listener.security.protocol.map"),
+        ("SSL://unix:/x", "SSL is not served on a Unix socket"),
+        ("PLAINTEXT://unix:/x,SSL://unix:/x", "/x is twice"),
     ],
 )
 def test_listeners_that_cannot_be_served_are_refused(listeners, complaint):
     assert complaint in refusal(listeners=listeners)
+
+
+def test_a_unix_socket_is_a_listener_that_is_told_as_its_path():
+    config = load(
+        {
+            "listeners": "plaintext://h:1,local://unix:/run/x.sock",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,LOCAL:PLAINTEXT",
+        }
+    )
+    _, endpoint = config.endpoints
+    assert endpoint.path == "/run/x.sock" and endpoint.is_loopback
+    assert endpoint.connection_string == "LOCAL://unix:/run/x.sock"
+    assert config.advertised["LOCAL"] == ("unix:/run/x.sock", 0)
+    assert config.advertised["PLAINTEXT"] == ("", 0)
 
 
 @pytest.mark.parametrize(

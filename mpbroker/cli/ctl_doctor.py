@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -99,12 +100,26 @@ def _check_broker(state: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _check_socket_file(check: str, path: str) -> Finding:
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(_DIAL_S)
+            sock.connect(path)
+    except OSError as error:
+        told = f"{path} cannot be dialled: {error.strerror or error}"
+        return Finding(FAIL, check, told, "restart the broker, which makes it anew")
+    return Finding(OK, check, f"{path} takes connections")
+
+
 def check_listener(name: str, address: str) -> Iterator[Finding]:
     """Dial a listener, and then the names that it tells its clients to dial."""
     from mpbroker.client.addresses import Address, parse_addresses
     from mpbroker.client.cluster import Cluster
 
     check = f"listener {name}"
+    if address.startswith("unix:"):
+        yield _check_socket_file(check, address.removeprefix("unix:"))
+        return
     try:
         with Cluster(parse_addresses(address), _DIAL_S) as cluster:
             brokers = cluster.metadata([]).brokers

@@ -51,7 +51,8 @@ SERVER_KEYS: Final = [
         _LIST,
         ("PLAINTEXT://127.0.0.1:9092",),
         "Addresses to serve, as NAME://host:port. An empty host or 0.0.0.0 is every"
-        " IPv4 address, [::] every address; port 0 lets the system choose.",
+        " IPv4 address, [::] every address; port 0 lets the system choose. A Unix"
+        " socket is NAME://unix:/path.",
         validator=not_empty(),
         importance=_HIGH,
     ),

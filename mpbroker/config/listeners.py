@@ -1,10 +1,11 @@
-"""Listener addresses: NAME://host:port, as `listeners` spells them.
+"""Listener addresses, as `listeners` has them: NAME://host:port, NAME://unix:/path.
 
 Source: KIP-103 and KIP-797 for what may be combined with what.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,16 +15,22 @@ from mpbroker.config_def import ConfigError, ConfigValue, Validator
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
+_LISTENER_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _LISTENER: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_.\-]+)://(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^\[\]:/]*))"
     r":(?P<port>[0-9]{1,5})"
 )
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,252})")
+_UNIX: Final = "unix:"
+_MAX_PATH_BYTES: Final = 107  # sun_path of sockaddr_un has 108, with a NUL at its end
 _WILDCARDS: Final = ("0.0.0.0", "::", "::0", "0:0:0:0:0:0:0:0")
 
 
 class EndPoint(NamedTuple):
-    """One listener. An empty host is the wildcard; port 0 lets the system choose."""
+    """One listener. An empty host is the wildcard; port 0 lets the system choose.
+
+    Of a Unix socket the host is ``unix:/path``, and the port 0.
+    """
 
     listener_name: str
     host: str
@@ -33,13 +40,25 @@ class EndPoint(NamedTuple):
     @property
     def connection_string(self) -> str:
         """The listener as `listeners` spells it."""
+        if self.path is not None:
+            return f"{self.listener_name}://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.listener_name}://{host}:{self.port}"
 
     @property
+    def path(self) -> str | None:
+        """Where a Unix socket is; None: it is none."""
+        is_unix = self.host.startswith(_UNIX)
+        return self.host.removeprefix(_UNIX) if is_unix else None
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return (
+            self.path is not None
+            or self.host in ("localhost", "::1")
+            or self.host.startswith("127.")
+        )
 
     @property
     def is_wildcard(self) -> bool:
@@ -71,12 +90,17 @@ def parse_listeners(
 
 
 def _parse_listener(item: str, protocols: Mapping[str, str], key: str) -> EndPoint:
+    name, _, address = item.partition("://")
+    if address.startswith(_UNIX) and _LISTENER_NAME.fullmatch(name):
+        _check_path(address.removeprefix(_UNIX), item, key)
+        protocol = _protocol_of(name.upper(), protocols, key)
+        return EndPoint(name.upper(), address, 0, protocol)
     match = _LISTENER.fullmatch(item)
     if match is None:
         raise ConfigError(
             f"{key}: unable to parse {_shown(item)} to a broker endpoint; it must be"
-            " NAME://host:port, an IPv6 address in brackets, for example"
-            " PLAINTEXT://127.0.0.1:9092"
+            " NAME://host:port, an IPv6 address in brackets, or NAME://unix:/path, for"
+            " example PLAINTEXT://127.0.0.1:9092"
         )
     port = int(match["port"])
     if port > 65535:
@@ -91,13 +115,31 @@ def _parse_listener(item: str, protocols: Mapping[str, str], key: str) -> EndPoi
             f"{key}: {_shown(item)}: {host!r} is neither an IPv4 address nor a host"
             " name; an IPv6 address goes in brackets"
         )
+    return EndPoint(name, host, port, _protocol_of(name, protocols, key))
+
+
+def _protocol_of(name: str, protocols: Mapping[str, str], key: str) -> str:
     protocol = protocols.get(name)
     if protocol is None:
         raise ConfigError(
             f"{key}: no security protocol defined for listener {name}; add"
             f" {name}:PLAINTEXT to listener.security.protocol.map"
         )
-    return EndPoint(name, host, port, protocol)
+    return protocol
+
+
+def _check_path(path: str, item: str, key: str) -> None:
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError(
+            f"{key}: {_shown(item)}: a Unix socket needs a whole path, as in"
+            " LOCAL://unix:/run/mpbroker/kafka.sock"
+        )
+    length = len(os.fsencode(path))
+    if length > _MAX_PATH_BYTES:
+        raise ConfigError(
+            f"{key}: {_shown(item)}: the path has {length} bytes, and that of a Unix"
+            f" socket may have {_MAX_PATH_BYTES} (108 with its end); give a shorter one"
+        )
 
 
 def _check_ipv6(host: str, item: str, key: str) -> None:
@@ -188,6 +230,7 @@ def check_listeners(endpoints: Sequence[EndPoint]) -> None:
         if names.count(name) > 1:
             raise ConfigError(f"listeners: each needs its own name, {name} is twice")
     _check_ports(endpoints)
+    _check_unix(endpoints)
 
 
 def check_planes(
@@ -260,6 +303,24 @@ def _check_ports(endpoints: Sequence[EndPoint]) -> None:
             )
 
 
+def _check_unix(endpoints: Sequence[EndPoint]) -> None:
+    paths = [each.path for each in endpoints]
+    for each in endpoints:
+        if each.path is None:
+            continue
+        if paths.count(each.path) > 1:
+            raise ConfigError(
+                f"listeners: each needs its own path, {each.path} is twice"
+            )
+        if each.security_protocol != "PLAINTEXT":
+            raise ConfigError(
+                f"listeners: {each.connection_string}: {each.security_protocol} is not"
+                " served on a Unix socket, where the file's owner and mode say who may"
+                f" come; add {each.listener_name}:PLAINTEXT to"
+                " listener.security.protocol.map"
+            )
+
+
 def _literal_family(host: str) -> int:
     if ":" in host:
         return 6
@@ -271,13 +332,17 @@ def advertised_by_listener(
 ) -> dict[str, AdvertisedEndPoint]:
     """Return what the clients of each listener are told, by listener name.
 
-    A listener that is not advertised tells its clients the address they dialled.
+    A listener that is not advertised tells its clients the address they dialled: of
+    a Unix socket ``unix:/path`` and port 0.
 
     Raises:
         ConfigError: a wildcard address, a name twice, or a name without a listener.
     """
     known = {endpoint.listener_name for endpoint in listeners}
-    result = {name: AdvertisedEndPoint("", 0) for name in known}
+    result = {
+        each.listener_name: AdvertisedEndPoint(each.host if each.path else "", 0)
+        for each in listeners
+    }
     seen = set()
     for endpoint in advertised:
         name = endpoint.listener_name

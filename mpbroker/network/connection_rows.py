@@ -358,7 +358,9 @@ def _address(
 ) -> tuple[str, int]:
     word = connection_row(connection)
     packed = _ADDRESS.pack(words[word + address_word], words[word + address_word + 1])
-    if packed.startswith(_V4_PREFIX):
+    if packed == _NO_ADDRESS[0]:
+        host = "unix"
+    elif packed.startswith(_V4_PREFIX):
         host = socket.inet_ntoa(packed[len(_V4_PREFIX) :])
     else:
         host = socket.inet_ntop(socket.AF_INET6, packed)

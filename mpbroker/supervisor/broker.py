@@ -32,7 +32,11 @@ from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.authorisation import check_authorizer
 from mpbroker.supervisor.child import Role
-from mpbroker.supervisor.listeners import Listener, open_listeners
+from mpbroker.supervisor.listeners import (
+    Listener,
+    open_listeners,
+    remove_socket_files,
+)
 from mpbroker.supervisor.live_config import LiveConfig
 from mpbroker.supervisor.memory import BrokerMemory, set_control_plane
 from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
@@ -281,6 +285,7 @@ class Broker:
             supervisor.stop()
             if control is not None:
                 control.close()
+            remove_socket_files(listeners)
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
         return 1 if supervisor.failed else 0

@@ -8,8 +8,11 @@ backlog, and none was refused.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
+import stat
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +29,7 @@ _LOG = get_logger(__name__)
 
 # Listener names have no colon, and neither may the names of stored descriptors.
 STORED_PREFIX: Final = "stored-"
+_SOCKET_MODE: Final = 0o660  # of a Unix socket: its user and group may come
 
 
 class AddressError(MpbrokerError):
@@ -55,8 +59,15 @@ class Listener(NamedTuple):
         return STORED_PREFIX + self.endpoint.listener_name
 
     @property
+    def path(self) -> str | None:
+        """Where its Unix socket is; None: it is one of TCP."""
+        return self.endpoint.path
+
+    @property
     def address(self) -> str:
         """What a client on this machine may dial."""
+        if self.path is not None:
+            return self.endpoint.host
         host = self.endpoint.host
         if self.endpoint.is_wildcard:
             host = "::1" if self.sock.family == socket.AF_INET6 else "127.0.0.1"
@@ -97,7 +108,7 @@ def open_listeners(
                     sock.setsockopt(
                         socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes
                     )
-            port = sock.getsockname()[1]
+            port = 0 if endpoint.path is not None else sock.getsockname()[1]
             opened.append(Listener(len(opened), endpoint, sock, port, origin))
             if origin is not Origin.PASSED:
                 sock.listen(backlog)
@@ -105,6 +116,7 @@ def open_listeners(
     except BaseException:
         for listener in opened:
             listener.sock.close()
+        remove_socket_files(opened)
         raise
     finally:
         for each in spare:
@@ -139,6 +151,8 @@ def _choose(
 
 def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
     """Whether it listens where a listener is configured to."""
+    if sock.family == socket.AF_UNIX or endpoint.path is not None:
+        return bool(sock.getsockname() == endpoint.path)
     host, port = sock.getsockname()[:2]
     if endpoint.port not in (0, port):
         return False
@@ -155,7 +169,12 @@ def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
 
 def _as_passed(endpoint: EndPoint, sock: socket.socket) -> EndPoint:
     """The endpoint as it is: of a socket found by name, the unit chose the address."""
-    host, port = sock.getsockname()[:2]
+    host, port = _where(sock)
+    if host.startswith("unix:") and endpoint.security_protocol != "PLAINTEXT":
+        raise ConfigError(
+            f"socket activation: {endpoint.listener_name} is {host}, where"
+            f" {endpoint.security_protocol} is not served, only PLAINTEXT"
+        )
     if not _is_at(sock, endpoint):
         _LOG.warning(
             "listeners=%s: the service manager passed a socket named %s that listens on"
@@ -174,7 +193,7 @@ def _refuse_unasked(
     """Clients of a socket that nobody serves would wait for ever."""
     for each in spare:
         if _origin_of(each) is Origin.PASSED:
-            host, port = each.sock.getsockname()[:2]
+            host, port = _where(each.sock)
             raise ConfigError(
                 f"socket activation: no listener for the socket {each.name or '?'} on"
                 f" {host} port {port}; listeners are "
@@ -184,7 +203,74 @@ def _refuse_unasked(
             )
 
 
+def _where(sock: socket.socket) -> tuple[str, int]:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}", 0
+    host, port = sock.getsockname()[:2]
+    return str(host), int(port)
+
+
+def remove_socket_files(listeners: Sequence[Listener]) -> None:
+    """Take away the files of Unix sockets that a broker made and leaves."""
+    for each in listeners:
+        if each.path is not None and each.origin is not Origin.PASSED:
+            with contextlib.suppress(OSError):
+                os.unlink(each.path)
+
+
+def _bind_unix(endpoint: EndPoint, path: str) -> socket.socket:
+    """Listen at a path; what a dead broker left there goes, and nothing else.
+
+    Raises:
+        AddressError: somebody listens there, or something else is there.
+    """
+    told = f"listeners={endpoint.connection_string}"
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise AddressError(
+                f"{told}: {path} is there and is no socket; remove it, or name another"
+                " path"
+            )
+        if _somebody_listens(path):
+            raise AddressError(
+                f"{told}: another process listens there; stop it, or name another path"
+            )
+        os.unlink(path)
+        _LOG.info("%s: took away the socket that a dead process left", told)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise AddressError(f"{told}: cannot listen there: {error.strerror}") from None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    # The umask, and not a chmod after: never open to more than it should be.
+    before = os.umask(0o777 & ~_SOCKET_MODE)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise AddressError(
+            f"{told}: cannot listen there: {error.strerror}; the directory must be"
+            " there, and this user must be allowed to write in it"
+        ) from None
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _somebody_listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        error = sock.connect_ex(path)
+    if error in (errno.ECONNREFUSED, errno.ENOENT):
+        return False
+    if error in (0, errno.EAGAIN):  # EAGAIN: its backlog is full
+        return True
+    raise OSError(error, os.strerror(error))
+
+
 def _bind(endpoint: EndPoint, receive_buffer_bytes: int) -> socket.socket:
+    if endpoint.path is not None:
+        return _bind_unix(endpoint, endpoint.path)
     host = endpoint.host
     try:
         found = socket.getaddrinfo(

@@ -128,7 +128,8 @@ class Probe:
         self._sock = sock = socket.socket(
             self.target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
         )
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.target.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A child forked meanwhile must not keep the connection open.
         self._loop.only_ours.add(sock.fileno())
         self._loop.watch(sock.fileno(), select.EPOLLOUT, self._ready)

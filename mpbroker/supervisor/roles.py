@@ -150,6 +150,10 @@ class Roles:
                 memory.control, memory.handler_bells, config.queued_max_requests
             )
         make: Callable[..., Processor] = Processor
+        if listener.path is not None:
+            from mpbroker.network.unix_processor import UnixProcessor
+
+            make = UnixProcessor
         if protocol != "PLAINTEXT":
             # Imported here: nobody else pays for TLS and SASL.
             from mpbroker.supervisor.listener_settings import secure_processor

@@ -197,7 +197,8 @@ class Service:
         for name in self._stored_names - used:
             self._manager.forget(name)  # or it would listen there for ever
         for listener in self._listeners:
-            if listener.origin is Origin.BOUND:
+            # Of a Unix socket the file goes with us: it would be unreachable there.
+            if listener.origin is Origin.BOUND and listener.path is None:
                 self._manager.keep(listener.stored_name, listener.sock.fileno())
 
     # -- the clock ---------------------------------------------------------------------

@@ -177,13 +177,15 @@ def listening_socket(fd: int, name: str) -> socket.socket:
         raise ConfigError(f"{told} is not a socket: {error.strerror}") from None
     os.set_inheritable(fd, False)
     sock.setblocking(False)
-    if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == (
-        socket.SOCK_STREAM
-    ):
+    families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+    if sock.family in families and sock.type == socket.SOCK_STREAM:
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return sock
         reason = "does not listen; a socket unit for mpbroker says Accept=no"
     else:
-        reason = "is not a TCP socket; a socket unit for mpbroker says ListenStream="
+        reason = (
+            "is no stream socket of TCP or Unix; a socket unit for mpbroker says"
+            " ListenStream="
+        )
     sock.close()
     raise ConfigError(f"{told} {reason}")

@@ -370,11 +370,11 @@ def _unix():
     ("make", "message"),
     [
         (_not_listening, "Accept=no"),
-        (_datagrams, "not a TCP socket"),
-        (_unix, "not a TCP socket"),
+        (_datagrams, "no stream socket of TCP or Unix"),
+        (_unix, "Accept=no"),
     ],
 )
-def test_what_is_passed_must_be_a_listening_tcp_socket(monkeypatch, make, message):
+def test_what_is_passed_must_be_a_listening_stream_socket(monkeypatch, make, message):
     with make() as made:
         fd = os.dup(made.fileno())
         monkeypatch.setattr(systemd, "_FIRST_FD", fd)
