@@ -2,7 +2,8 @@
 
 A turn: take requests from the lane, execute them, call the timers that are due, append
 what came of it to __consumer_offsets (one batch a partition, whatever the number of
-requests), start the syncs, give the answers whose records are on disk.
+requests), start the syncs, give the answers whose records are on disk. Only for a lone
+request are syncs waited for, where they take no time: see GroupCommit.sync_at_once.
 
     killed anywhere        its requests are put back and executed again by a successor,
                            which has everything from the log
@@ -207,6 +208,8 @@ class CoordinatorProcess:
 
     def _work(self, slots: list[int]) -> None:
         self._catch_up()
+        # Then what it asks for may be synced at once: nobody is held up by that.
+        self._commit.is_alone = len(slots) <= 1 and not self._held
         if slots:
             words, row = self._words, self._row
             words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
@@ -327,8 +330,11 @@ class CoordinatorProcess:
                 continue
             self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
-        for markers in out.take_markers():
-            self._mark(markers, now_ms)
+        if out.markers:
+            # Who was told of a commit need not wait for its markers.
+            self._channel.flush()
+            for markers in out.take_markers():
+                self._mark(markers, now_ms)
         held, self._held, self._held_since_ns = self._held, [], 0
         resting: dict[tuple[int, ...], list[Answer]] = {}
         for answer in (*held, *out.take_answers()):

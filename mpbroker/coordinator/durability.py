@@ -50,13 +50,18 @@ class Durability:
     Args:
         want_sync: asks for a sync of a log, to be started with the others of a turn.
         notices: of syncs that other processes made.
+        sync_at_once: syncs logs before it returns, where that holds up nobody.
     """
 
     def __init__(
-        self, want_sync: Callable[[PartitionLog], None], notices: NotificationRing
+        self,
+        want_sync: Callable[[PartitionLog], None],
+        notices: NotificationRing,
+        sync_at_once: Callable[[list[PartitionLog]], None] | None = None,
     ) -> None:
         self._want_sync = want_sync
         self._notices = notices
+        self._sync_at_once = sync_at_once
         # By row; each log's in the order in which they came.
         self._waiting: dict[int, deque[tuple[Awaited, _Waiter]]] = {}
         self._ended: list[int] = []
@@ -77,10 +82,15 @@ class Durability:
             complete: told the names of the logs that cannot be synced.
         """
         left = [each for each in awaited if each.log.row.durable_end_offset < each.end]
+        failed: list[Hashable] = []
+        if left and self._sync_at_once is not None:
+            self._sync_at_once([each.log for each in left])
+            left, failed = _still_to_come(left)
         if not left:
-            complete([])
+            complete(failed)
             return
         waiter = _Waiter(complete, len(left), now_ns + DEADLINE_NS)
+        waiter.failed = failed
         self._look_at_deadlines_ns = min(self._look_at_deadlines_ns, waiter.deadline_ns)
         for each in left:
             index = each.log.row.index
@@ -153,3 +163,18 @@ class Durability:
                 del self._waiting[row]
         for waiter in given_up.values():
             waiter.complete(waiter.failed)
+
+
+def _still_to_come(awaited: list[Awaited]) -> tuple[list[Awaited], list[Hashable]]:
+    """Tell what is not on disk yet, and the names of what never will be."""
+    left: list[Awaited] = []
+    failed: list[Hashable] = []
+    for each in awaited:
+        row = each.log.row
+        if row.durable_end_offset >= each.end:
+            continue
+        if row.status == RowStatus.ONLINE:
+            left.append(each)
+        else:
+            failed.append(each.name)
+    return left, failed

@@ -41,11 +41,7 @@ from mpbroker.coordinator.transaction_metadata import (
     TransactionMetadata,
     TransactionState,
 )
-from mpbroker.coordinator.transaction_records import (
-    TransactionLogValue,
-    transaction_key,
-    transaction_value,
-)
+from mpbroker.coordinator.transaction_records import TransactionLogValue
 from mpbroker.logger import get_logger
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -515,7 +511,7 @@ class TransactionCoordinator:
                 del self._transactions[transaction.transactional_id]
                 self._out.write(
                     self.log_of(transaction.transactional_id),
-                    transaction_key(transaction.transactional_id),
+                    transaction.key,
                     None,
                 )
         self.start_timers(now_ms)
@@ -524,11 +520,7 @@ class TransactionCoordinator:
 
     def _write(self, transaction: TransactionMetadata) -> tuple[int, ...]:
         log = self.log_of(transaction.transactional_id)
-        self._out.write(
-            log,
-            transaction_key(transaction.transactional_id),
-            transaction_value(transaction.value()),
-        )
+        self._out.write(log, transaction.key, transaction.value())
         return (log,)
 
     def begin_loading(self, partitions: Iterable[int]) -> None:

@@ -18,7 +18,7 @@ from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
-from mpbroker.protocol.batch_header import parse_batch_header
+from mpbroker.protocol.batch_header import BatchHeader, parse_batch_header
 from mpbroker.protocol.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
@@ -75,6 +75,7 @@ class MarkerWriter:
             EndTransactionMarker(markers.commit, markers.coordinator_epoch),
             now_ms,
         )
+        header = parse_batch_header(data)
         results: dict[TopicPartition, ErrorCode] = {}
         awaited = []
         for topic_partition in markers.partitions:
@@ -84,7 +85,7 @@ class MarkerWriter:
                 if topic is None or not 0 <= partition < len(topic.partitions):
                     raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 log = self._log(topic, partition)
-                end = self._append(log, bytearray(data), now_ms)
+                end = self._append(log, header, bytearray(data), now_ms)
             except ApiError as error:
                 results[topic_partition] = error.error_code
                 _LOG.warning("no marker for %s-%d: %s", name, partition, error)
@@ -97,8 +98,9 @@ class MarkerWriter:
                 )
         return results, awaited
 
-    def _append(self, log: PartitionLog, data: bytearray, now_ms: int) -> int:
-        header = parse_batch_header(data)
+    def _append(
+        self, log: PartitionLog, header: BatchHeader, data: bytearray, now_ms: int
+    ) -> int:
         batch = ValidatedBatch(
             header,
             header.last_offset_delta,

@@ -19,8 +19,9 @@ from enum import IntEnum
 from typing import Final
 
 from mpbroker.coordinator.transaction_records import (
-    PartitionsSchema,
     TransactionLogValue,
+    state_value,
+    transaction_key,
 )
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
@@ -92,6 +93,7 @@ class TransactionMetadata:
     """What the coordinator knows of a transactional id."""
 
     __slots__ = (
+        "_key",
         "client_version",
         "last_producer_epoch",
         "next_producer_id",
@@ -111,6 +113,7 @@ class TransactionMetadata:
         self, transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int
     ) -> None:
         self.transactional_id = transactional_id
+        self._key: bytes | None = None
         self.producer_id = producer_id
         self.previous_producer_id = NO_PRODUCER_ID
         self.next_producer_id = NO_PRODUCER_ID  # once the markers are written
@@ -258,26 +261,27 @@ class TransactionMetadata:
 
     # -- the log -------------------------------------------------------------------
 
-    def value(self) -> TransactionLogValue:
-        topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(self.partitions):
-            topics.setdefault(topic, []).append(partition)
-        return TransactionLogValue(
-            producer_id=self.producer_id,
-            previous_producer_id=self.previous_producer_id,
-            next_producer_id=self.next_producer_id,
-            producer_epoch=self.producer_epoch,
-            transaction_timeout_ms=self.timeout_ms,
-            transaction_status=self.state,
-            transaction_partitions=None
-            if self.state is S.EMPTY
-            else [
-                PartitionsSchema(topic=topic, partition_ids=numbers)
-                for topic, numbers in topics.items()
-            ],
-            transaction_last_update_timestamp_ms=self.update_ms,
-            transaction_start_timestamp_ms=self.start_ms,
-            client_transaction_version=self.client_version,
+    @property
+    def key(self) -> bytes:
+        """The key of its records."""
+        key = self._key
+        if key is None:
+            key = self._key = transaction_key(self.transactional_id)
+        return key
+
+    def value(self) -> bytes:
+        """The record that says what it is now."""
+        return state_value(
+            self.producer_id,
+            self.previous_producer_id,
+            self.next_producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.state,
+            None if self.state is S.EMPTY else self.partitions,
+            self.update_ms,
+            self.start_ms,
+            self.client_version,
         )
 
     @classmethod

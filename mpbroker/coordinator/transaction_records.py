@@ -8,6 +8,8 @@ Source: Kafka's TransactionLogKey.json and TransactionLogValue.json, field by fi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from struct import Struct as Packing
 from typing import Final
 
@@ -24,13 +26,21 @@ from mpbroker.protocol.message import (
     array,
     field,
 )
-from mpbroker.protocol.primitives import Buffer
+from mpbroker.protocol.primitives import Buffer, write_unsigned_varint
 
 # A message wants the API it belongs to; records have none, and nothing asks for it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
 _KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
+
+# A value of version 1 around its partitions, and its tagged fields: see state_value.
+_FRONT: Final = Packing(">hqhib")
+_TIMES: Final = Packing(">qq")
+_TAGGED_ID: Final = Packing(">bbq")
+_TAGGED_VERSION: Final = Packing(">bbh")
+_NO_ID: Final = -1
+_NO_PARTITIONS: Final = b"\0"
 
 
 class TransactionLogKey(Message, api_key=_NO_API, versions=(0, 0), flexible_from=None):
@@ -67,6 +77,62 @@ def transaction_value(
     value: TransactionLogValue, version: int = VALUE_VERSION
 ) -> bytes:
     return _VERSION.pack(version) + value.encode(version)
+
+
+def state_value(
+    producer_id: int,
+    previous_producer_id: int,
+    next_producer_id: int,
+    producer_epoch: int,
+    timeout_ms: int,
+    status: int,
+    partitions: Iterable[tuple[str, int]] | None,
+    update_ms: int,
+    start_ms: int,
+    client_version: int,
+) -> bytes:
+    """What ``transaction_value`` says, by hand: three are written a transaction.
+
+    Args:
+        partitions: topics and partitions; None: there is no list of any.
+    """
+    tags = b""
+    count = 0
+    if previous_producer_id != _NO_ID:
+        tags += _TAGGED_ID.pack(0, 8, previous_producer_id)
+        count += 1
+    if next_producer_id != _NO_ID:
+        tags += _TAGGED_ID.pack(1, 8, next_producer_id)
+        count += 1
+    if client_version:
+        tags += _TAGGED_VERSION.pack(2, 2, client_version)
+        count += 1
+    return b"".join(
+        (
+            _FRONT.pack(VALUE_VERSION, producer_id, producer_epoch, timeout_ms, status),
+            _NO_PARTITIONS
+            if partitions is None
+            else _partitions(frozenset(partitions)),
+            _TIMES.pack(update_ms, start_ms),
+            bytes((count,)),
+            tags,
+        )
+    )
+
+
+@lru_cache(maxsize=256)  # a transaction's are written twice, and often its next one's
+def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    parts = [write_unsigned_varint(len(topics) + 1)]
+    for topic, numbers in topics.items():
+        name = topic.encode()
+        parts += (write_unsigned_varint(len(name) + 1), name)
+        parts.append(write_unsigned_varint(len(numbers) + 1))
+        parts.append(Packing(f">{len(numbers)}i").pack(*numbers))
+        parts.append(b"\0")
+    return b"".join(parts)
 
 
 def read_transaction(

@@ -11,12 +11,25 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mpbroker.protocol.batch_header import RecordBatchError
-from mpbroker.protocol.record_batch import Record, RecordBatchBuilder
+from mpbroker.protocol.batch_header import (
+    CONTROL_FLAG,
+    NO_PARTITION_LEADER_EPOCH,
+    NO_SEQUENCE,
+    TRANSACTIONAL_FLAG,
+    RecordBatchError,
+)
+from mpbroker.protocol.crc32c import crc32c
+from mpbroker.protocol.record_batch import Record
 
 _CONTROL_KEY: Final = Struct(">hh")
 _END_TRANSACTION_VALUE: Final = Struct(">hi")
-
+# A marker as a whole; see batch_header, and record_batch: one record of 16 bytes, whose
+# key has 4 and whose value 6, and no headers. Both are of version 0.
+_MARKER_FRONT: Final = Struct(">qiibI")
+_MARKER_CHECKED: Final = Struct(">hiqqqhiib3xb2xhb2xix")
+_MARKER_LENGTH: Final = 5 + 4 + _MARKER_CHECKED.size
+_RECORD_FRONT: Final = (16 << 1, 4 << 1)
+_VALUE_SIZE: Final = 6 << 1
 
 ABORT: Final = 0
 COMMIT: Final = 1
@@ -36,16 +49,24 @@ def build_end_transaction_marker(
     timestamp: int,
 ) -> bytes:
     """Return the control batch that ends a producer's transaction in a partition."""
-    builder = RecordBatchBuilder(
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        transactional=True,
-        control=True,
+    checked = _MARKER_CHECKED.pack(
+        TRANSACTIONAL_FLAG | CONTROL_FLAG,
+        0,
+        timestamp,
+        timestamp,
+        producer_id,
+        producer_epoch,
+        NO_SEQUENCE,
+        1,
+        *_RECORD_FRONT,
+        COMMIT if marker.commit else ABORT,
+        _VALUE_SIZE,
+        marker.coordinator_epoch,
     )
-    key = _CONTROL_KEY.pack(0, COMMIT if marker.commit else ABORT)
-    value = _END_TRANSACTION_VALUE.pack(0, marker.coordinator_epoch)
-    builder.append(timestamp, key, value)
-    return builder.build()
+    front = _MARKER_FRONT.pack(
+        0, _MARKER_LENGTH, NO_PARTITION_LEADER_EPOCH, 2, crc32c(checked)
+    )
+    return front + checked
 
 
 def parse_control_type(record: Record) -> int:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # A sync ends, well or badly; the deadline is only for an orphan nobody answers.
 _SYNC_DEADLINE_NS: Final = 120 * 1_000_000_000
+_NOT_WRITTEN: Final = "the log could not be written to disk"
 
 
 class SlotProgress:
@@ -155,10 +156,26 @@ class ProduceService:
                 for index, (log, offset) in outcome.needed.items()
                 if log.row.durable_end_offset < offset
             }
+            if waiting and isinstance(outcome, ProduceOutcome):
+                self._sync_at_once(outcome, waiting)
             if waiting:
                 self._park(request, outcome, waiting)
                 return PARKED
         return outcome.encode(version)
+
+    def _sync_at_once(
+        self,
+        outcome: ProduceOutcome,
+        waiting: dict[int, tuple[PartitionLog, int]],
+    ) -> None:
+        """Take out of ``waiting`` what need not be waited for, or is in vain."""
+        self._group_commit.sync_at_once([log for log, _ in waiting.values()])
+        for index, (log, offset) in list(waiting.items()):
+            if log.row.durable_end_offset >= offset:
+                del waiting[index]
+            elif log.row.status != RowStatus.ONLINE:
+                outcome.fail(index, ErrorCode.KAFKA_STORAGE_ERROR, _NOT_WRITTEN)
+                del waiting[index]
 
     def _park(
         self,
@@ -242,7 +259,7 @@ class DelayedPlainProduce:
         if log.row.durable_end_offset >= self._offset:
             self._service.complete_plain(self._slot, self._answer_bytes)
         elif log.row.status != RowStatus.ONLINE:
-            self._fail("the log could not be written to disk")
+            self._fail(_NOT_WRITTEN)
         else:
             self._service.want_sync(log)  # too late for the last one
             return False
@@ -284,7 +301,7 @@ class DelayedProduce:
             if log.row.durable_end_offset >= offset:
                 del self._waiting[row]
             elif log.row.status != RowStatus.ONLINE:
-                self._fail(row, "the log could not be written to disk")
+                self._fail(row, _NOT_WRITTEN)
                 del self._waiting[row]
             else:
                 self._service.want_sync(log)  # too late for the last one

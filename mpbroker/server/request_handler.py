@@ -168,6 +168,8 @@ class RequestHandler:
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
         before = started = time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
+        # More than one are taken only if more than one wait.
+        self._group_commit.is_alone = len(slots) == 1
         for slot in slots:
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before

@@ -20,7 +20,7 @@ HEADER_BYTES: Final = 61
 LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
 _MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
 _CRC_START: Final = 21  # the checksum covers all from the attributes on
-_MAGIC: Final = 2
+MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16  # in every format
 _MIN_OLD_LENGTH: Final = 14
 _MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
@@ -101,7 +101,7 @@ def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
             fields = _HEADER.unpack_from(chunk, at)
             size = fields[1] + LOG_OVERHEAD
             here = position + at
-            if size < HEADER_BYTES or fields[3] != _MAGIC or here + size > end:
+            if size < HEADER_BYTES or fields[3] != MAGIC or here + size > end:
                 raise CorruptLogError(f"no record batch at position {here}")
             yield StoredBatch(here, *fields)
             at += size
@@ -160,7 +160,7 @@ def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]
         while have - at >= HEADER_BYTES:
             base, length, magic, crc, delta, timestamp, count = unpack(buffer, at)
             next_at = at + length + LOG_OVERHEAD
-            if length < _MIN_LENGTH or magic != _MAGIC or position + next_at > end:
+            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
                 return
             if next_at <= have:
                 checksum = crc32c(view[at + _CRC_START : next_at])
@@ -198,7 +198,7 @@ def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBa
         while at <= last_start:
             length, magic, producer_id = unpack(chunk, at)
             next_at = at + length + LOG_OVERHEAD
-            if length < _MIN_LENGTH or magic != _MAGIC or position + next_at > end:
+            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
                 raise CorruptLogError(f"no record batch at position {position + at}")
             if producer_id >= 0:
                 yield StoredBatch(position + at, *_HEADER.unpack_from(chunk, at))

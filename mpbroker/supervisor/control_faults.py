@@ -34,6 +34,9 @@ class FailingSync(DiskSync):
         done = super().finished()
         return [each._replace(error=error) for each in done] if error else done
 
+    def sync_now(self, fds: Sequence[int]) -> int:
+        return super().sync_now(fds) or own_box().fault(Fault.SYNC_ERRNO)
+
 
 class FullRing(RequestRing):
     """Has no room for anything."""

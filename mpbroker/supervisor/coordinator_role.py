@@ -196,7 +196,9 @@ class CoordinatorRole:
                 purgatory.notify(row, others)
 
         commit = GroupCommit(COORDINATOR, disk, sync_ended)
-        durability = Durability(commit.want, memory.notices[COORDINATOR])
+        durability = Durability(
+            commit.want, memory.notices[COORDINATOR], commit.sync_at_once
+        )
         channel = HandlerEnd(
             COORDINATOR,
             memory.control,

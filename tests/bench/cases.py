@@ -17,6 +17,8 @@ class Unit(NamedTuple):
 
 UNITS: Final[Mapping[str, Unit]] = {
     "per_s": Unit("/s", 0),
+    "bound_per_s": Unit("/s if empty", 0),
+    "retries": Unit("retries", 2),
     "cpu_us": Unit("us CPU", 1),
     "load_cpu_us": Unit("us load's CPU", 1),
     "cpu_s_per_million": Unit("s CPU/M", 3),

@@ -166,3 +166,30 @@ def test_who_is_called_back_may_wait_again(rig: Rig) -> None:
     rig.synced(1, 1)
     rig.synced(0, 2)
     assert rig.names() == ["again"]
+
+
+def test_what_is_synced_at_once_is_waited_for_by_nobody(rig):
+    def sync_at_once(logs: list[FakeLog]) -> None:
+        for log in logs:
+            log.row.durable_end_offset = 5
+
+    rig.durability = Durability(rig.wanted.append, rig.notices, sync_at_once)
+    rig.when("a", log0=5, log1=5)
+    assert rig.called == [("a", [])]
+    assert rig.wanted == [] and len(rig.durability) == 0
+    rig.when("b", log0=5, log1=6)
+    assert rig.names() == ["a"]
+    assert rig.wanted == [rig.logs[1]]
+
+
+def test_a_log_that_failed_at_once_is_never_synced_again(rig):
+    def sync_at_once(logs: list[FakeLog]) -> None:
+        logs[0].row.status = RowStatus.OFFLINE
+
+    rig.durability = Durability(rig.wanted.append, rig.notices, sync_at_once)
+    rig.when("a", log0=5)
+    assert rig.called == [("a", ["log0"])]
+    rig.when("b", log1=5, log2=5)
+    assert rig.wanted == [rig.logs[2]]
+    rig.synced(2, 5)
+    assert rig.called[1] == ("b", ["log1"])

@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.coordinator.transaction_metadata import (
+    MAX_EPOCH,
     PREVIOUS,
     IllegalTransitionError,
     TransactionMetadata,
     TransactionState,
 )
 from mpbroker.coordinator.transaction_records import (
+    PartitionsSchema,
     TransactionLogValue,
     read_transaction,
+    state_value,
     transaction_key,
     transaction_value,
 )
@@ -182,17 +185,64 @@ def test_a_record_is_the_bytes_that_kafka_writes():
     transaction = TransactionMetadata("id", 7, 1000, 5)
     transaction.producer_epoch = 2
     transaction.add([("t", 1), ("t", 0)], 0, 9)
-    assert transaction_key("id").hex() == "0000" + "0002" + b"id".hex()
-    value = transaction.value()
-    assert transaction_value(value, 0).hex() == (
+    assert transaction.key.hex() == "0000" + "0002" + b"id".hex()
+    read = read_transaction(transaction.key, transaction.value())
+    assert read is not None and read[1] is not None
+    assert transaction_value(read[1], 0).hex() == (
         "0000" + "0000000000000007" + "0002" + "000003e8" + "01"
         "00000001" + "0001" + b"t".hex() + "00000002" + "00000000" + "00000001"
         "0000000000000009" + "0000000000000009"
     )
-    assert transaction_value(value, 1).hex() == (
+    assert transaction.value().hex() == (
         "0001" + "0000000000000007" + "0002" + "000003e8" + "01"
         "02" + "02" + b"t".hex() + "03" + "00000000" + "00000001" + "00"
         "0000000000000009" + "0000000000000009" + "00"
+    )
+
+
+ids = st.integers(-1, (1 << 63) - 1)
+
+
+states = st.tuples(
+    ids,
+    ids,
+    ids,
+    st.integers(-1, MAX_EPOCH),
+    st.integers(0, (1 << 31) - 1),
+    st.sampled_from(TransactionState),
+    st.none()
+    | st.sets(st.tuples(st.text(max_size=200), st.integers(0, (1 << 31) - 1))),
+    ids,
+    ids,
+    st.integers(0, 2),
+)
+
+
+@given(states)
+@settings(max_examples=100)
+def test_a_record_written_by_hand_is_that_of_the_codec(fields):
+    value, partitions = state_value(*fields), fields[6]
+    topics = {}
+    for topic, partition in sorted(partitions or ()):
+        topics.setdefault(topic, []).append(partition)
+    assert value == transaction_value(
+        TransactionLogValue(
+            producer_id=fields[0],
+            previous_producer_id=fields[1],
+            next_producer_id=fields[2],
+            producer_epoch=fields[3],
+            transaction_timeout_ms=fields[4],
+            transaction_status=fields[5],
+            transaction_partitions=None
+            if partitions is None
+            else [
+                PartitionsSchema(topic=topic, partition_ids=numbers)
+                for topic, numbers in topics.items()
+            ],
+            transaction_last_update_timestamp_ms=fields[7],
+            transaction_start_timestamp_ms=fields[8],
+            client_transaction_version=fields[9],
+        )
     )
 
 

@@ -323,6 +323,31 @@ def test_a_batch_that_is_not_all_there_has_no_records():
 # -- control batches -------------------------------------------------------------------
 
 
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**15 - 1),
+    st.booleans(),
+    st.integers(-1, 2**31 - 1),
+    st.integers(0, 2**60),
+)
+@settings(max_examples=50)
+def test_a_marker_is_the_batch_that_the_builder_builds(
+    producer_id, epoch, commit, coordinator_epoch, timestamp
+):
+    builder = RecordBatchBuilder(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        transactional=True,
+        control=True,
+    )
+    key = bytes((0, 0, 0, commit))
+    value = b"\0\0" + coordinator_epoch.to_bytes(4, "big", signed=True)
+    builder.append(timestamp, key, value)
+    marker = EndTransactionMarker(commit, coordinator_epoch)
+    found = build_end_transaction_marker(producer_id, epoch, marker, timestamp)
+    assert found == builder.build()
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_marker_says_how_a_transaction_ended(commit):
     marker = EndTransactionMarker(commit, 77)

@@ -19,6 +19,13 @@ class Disk:
     def __init__(self):
         self.started = []
         self._done = []
+        self.is_quick = False
+        self.made = []
+        self.error = 0
+
+    def sync_now(self, fds):
+        self.made += fds
+        return self.error
 
     @property
     def is_idle(self):
@@ -205,3 +212,62 @@ def test_an_older_sync_never_takes_durability_back(memory):
     log.row.durable_end_offset = 50  # a flush by the housekeeper went further
     own.end()
     assert log.row.durable_end_offset == 50
+
+
+# -- at once -------------------------------------------------------------------------
+
+
+def test_who_is_alone_on_a_quick_disk_waits_for_no_event(memory):
+    log, own = Log(memory, 1, files=2), Commit()
+    log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.commit.sync_at_once([log])
+    assert log.row.durable_end_offset == 10
+    assert own.disk.made == [100, 101] and own.disk.started == []
+    assert owner(log) == 0 and own.commit.is_idle
+
+
+@pytest.mark.parametrize(("alone", "quick"), [(False, True), (True, False)])
+def test_nobody_else_has_to_wait_for_a_sync_that_is_made_at_once(memory, alone, quick):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    own.commit.is_alone, own.disk.is_quick = alone, quick
+    own.commit.sync_at_once([log])
+    assert own.disk.made == [] and log.row.durable_end_offset == 0
+
+
+def test_many_logs_are_synced_side_by_side_and_not_in_a_row(memory):
+    logs, own = [Log(memory, index) for index in range(9)], Commit()
+    for log in logs:
+        log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.commit.sync_at_once(logs)
+    assert own.disk.made == []
+    own.commit.sync_at_once(logs[:8])
+    assert len(own.disk.made) == 8
+
+
+def test_a_sync_at_once_leaves_that_of_another_process_alone(memory):
+    log, own, other = Log(memory, 1), Commit(0), Commit(1)
+    log.grow(10)
+    other.want(log)
+    log.grow(15)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.commit.sync_at_once([log])
+    assert log.row.durable_end_offset == 15
+    assert owner(log) == 2
+    other.end()
+    assert log.row.durable_end_offset == 15
+    assert other.told == [(1, 1 << 1)]
+
+
+@pytest.mark.parametrize("error", [None, OSError(5, "gone")])
+def test_a_failed_sync_at_once_takes_the_partition_offline(memory, error, caplog):
+    log, own = Log(memory, 1, error=error), Commit()
+    log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.disk.error = 5
+    own.commit.sync_at_once([log])
+    assert log.row.status == RowStatus.OFFLINE
+    assert log.row.durable_end_offset == 0
+    assert os.strerror(5) in caplog.text

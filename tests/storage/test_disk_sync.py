@@ -111,3 +111,51 @@ def test_without_the_kernels_help_a_sync_has_ended_when_it_was_started(file):
     disk.start(3, file)
     assert not disk.is_idle
     assert disk.finished() == [(3, 0)]
+
+
+def test_a_sync_made_now_says_how_it_went(disk, file):
+    assert disk.is_quick
+    assert disk.sync_now([file, file]) == 0
+    assert disk.is_idle
+    reader, writer = os.pipe()
+    assert disk.sync_now([file, writer]) == errno.EINVAL
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_disk_that_took_its_time_is_not_waited_for_again_for_a_while(
+    disk, file, monkeypatch
+):
+    now_ns, sync_ns = 10**12, 0
+
+    def fdatasync(_fd):
+        nonlocal now_ns
+        now_ns += sync_ns
+
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    disk.sync_now([file])
+    assert disk.is_quick
+    sync_ns, pauses = 5_000_000, []
+    for _ in range(10):
+        disk.sync_now([file])
+        paused_at = now_ns
+        while not disk.is_quick:
+            now_ns += 50_000_000
+        pauses.append((now_ns - paused_at) / 1e9)
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert pauses[-1] == 30
+    sync_ns = 0
+    disk.sync_now([file])
+    assert disk.is_quick
+    sync_ns = 5_000_000
+    disk.sync_now([file])
+    now_ns += 100_000_000
+    assert disk.is_quick
+
+
+def test_while_syncs_are_under_way_none_is_made_beside_them(disk, file):
+    disk.start(1, file)
+    assert not disk.is_quick
+    assert ended(disk, 1) == [(1, 0)]
+    assert disk.is_quick

@@ -14,9 +14,12 @@ from mpbroker.protocol.control_record import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.errors import CorruptSnapshotError
+from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.storage import producer_replay
+from mpbroker.storage.errors import CorruptLogError, CorruptSnapshotError
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.producer_replay import parse_marker, replay_range
 from mpbroker.storage.producer_snapshot import decode_snapshot, encode_snapshot
 from mpbroker.storage.producer_state import (
     AppendedBatch,
@@ -261,3 +264,73 @@ def test_snapshots_are_read_back_as_written(
 def test_any_bytes_are_a_snapshot_or_a_corrupt_one(content: bytes) -> None:
     with pytest.raises(CorruptSnapshotError):
         decode_snapshot(content, 0)
+
+
+@given(st.booleans(), st.integers(-1, 2**31 - 1), st.integers(0, 2**50))
+def test_a_marker_is_read_alike_by_its_form_and_by_its_fields(
+    commit: bool, epoch: int, timestamp: int
+) -> None:
+    usual = build_end_transaction_marker(
+        7, 0, EndTransactionMarker(commit, epoch), timestamp
+    )
+    # With a byte more in its value, as a later version may have.
+    builder = RecordBatchBuilder(producer_id=7, producer_epoch=0, control=True)
+    key, value = struct.pack(">hh", 0, commit), struct.pack(">hib", 0, epoch, 0)
+    builder.append(timestamp, key, value)
+    read = parse_marker(usual)
+    assert read == (commit, epoch, 0, timestamp)
+    assert read == parse_marker(memoryview(builder.build()))
+
+
+def stored(path: Path) -> bytes:
+    """A log of two producers, one of which commits a transaction and begins another."""
+    end = EndTransactionMarker(True, 3)
+    batches = [
+        batch(b"a", b"b", producer=(7, 0, 0), timestamp=5_000).data,
+        batch(b"no producer").data,
+        batch(b"c", producer=(8, 1, 0), transactional=True).data,
+        build_end_transaction_marker(8, 1, end, 6_000),
+        batch(b"d", producer=(8, 1, 1), transactional=True).data,
+        batch(b"e", producer=(7, 0, 2)).data,
+    ]
+    whole, offset = b"", 0
+    for each in batches:
+        whole += struct.pack(">q", offset) + bytes(each)[8:]
+        offset += struct.unpack_from(">i", each, 23)[0] + 1
+    path.write_bytes(whole)
+    return whole
+
+
+def replayed(path: Path, end: int, known: int = 0) -> tuple[object, ...]:
+    producers = ProducerState(known)
+    with open(path, "rb") as file:
+        replay_range(producers, file.fileno(), 0, end)
+    entries = {
+        number: [getattr(entry, name) for name in ProducerEntry.__slots__]
+        for number, entry in producers.entries.items()
+    }
+    return producers.end_offset, entries, producers.ongoing
+
+
+@pytest.mark.parametrize("known", [0, 2, 3, 4, 7])
+def test_a_few_batches_are_replayed_from_memory_as_many_are_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    size = len(stored(tmp_path / "log"))
+    short = replayed(tmp_path / "log", size, known)
+    monkeypatch.setattr(producer_replay, "_SHORT_BYTES", -1)
+    assert short == replayed(tmp_path / "log", size, known)
+
+
+@pytest.mark.parametrize("spoilt", [11, 16])  # a length, a magic
+def test_batches_that_are_none_are_corruption_few_or_many(
+    tmp_path: Path, spoilt: int
+) -> None:
+    data = bytearray(stored(tmp_path / "log"))
+    first = 12 + struct.unpack_from(">i", data, 8)[0]
+    data[first + spoilt] ^= 1
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(CorruptLogError):
+        replayed(tmp_path / "log", len(data))
+    with pytest.raises(CorruptLogError):
+        replayed(tmp_path / "log", first - 1)
