@@ -98,6 +98,16 @@ class OffsetReader:
                 found[partition] = unmatched(partition, questions[partition]) or LATEST
         return self._fill_in(found, leaders)
 
+    def store(self, group: str, offsets: Offsets) -> None:
+        """Store offsets as a consumer group's, which must have no members.
+
+        Raises:
+            ApiError: refused. BrokerUnavailableError: no answer.
+        """
+        from mpbroker.client.group_admin import alter_offsets
+
+        self._retry(lambda: alter_offsets(self._connected(), group, offsets))
+
     def close(self) -> None:
         if self._cluster is not None:
             self._cluster.close()

@@ -161,8 +161,17 @@ def parse_source_options(
             parse_integer(given, "kafka.request.timeout.ms", 1), 30_000
         ),
         client=parse_client_settings(given),
-        commit_group=given.get("commitgroup"),
+        commit_group=_commit_group(given),
     )
+
+
+def _commit_group(given: Mapping[str, str]) -> str | None:
+    group = given.get("commitgroup")
+    if group is not None and not group.strip():
+        raise OptionError(
+            "commitGroup is empty; name a consumer group, or leave it out"
+        )
+    return group
 
 
 def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.errors import MpbrokerError
 from mpbroker.spark.offsets import (
     DataLossError,
     OffsetRange,
@@ -197,6 +198,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read_partition(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let lag tools see how far the stream is, if a group is named for that.
+
+        Spark says so when it plans the next batch. The checkpoint alone counts, so
+        what goes wrong here stops nothing.
+        """
+        group = self._options.commit_group
+        if group is None:
+            return
+        try:
+            self._offsets.store(group, from_json(end))
+        except MpbrokerError as error:
+            logger.warning("commitGroup=%s: offsets are not stored: %s", group, error)
 
     def stop(self) -> None:
         self._offsets.close()

@@ -1,0 +1,204 @@
+"""Which offsets a stream's next batch ends at, asked of the reader without Spark."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from mpbroker.spark.offsets import DataLossError
+from mpbroker.spark.options import OptionError, parse_source_options
+from mpbroker.spark.readers import StreamReader
+from tests.support.children import wait_until
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def reader(bootstrap):
+    """Return a reader that begins at the start of its topics."""
+    made = []
+
+    def make(**options):
+        given = {
+            "kafka.bootstrap.servers": bootstrap,
+            "startingOffsets": "earliest",
+            **options,
+        }
+        made.append(StreamReader(parse_source_options(given, streaming=True)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def put(bootstrap):
+    def write(topic, count, partition=0):
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for number in range(count):
+            producer.produce(topic, b"%d" % number, partition=partition)
+        assert producer.flush(60) == 0
+
+    return write
+
+
+@pytest.fixture
+def admin(bootstrap):
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+@pytest.fixture
+def make_named_topic(admin):
+    """Create a topic of this name; create and delete may come again."""
+    names = []
+
+    def make(name):
+        # A topic of this name that is being deleted is in the way for a moment.
+        def created():
+            try:
+                admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
+            except KafkaException as error:
+                assert "TOPIC_ALREADY_EXISTS" in str(error)
+                return False
+            return True
+
+        wait_until(created)
+        names.append(name)
+
+    yield make
+    for future in admin.delete_topics(list(set(names))).values():
+        future.exception(60)
+
+
+def test_too_few_offsets_wait_for_more(reader, put, make_topic):
+    topic = make_topic()
+    patient = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="10h")
+    start = patient.initialOffset()
+    put(topic, 60)
+    assert patient.latestOffset(start, ALL) == start
+    put(topic, 40)
+    assert patient.latestOffset(start, ALL) == {topic: {"0": 100}}
+
+
+def test_too_few_offsets_wait_no_longer_than_the_delay(reader, put, make_topic):
+    topic = make_topic()
+    hasty = reader(subscribe=topic, minOffsetsPerTrigger="100", maxTriggerDelay="0s")
+    start = hasty.initialOffset()
+    put(topic, 1)
+    assert hasty.latestOffset(start, ALL) == {topic: {"0": 1}}
+
+
+def test_available_now_is_what_was_there_when_it_began(reader, put, make_topic):
+    topic = make_topic()
+    put(topic, 10)
+    once = reader(subscribe=topic, minOffsetsPerTrigger="1000", maxTriggerDelay="10h")
+    once.prepareForTriggerAvailableNow()
+    put(topic, 10)
+    start = once.initialOffset()
+    first = once.latestOffset(start, ReadMaxRows(6))
+    assert first == {topic: {"0": 6}}
+    assert once.latestOffset(first, ReadMaxRows(6)) == {topic: {"0": 10}}
+    assert once.reportLatestOffset() == {topic: {"0": 20}}
+
+
+def test_topics_and_partitions_that_are_new_are_read_from_their_start(
+    reader, put, make_topic, make_named_topic, admin
+):
+    topic = make_topic()
+    stream = reader(subscribePattern=f"{topic}.*")
+    put(topic, 3)
+    before = stream.latestOffset(stream.initialOffset(), ALL)
+    make_named_topic(f"{topic}-later")
+    put(f"{topic}-later", 5)
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(60)
+    put(topic, 7, partition=1)
+    end = stream.latestOffset(before, ALL)
+    assert end == {topic: {"0": 3, "1": 7}, f"{topic}-later": {"0": 5}}
+    assert [
+        (str(each.range.partition), each.range.start, each.range.end)
+        for each in stream.partitions(before, end)
+    ] == [(f"{topic}-1", 0, 7), (f"{topic}-later-0", 0, 5)]
+
+
+def test_a_new_partition_without_its_first_records_is_data_loss(
+    reader, put, make_topic, make_named_topic, delete_records
+):
+    topic = make_topic()
+    options = {"subscribePattern": f"{topic}.*"}
+    stream = reader(**options)
+    before = stream.initialOffset()
+    make_named_topic(f"{topic}-later")
+    put(f"{topic}-later", 5)
+    delete_records(f"{topic}-later", 0, 2)
+    with pytest.raises(DataLossError, match=r"later-0 is new and starts at 2.*failOn"):
+        stream.latestOffset(before, ALL)
+    tolerant = reader(**options, failOnDataLoss="false")
+    end = tolerant.latestOffset(before, ALL)
+    (range_,) = [each.range for each in tolerant.partitions(before, end)]
+    assert (range_.start, range_.end) == (2, 5)
+
+
+def test_a_topic_that_is_gone_is_data_loss_and_is_not_forgotten(
+    reader, put, make_topic, make_named_topic, admin
+):
+    topic = make_topic()
+    make_named_topic(f"{topic}-old")
+    put(f"{topic}-old", 4)
+    options = {"subscribePattern": f"{topic}.*"}
+    stream = reader(**options)
+    before = stream.latestOffset(stream.initialOffset(), ALL)
+    admin.delete_topics([f"{topic}-old"])[f"{topic}-old"].result(60)
+    with pytest.raises(DataLossError, match=f"{topic}-old-0 do not exist any more"):
+        stream.latestOffset(before, ALL)
+    put(topic, 1)
+    tolerant = reader(**options, failOnDataLoss="false")
+    end = tolerant.latestOffset(before, ALL)
+    # Were it forgotten, and came back for metadata, it would be read twice.
+    assert end == {topic: {"0": 1}, f"{topic}-old": {"0": 4}}
+
+
+def test_a_topic_that_was_made_again_is_data_loss(
+    reader, put, topic_name, make_named_topic, admin
+):
+    make_named_topic(topic_name)
+    put(topic_name, 4)
+    stream = reader(subscribe=topic_name)
+    before = stream.latestOffset(stream.initialOffset(), ALL)
+    admin.delete_topics([topic_name])[topic_name].result(60)
+    make_named_topic(topic_name)
+    put(topic_name, 1)
+    again = reader(subscribe=topic_name)
+    with pytest.raises(DataLossError, match=r"the log ends at 1, below 4.*made again"):
+        again.latestOffset(before, ALL)
+
+
+def test_a_group_that_is_named_shows_how_far_the_stream_is(
+    reader, put, make_topic, bootstrap
+):
+    topic = make_topic()
+    put(topic, 9)
+    stream = reader(subscribe=topic, commitGroup=f"lag-of-{topic}")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    stream.commit(end)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"lag-of-{topic}"})
+    (stored,) = consumer.committed([TopicPartition(topic, 0)], timeout=60)
+    consumer.close()
+    assert stored.offset == 9
+
+
+def test_a_group_that_cannot_be_written_stops_nothing(reader, make_topic, caplog):
+    topic = make_topic()
+    stream = reader(subscribe=topic, commitGroup="g")
+    with caplog.at_level(logging.WARNING):
+        stream.commit({f"{topic}-that-is-not-there": {"0": 1}})
+    assert "commitGroup=g: offsets are not stored" in caplog.text
+
+
+def test_a_group_without_a_name_is_refused(reader):
+    with pytest.raises(OptionError, match="commitGroup is empty"):
+        reader(subscribe="t", commitGroup=" ")
