@@ -115,7 +115,9 @@ class ClientQuotas:
     @property
     def count_requests(self) -> bool:
         """Whether there are quotas that any request may count for."""
-        return any(map(self.is_set, _OF_ANY_REQUEST))
+        if self._image.changes != self._changes:
+            self._read_again()
+        return not self._set.isdisjoint(_OF_ANY_REQUEST)
 
     @property
     def limit_fetches(self) -> bool:
