@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,8 @@ _MASTERS: Final = re.compile(
     r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[\d+,\d+,\d+\]"
     r"|spark://[^\s:/]+:\d+(,[^\s:/]+:\d+)*|yarn|k8s://\S+"
 )
+# Spark itself asks for a minute, and then says little of why.
+_REACH_S: Final = 10.0
 # What a session has that nobody asked otherwise for. Loopback where all is local: no
 # look-up of the host's own name, no port open to others.
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -61,6 +65,28 @@ def check_master(master: str) -> None:
         )
 
 
+def reach_master(master: str) -> None:
+    """Raise SparkSetupError if nobody listens where a standalone cluster's master is.
+
+    One of several is enough. Other masters are Spark's to find.
+    """
+    if not master.startswith("spark://"):
+        return
+    reasons = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _REACH_S).close()
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{address}: {error}")
+        else:
+            return
+    raise SparkSetupError(
+        f"no Spark master answers at {master} ({'; '.join(reasons)}): start one"
+        " (Spark's sbin/start-master.sh), or name another master, as local[*]"
+    )
+
+
 def session(
     name: str = "mpbroker",
     *,
@@ -86,21 +112,28 @@ def session(
     check_java()
     if master is not None:
         check_master(master)
+        reach_master(master)
     _prepare_environment()
     builder = SparkSession.builder.appName(name)
     settings = dict(_DEFAULTS)
     # spark-submit names the master itself, and it does so by this variable.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    local = False
     if master is not None or not submitted:
         chosen = master or "local[*]"
         builder = builder.master(chosen)
         if chosen.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             settings |= _LOCAL
+            local = "spark.master" not in (config or {})
     for key, value in {**settings, **(config or {})}.items():
         builder = builder.config(key, value)
+    from mpbroker.spark.worker_python import quick_worker_python
+
     try:
-        spark = builder.getOrCreate()
+        # Executors elsewhere have nothing of this driver's memory.
+        with quick_worker_python() if local else nullcontext():
+            spark = builder.getOrCreate()
     except Exception as error:
         raise SparkSetupError(
             f"Spark cannot be started on {master or 'local[*]'}: {_first_line(error)}"

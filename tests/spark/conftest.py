@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from tests.support.fetch_clients import SPARK_DIR, have_spark_connector
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.readwriter import DataFrameReader
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 
@@ -28,6 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from mpbroker.spark import register
+    from mpbroker.spark.worker_python import quick_worker_python
 
     root = Path(__file__).resolve().parents[2]
     warehouse = tmp_path_factory.mktemp("spark")
@@ -40,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     before = {name: os.environ.get(name) for name in environ}
     os.environ.update(environ)
     jars = sorted(SPARK_DIR.glob("*.jar")) if have_spark_connector() else []
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("mpbroker-tests")
         .config("spark.jars", ",".join(map(str, jars)))
@@ -52,8 +55,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(warehouse / "warehouse"))
         .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
     )
+    with quick_worker_python():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)
     yield session
@@ -89,6 +93,15 @@ def read_stream(spark: SparkSession, bootstrap: str) -> Callable[..., DataStream
         return found.options(**options)
 
     return reader
+
+
+@pytest.fixture
+def finish() -> Callable[[Callable[[], StreamingQuery]], StreamingQuery]:
+    """Run a stream to its end, however slow the machine: finish(writer.start)."""
+    from mpbroker.spark.pipeline.ingest import run_query
+    from mpbroker.spark.pipeline.progress import Progress
+
+    return lambda begin: run_query(begin, Progress("stream", io.StringIO()))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from mpbroker.spark import sink
 from mpbroker.spark.exactly_once import CommitError, Task
 from mpbroker.spark.options import OptionError
-from mpbroker.spark.pipeline.ingest import run_query
-from mpbroker.spark.pipeline.progress import Progress
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -129,9 +126,9 @@ def test_what_a_failed_batch_has_prepared_is_never_seen(
 
 def test_what_nobody_ends_expires(write, consume, make_topic, query, bootstrap):
     topic = make_topic()
-    late = write(
-        topic, query, ["late"], task=7, **{"kafka.transaction.timeout.ms": "1000"}
-    )
+    # Long enough for a slow machine to prepare it.
+    timeout = {"kafka.transaction.timeout.ms": "10000"}
+    late = write(topic, query, ["late"], task=7, **timeout)
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"after")
     assert producer.flush(30) == 0
@@ -183,7 +180,7 @@ def test_a_driver_killed_between_two_commits_doubles_nothing(
 
 
 def test_a_stream_whose_last_commit_was_not_noted_writes_its_batch_once(
-    spark, read_stream, bootstrap, make_topic, consume, tmp_path
+    read_stream, finish, bootstrap, make_topic, consume, tmp_path
 ):
     source, target = make_topic(partitions=2), make_topic()
     producer = Producer({"bootstrap.servers": bootstrap})
@@ -203,7 +200,7 @@ def test_a_stream_whose_last_commit_was_not_noted_writes_its_batch_once(
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
         )
-        run_query(writer.start, Progress("stream", io.StringIO()))
+        finish(writer.start)
 
     run(0, 100)
     assert len(consume(target)) == 100

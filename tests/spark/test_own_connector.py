@@ -46,12 +46,12 @@ def test_a_batch_query_shows_what_ours_shows(spark, kafka, read, bootstrap, make
 
 
 def test_a_stream_goes_on_from_its_checkpoint_and_is_written_to_a_topic(
-    spark, kafka, read, bootstrap, make_topic, tmp_path
+    spark, kafka, read, finish, bootstrap, make_topic, tmp_path
 ):
     source, target = make_topic(partitions=2), make_topic(partitions=1)
     for expected in (500, 1_000):
         fill(bootstrap, source)
-        query = (
+        writer = (
             kafka(spark.readStream)
             .option("subscribe", source)
             .option("startingOffsets", "earliest")
@@ -63,7 +63,6 @@ def test_a_stream_goes_on_from_its_checkpoint_and_is_written_to_a_topic(
             .option("topic", target)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination(200)
+        finish(writer.start)
         assert read(subscribe=target).load().count() == expected

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from mpbroker.spark.session import SparkSetupError, check_java, check_master, session
+from mpbroker.spark.session import (
+    SparkSetupError,
+    check_java,
+    check_master,
+    reach_master,
+    session,
+)
 
 
 def test_no_java_says_what_to_install(monkeypatch, tmp_path):
@@ -34,3 +42,21 @@ def test_masters_that_spark_knows_pass(master):
 def test_a_master_that_spark_does_not_know_is_named(master):
     with pytest.raises(SparkSetupError, match=f"(?s){master!r}".replace("[", r"\[")):
         check_master(master)
+
+
+def test_a_master_that_nobody_runs_is_named_before_spark_is_started():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        reach_master(f"spark://127.0.0.1:1,127.0.0.1:{port}")  # one of them answers
+    master = f"spark://127.0.0.1:{port},127.0.0.1:99999"
+    with pytest.raises(SparkSetupError) as caught:
+        session(master=master)
+    text = str(caught.value)
+    assert f"no Spark master answers at {master}" in text
+    assert f"127.0.0.1:{port}: " in text
+    assert "127.0.0.1:99999: " in text
+
+
+def test_masters_of_others_are_not_asked_for():
+    for master in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
+        reach_master(master)

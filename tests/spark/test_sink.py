@@ -76,7 +76,7 @@ def test_a_column_chooses_the_topic_and_the_option_overrules_it(
 
 
 def test_a_stream_goes_from_topic_to_topic(
-    spark, read_stream, bootstrap, make_topic, consume, tmp_path
+    spark, read_stream, finish, bootstrap, make_topic, consume, tmp_path
 ):
     source, target = make_topic(), make_topic()
     spark.range(1_000).selectExpr("CAST(id AS STRING) AS value").coalesce(
@@ -84,7 +84,7 @@ def test_a_stream_goes_from_topic_to_topic(
     ).write.format("mpbroker").mode("append").options(
         **{"kafka.bootstrap.servers": bootstrap, "topic": source}
     ).save()
-    query = (
+    writer = (
         read_stream(subscribe=source, startingOffsets="earliest")
         .load()
         .select("key", "value")
@@ -93,9 +93,8 @@ def test_a_stream_goes_from_topic_to_topic(
         .option("topic", target)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination(120)
+    finish(writer.start)
     assert [int(value) for _, value, _ in consume(target)] == list(range(1_000))
 
 

@@ -19,19 +19,18 @@ def put(bootstrap, topic, first, end, partitions):
 
 
 @pytest.fixture
-def run(read_stream, tmp_path):
+def run(read_stream, finish, tmp_path):
     """Run a query until it has what is there now; return its batches' sizes."""
 
     def run_query(topic, **options):
-        query = (
+        writer = (
             read_stream(subscribe=topic, startingOffsets="earliest", **options)
             .load()
             .writeStream.format("parquet")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start(str(tmp_path / "rows"))
         )
-        query.awaitTermination(120)
+        query = finish(lambda: writer.start(str(tmp_path / "rows")))
         return [each["numInputRows"] for each in query.recentProgress]
 
     return run_query

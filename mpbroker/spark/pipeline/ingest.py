@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _METADATA: Final = "metadata"
-_STARTS: Final = 5
+_STARTS: Final = 30
 _NO_PYTHON: Final = "failed to connect back"
 _DEFAULTS: Final = {
     # All there is: a pipeline that is started late shall not begin in the middle.
