@@ -13,13 +13,14 @@ last one).
 Source: Kafka SocketServer.Acceptor.
 """
 
+import contextlib
 import errno
 import heapq
 import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpbroker.ipc.doorbell import Doorbell
@@ -41,6 +42,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.logger import get_logger
+from mpbroker.network.acceptor_guard import AcceptorGuard
 from mpbroker.network.connection_quotas import (
     AcceptorCounter,
     ConnectionQuotas,
@@ -82,6 +84,7 @@ class Acceptor:
         keeper: gets a duplicate of each connection, before its processor does.
         doorbell: rung when the broker's phase changes.
         quotas: who may come; and the sizes of sockets' buffers.
+        entitle_guard: make the process that calls it known as this one's guard.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Acceptor:
         keeper: KeeperLink,
         doorbell: Doorbell,
         quotas: ConnectionQuotas,
+        entitle_guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener = listener
         self._pid = os.getpid()
@@ -113,13 +117,35 @@ class Acceptor:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
+        self._guard = AcceptorGuard(sock, self._rescue, entitle_guard)
+        self._guard_pidfd = -1
 
     def run(self) -> None:
         """Accept until the broker drains, or another acceptor serves in our place."""
         while not self._must_stop():
+            if self._guard_pidfd < 0:
+                self._post_guard()
             self.turn(_POLL_S)
         for _, _, sock in self._held:
             sock.close()
+        self._guard.bury()
+
+    def _post_guard(self) -> None:
+        self._guard_pidfd = self._guard.post()
+        if self._guard_pidfd >= 0:
+            self._epoll.register(self._guard_pidfd, select.EPOLLIN)
+
+    def _rescue(self, socks: list[socket.socket]) -> None:
+        """In the guard: leave with the keeper what we had in hand when we died."""
+        if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
+            return
+        alive = []
+        for sock in socks:
+            with contextlib.suppress(OSError):  # else it has gone already
+                self._configure(sock)
+                alive.append(sock)
+        if alive:
+            self._keeper.keep_rescued(alive, self._listener)
 
     def turn(self, patience_s: float) -> None:
         """Accept whoever waits; wait for somebody, or for what is due, at most."""
@@ -132,6 +158,10 @@ class Acceptor:
         events = self._epoll.poll(max(0, min(due) - now) / 1e9)
         now = time.monotonic_ns()
         self.close_held(now)
+        if any(fd == self._guard_pidfd for fd, _ in events):
+            self._epoll.unregister(self._guard_pidfd)
+            self._guard.bury()
+            self._guard_pidfd = -1  # ``run`` posts another
         if self._blocked_since:
             if now >= self._resume_ns:
                 self.accept_all()
@@ -223,6 +253,7 @@ class Acceptor:
             self._words[self._counters + AcceptorCounter.TOO_FAST_OF_ADDRESS] += 1
             if len(self._held) < _MAX_HELD:
                 self._sequence += 1
+                sock.set_inheritable(True)  # our guard passes it on to nobody
                 entry = (judgement.until_ns, self._sequence, sock)
                 heapq.heappush(self._held, entry)
             else:

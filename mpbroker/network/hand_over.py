@@ -7,13 +7,14 @@ To a processor, through its hand-over socket:
     ADOPT   keeper, or   connections that have rows already, one word a row behind
             a processor  the head: whoever owns a row carries it on
 
-To the keeper, through its own: a new connection and for whom it is, or duplicates of
-connections that have rows. Messages are short and whole (SOCK_SEQPACKET). The
-supervisor holds both ends of all these sockets, so what waits in one outlives
-whoever was to read it.
+To the keeper, through its own: a new connection and for whom it is, duplicates of
+connections that have rows, or what an acceptor had in hand when it died. Messages are
+short and whole (SOCK_SEQPACKET). The supervisor holds both ends of all these sockets,
+so what waits in one outlives whoever was to read it.
 """
 
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from struct import Struct
@@ -30,9 +31,12 @@ HAND_OVER: Final = Struct("=iiqq")
 # processor (or HAS_ROW), listener, accept sequence
 KEEP: Final = Struct("=iiq")
 HAS_ROW: Final = -1
+RESCUED: Final = -3  # an acceptor has died with them: somebody has them, or nobody
 HAND_OUT: Final = -2  # with a Unix socket: whoever has its other end wants them all
 # So many descriptors a message: a hundred would be no faster (0.3 us each).
 MAX_SOCKETS: Final = 64
+_RESCUE_S: Final = 1.0
+_RETRY_S: Final = 0.002
 MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS
 
 
@@ -76,6 +80,18 @@ class KeeperLink:
             False if the keeper is far behind. The connection works all the same.
         """
         return self._send(KEEP.pack(processor, listener, sequence), [sock.fileno()])
+
+    def keep_rescued(self, socks: Sequence[socket.socket], listener: int) -> None:
+        """Leave duplicates of connections that may be on their way, or lost.
+
+        Waits, for a while, until the keeper has read what is before them.
+        """
+        message = KEEP.pack(RESCUED, listener, 0)
+        deadline = time.monotonic() + _RESCUE_S
+        for first in range(0, len(socks), MAX_SOCKETS):
+            fds = [sock.fileno() for sock in socks[first : first + MAX_SOCKETS]]
+            while not self._send(message, fds) and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
 
     def keep(self, socks: Sequence[socket.socket]) -> bool:
         """Leave duplicates of connections that have rows; False: try again later."""

@@ -3,7 +3,8 @@
 An acceptor leaves a duplicate here before it hands a connection to a processor. When a
 processor has died, its successor is sent the sockets of all rows it owns; a new
 connection that is in nobody's row after a while is handed over once more, and a
-processor that has it already drops the second.
+processor that has it already drops the second. An acceptor's guard leaves here what its
+acceptor had in hand when it died, and that is handed on at once.
 
 Which socket is whose is beyond doubt: the row has the kernel's cookie of it. When a
 duplicate may go the kernel says too: a processor shuts a connection down before it
@@ -50,6 +51,7 @@ from mpbroker.network.hand_over import (
     HAS_ROW,
     KEEP,
     MAX_SOCKETS,
+    RESCUED,
     HandOver,
     pack_adopt,
 )
@@ -175,10 +177,21 @@ class Keeper:
                 self._hand_out(fds)
                 continue
             for fd in fds:
-                cookie = self._keep(fd)
-                if cookie and processor != HAS_ROW:
+                cookie, is_new = self._keep(fd)
+                if processor == RESCUED:
+                    self._rescue(cookie, listener, is_new=is_new)
+                elif is_new and processor != HAS_ROW:
                     now = time.monotonic()
                     self._new[cookie] = _New(processor, listener, sequence, now)
+
+    def _rescue(self, cookie: int, listener: int, *, is_new: bool) -> None:
+        """One that an acceptor has died with: hand it on unless somebody has it."""
+        if is_new:
+            self._new[cookie] = _New(0, listener, 0, 0.0)  # whoever serves it
+        elif cookie in self._new:
+            # To the processor that it was meant for, behind what may be there already.
+            self._new[cookie] = self._new[cookie]._replace(since=0.0)
+        self._next_look = 0.0
 
     def _hand_out(self, fds: list[int]) -> None:
         """Send all sockets there are to the supervisor, which waits for them."""
@@ -192,20 +205,20 @@ class Keeper:
                 batch = others[first : first + MAX_SOCKETS]
                 send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
 
-    def _keep(self, fd: int) -> int:
-        """Own a descriptor; 0: there is one of that socket already."""
+    def _keep(self, fd: int) -> tuple[int, bool]:
+        """Own a descriptor; return the socket's cookie, and whether it is new here."""
         # Of a given family, so that Python does not ask the kernel for it.
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
         cookie = socket_cookie(sock)
         sock.detach()
         if cookie in self._fds:
             os.close(fd)
-            return 0
+            return cookie, False
         self._fds[cookie] = fd
         self._cookies[fd] = cookie
         # No event is asked for; a hang-up or an error is always told.
         self._epoll.register(fd, 0)
-        return cookie
+        return cookie, True
 
     def _drop(self, fd: int) -> None:
         cookie = self._cookies.pop(fd)

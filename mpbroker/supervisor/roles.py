@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.config import BrokerConfig
@@ -117,12 +118,10 @@ class Roles:
     def run_acceptor(self, index: int) -> None:
         listener = self._listeners[index]
         name, protocol = listener.endpoint.listener_name, listener.endpoint[3]
-        become_child(
-            f"{self._plane(index)}-kafka-socket-acceptor-ListenerName({name})-{protocol}"
-            f"-{listener.port}",
-            self._memory,
-        )
-        memory = self._memory
+        memory, plane = self._memory, self._plane(index)
+        place = f"ListenerName({name})-{protocol}-{listener.port}"
+        become_child(f"{plane}-kafka-socket-acceptor-{place}", memory)
+        guard = f"mpbroker: {plane}-kafka-socket-acceptor-guard-{place}"
         Acceptor(
             index,
             listener.sock,
@@ -131,6 +130,7 @@ class Roles:
             memory.keeper_link,
             memory.acceptor_bell,
             ConnectionQuotas(index, memory.limits, memory.control),
+            partial(set_process_title, guard),
         ).run()
 
     def run_processor(self, processor: int, listener_index: int) -> None:

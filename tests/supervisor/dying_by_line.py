@@ -2,8 +2,8 @@
 
 python -m tests.supervisor.dying_by_line ROLE POINTS MEAN serve ...
 
-ROLE is handler, processor, both of them, or keeper. Points are the source lines of the
-Python twins, or the steps of the compiled core.
+ROLE is handler, processor, both of them, keeper, or acceptor. Points are the source
+lines of the Python twins, or the steps of the compiled core.
 """
 
 # ruff: noqa: E402 - the environment comes first
@@ -16,6 +16,7 @@ if POINTS == "lines":
     os.environ["MPBROKER_PURE_PYTHON"] = "1"  # before anything is imported
 
 from mpbroker.cli import main
+from mpbroker.network.acceptor_guard import AcceptorGuard
 from mpbroker.supervisor import child, recovery, supervisor
 from mpbroker.supervisor.roles import Roles
 from tests.support.children import kill_at_line, kill_at_step
@@ -28,6 +29,7 @@ FILES = tuple(
         "ipc/arena",
         "ipc/robust_mutex",
         "ipc/fdpass",
+        "network/acceptor",
         "network/request_channel",
         "network/processor",
         "network/request_reader",
@@ -69,11 +71,22 @@ def _doomed(run):
     return run_until_the_point
 
 
+def _spared(watch):
+    def watch_and_live(self, acceptor):
+        sys.settrace(None)  # who dies together with its guard is another matter
+        watch(self, acceptor)
+
+    return watch_and_live
+
+
 if ROLE in ("handler", "both"):
     Roles.run_handler = _doomed(Roles.run_handler)
 if ROLE in ("processor", "both"):
     Roles.run_processor = _doomed(Roles.run_processor)
 if ROLE == "keeper":
     Roles.run_keeper = _doomed(Roles.run_keeper)
+if ROLE == "acceptor":
+    Roles.run_acceptor = _doomed(Roles.run_acceptor)
+    AcceptorGuard._watch = _spared(AcceptorGuard._watch)
 del sys.argv[1:4]
 sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import sys
 from typing import Final
 
@@ -16,6 +17,7 @@ import pytest
 
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.compiled import IS_COMPILED
+from tests.bench import wire
 from tests.chaos.events import control_socket
 from tests.supervisor.load import Load, create_topic, read_log
 from tests.support.broker import Broker
@@ -87,3 +89,14 @@ def test_connections_move_between_processors_that_die(tmp_path, role, points, me
             client.request("resize", processors=2)
             wait_until(lambda: not client.request("figures")["resizing"])
     verify(broker, load)
+
+
+def test_a_connection_outlives_the_acceptor_that_has_just_accepted_it(tmp_path):
+    """Wherever it dies: even where nobody else has heard of the connection."""
+    with dying(tmp_path, "acceptor", "lines", 60) as broker:
+        host, _, port = broker.bootstrap.rpartition(":")
+        for _ in range(RECORDS // 6):
+            with socket.create_connection((host, int(port)), 60.0) as client:
+                client.sendall(wire.api_versions())
+                assert client.recv(4), broker.log_tail()
+    assert broker.log_path.read_text().count("died: signal 9") > 3

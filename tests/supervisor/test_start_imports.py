@@ -33,7 +33,8 @@ BEFORE_THE_FORK = """
     ipc.lane ipc.layout ipc.parts ipc.partition_table ipc.request_metrics
     ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment ipc.shared_log_cell
     ipc.transaction_table
-    network network.acceptor network.arrivals network.channel network.channel_selector
+    network network.acceptor network.acceptor_guard network.arrivals
+    network.channel network.channel_selector
     network.connection_ledger network.connection_quotas
     network.connection_rows network.connections network.departures network.errors
     network.frame_length
