@@ -16,7 +16,7 @@ from tests.chaos.census import (
     excess_files,
     settled_census,
 )
-from tests.chaos.clients import Fleet
+from tests.chaos.clients import STUCK_S, Fleet
 from tests.chaos.events import (
     Event,
     Generations,
@@ -117,7 +117,7 @@ class Campaign:
         seed: int = 1,
         config: dict[str, object] | None = None,
         command: list[str] | None = None,
-        stuck_s: float = 20.0,
+        stuck_s: float = STUCK_S,
         acks_1_share: float = 0.3,
     ) -> None:
         self.rng = random.Random(seed)
@@ -166,15 +166,18 @@ class Campaign:
 
     def supervisor_kills(self, count: int) -> Result:
         """Kill the supervisor; what was acknowledged stays, all else may be lost."""
-        event = SupervisorKills(self.broker, count, self.rng, self.fleet.was_away)
+        fleet = self.fleet
+        event = SupervisorKills(
+            self.broker, count, self.rng, fleet.was_away, lambda: fleet.answers
+        )
         return self.stage(event.name, [event], Promises(disconnects=None))
 
     def resizes(self, count: int, promises: Promises) -> Result:
         """Give it other numbers of handlers and processors, and back."""
         event = Resizes(self.broker, count, self.rng)
         result = self.stage(event.name, [event], promises)
-        if result.ok:
-            event.back_to(HANDLERS, PROCESSORS)
+        # Whatever was broken: the stages after it, and the census, know these sizes.
+        event.back_to(HANDLERS, PROCESSORS)
         return result
 
     def upgrades(self, count: int, promises: Promises) -> Result:

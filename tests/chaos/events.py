@@ -26,6 +26,7 @@ from tests.support.broker import Broker
 _GOOD_LIFE_S: Final = 0.5
 _SPREAD_S: Final = 0.1
 _LOOK_S: Final = 0.005
+_BACK_S: Final = 120.0
 
 
 class Event(Protocol):
@@ -107,20 +108,28 @@ class Kills:
 class SupervisorKills:
     """SIGKILL for the supervisor, and a new broker over the same data.
 
-    Its children end with it; the service manager's part is ours.
+    Its children end with it; the service manager's part is ours. Each has answered
+    somebody before it is killed, however slow the machine is.
+
+    Attributes:
+        answers: how many answers clients have had so far.
     """
 
     broker: Broker
     wanted: int
     rng: random.Random
     was_away: Callable[[], None]
+    answers: Callable[[], int]
     done: int = 0
     respawn_s: list[float] = field(default_factory=list)
     name: str = "kill supervisor"
     _due: float = 0.0
+    _answers: int = -1  # when this one began
 
     def turn(self, now: float) -> None:
         if not self._due:
+            if self.answers() == self._answers:
+                return
             self._due = now + self.rng.uniform(0.1, 0.5)
         if now < self._due or self.done >= self.wanted:
             return
@@ -131,6 +140,7 @@ class SupervisorKills:
         self.respawn_s.append(time.monotonic() - began)
         self.done += 1
         self._due = 0.0
+        self._answers = self.answers()
         self.was_away()
 
     def close(self) -> None:
@@ -196,10 +206,13 @@ class Resizes:
         self._client.request("resize", handlers=handlers, processors=processors)
 
     def back_to(self, handlers: int, processors: int) -> None:
-        """The sizes it was started with; return when they are reached."""
+        """The sizes it was started with; return when they are reached, or cannot be."""
+        deadline = time.monotonic() + _BACK_S
         with ControlClient(control_socket(self.broker), 30.0) as client:
             client.request("resize", handlers=handlers, processors=processors)
             while client.request("figures")["resizing"]:
+                if time.monotonic() > deadline:
+                    return  # the census tells what is left
                 time.sleep(_LOOK_S)
 
     def close(self) -> None:

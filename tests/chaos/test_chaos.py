@@ -9,10 +9,8 @@ import pytest
 from tests.bench import wire
 from tests.chaos.campaign import Campaign, Promises, dying_command, table
 from tests.chaos.census import differences
+from tests.chaos.clients import STUCK_S
 from tests.chaos.ledger import Ledger
-
-# Generous for a loaded machine: in a sound broker nobody waits so long.
-STUCK_S = 20.0
 
 
 def test_clients_notice_no_kill_and_no_resize_and_nothing_is_left(
