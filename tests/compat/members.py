@@ -12,26 +12,32 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Self
 
+from tests.compat.group_member import HEARTBEAT_MS, SESSION_MS
 from tests.support.children import TIMEOUT_S
+from tests.support.fetch_clients import NODE_DIR, ROOT
 
 LIBRARIES: Final = ("confluent-kafka", "kafka-python", "aiokafka")
+# Several processes start, one after another, each with a library to import.
+_PATIENCE_S: Final = 4 * TIMEOUT_S
 
 
 class Member:
     """One consumer process of a group."""
 
     def __init__(self, library: str, arguments: list[str], options: Any) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.compat.group_member"]
+        command.append(library)
+        environ = dict(os.environ)
+        if library == "kafkajs":
+            command = ["node", str(ROOT / "tests" / "compat" / "node" / "member.cjs")]
+            # require() looks beside the script, and then here.
+            environ["NODE_PATH"] = str(NODE_DIR / "node_modules")
+            environ["KAFKAJS_NO_PARTITIONER_WARNING"] = "1"
+            times = {"session_ms": SESSION_MS, "heartbeat_ms": HEARTBEAT_MS}
+            options = times | options
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "tests.compat.group_member",
-                library,
-                *arguments,
-                json.dumps(options),
-            ],
+            [*command, *arguments, json.dumps(options)],
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -110,9 +116,9 @@ class Group:
         """
         started = time.monotonic()
         while not condition():
-            if time.monotonic() - started > TIMEOUT_S:
+            if time.monotonic() - started > _PATIENCE_S:
                 shares = [member.assigned for member in self.members]
-                raise TimeoutError(f"not within {TIMEOUT_S} s: {what}; {shares}")
+                raise TimeoutError(f"not within {_PATIENCE_S} s: {what}; {shares}")
             poll = select.poll()
             for member in self.members:
                 poll.register(member.fd, select.POLLIN)

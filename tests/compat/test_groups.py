@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from confluent_kafka import (
@@ -24,9 +25,26 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
+from mpbroker.protocol.messages.find_coordinator import FindCoordinatorRequest
+from mpbroker.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from mpbroker.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from mpbroker.protocol.messages.list_groups import ListGroupsRequest
+from mpbroker.server.api_messages import response_class
+from tests.bench import wire
 from tests.compat.members import LIBRARIES, Group
+from tests.compat.test_other_languages import needs_kafkajs
 from tests.support.broker import Broker
 from tests.support.children import TIMEOUT_S, wait_until
+
+# Members are processes: they take seconds to start where cores are busy.
+pytestmark = pytest.mark.timeout(300)
 
 PARTITIONS = 6
 CONFIG: dict[str, object] = {
@@ -108,6 +126,7 @@ MEMBERS = [
     ("confluent-kafka", {"strategy": "cooperative-sticky"}),
     ("confluent-kafka", {"protocol": "consumer"}),
     ("confluent-kafka", {"protocol": "consumer", "strategy": "range"}),
+    pytest.param("kafkajs", {}, marks=needs_kafkajs),
 ]
 
 
@@ -212,7 +231,14 @@ def test_a_static_member_that_comes_back_disturbs_nobody(
     assert len(one.assignments) == changes
 
 
-@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        "confluent-kafka",
+        "kafka-python",
+        pytest.param("kafkajs", marks=needs_kafkajs),
+    ],
+)
 def test_a_group_goes_on_when_the_coordinator_is_killed_under_load(
     group_broker: Broker, group: Group, topic: str, library: str
 ) -> None:
@@ -355,26 +381,99 @@ def test_the_offsets_topic_is_read_like_any_other(
         bootstrap_servers=group_broker.bootstrap,
         auto_offset_reset="earliest",
         exclude_internal_topics=False,
-        consumer_timeout_ms=2000,
     )
+    group_id = group.group_id.encode()
+    prefix = (
+        b"\0\x01"
+        + len(group_id).to_bytes(2, "big")
+        + group_id
+        + len(topic).to_bytes(2, "big")
+        + topic.encode()
+    )
+    found = {}
+
+    def have_come() -> bool:
+        for records in consumer.poll(timeout_ms=500).values():
+            for record in records:
+                if record.key.startswith(prefix):
+                    assert record.value[:2] == b"\0\x03"
+                    partition = int.from_bytes(record.key[len(prefix) :], "big")
+                    found[partition] = int.from_bytes(record.value[2:10], "big")
+        return found == dict.fromkeys(range(PARTITIONS), 5)
+
     try:
-        group_id = group.group_id.encode()
-        expected = (
-            b"\0\x01"
-            + len(group_id).to_bytes(2, "big")
-            + group_id
-            + len(topic).to_bytes(2, "big")
-            + topic.encode()
-        )
-        found = {}
-        for record in consumer:
-            if record.key.startswith(expected):
-                partition = int.from_bytes(record.key[len(expected) :], "big")
-                assert record.value[:2] == b"\0\x03"
-                found[partition] = int.from_bytes(record.value[2:10], "big")
-        assert found == dict.fromkeys(range(PARTITIONS), 5)
+        wait_until(have_come)
     finally:
         consumer.close()
+
+
+class ManyGroups:
+    """One connection whose client is the only member of each of its groups."""
+
+    def __init__(self, bootstrap: str, names: list[str]) -> None:
+        host, port = bootstrap.split(":")
+        self._connection = wire.Connection((host, int(port)))
+        self.member_ids = dict.fromkeys(names, "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._connection.close()
+
+    def ask(self, api_key: ApiKey, version: int, message: Message) -> Any:
+        framed = wire.request((api_key, version), message.encode(version))
+        payload = self._connection.ask(framed)
+        return response_class(api_key).decode(version, payload[5:])
+
+    def join(self, name: str) -> JoinGroupResponse:
+        request = JoinGroupRequest(
+            group_id=name,
+            session_timeout_ms=300_000,
+            rebalance_timeout_ms=300_000,
+            member_id=self.member_ids[name],
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"m")],
+        )
+        answer: JoinGroupResponse = self.ask(ApiKey.JOIN_GROUP, 6, request)
+        self.member_ids[name] = answer.member_id
+        return answer
+
+
+def test_a_thousand_groups_of_one_client_are_in_nobodys_way(
+    group_broker: Broker, group: Group, topic: str
+) -> None:
+    names = [f"{topic}-{number}" for number in range(1000)]
+    member = group.add("confluent-kafka")
+    group.wait_for_shares([member], PARTITIONS)  # the coordinator is there
+    with ManyGroups(group_broker.bootstrap, names) as many:
+        keys = FindCoordinatorRequest(key_type=0, coordinator_keys=names)
+        found = many.ask(ApiKey.FIND_COORDINATOR, 4, keys).coordinators
+        assert [(row.key, row.error_code, row.node_id) for row in found] == [
+            (name, 0, 1) for name in names
+        ]
+        for name in names:
+            assert many.join(name).error_code == 79  # MEMBER_ID_REQUIRED
+            answer = many.join(name)
+            assert (answer.error_code, answer.generation_id) == (0, 1)
+        waiting = ListGroupsRequest(states_filter=["CompletingRebalance"])
+        listed = many.ask(ApiKey.LIST_GROUPS, 4, waiting).groups
+        assert {row.group_id for row in listed} >= set(names)
+        # The others go on: records, commits, and a rebalance.
+        produce(group_broker, topic, 10)
+        group.wait_for_shares([member, group.add("aiokafka")], PARTITIONS)
+        group.wait_until(has_everything(group, 10), "all records are read")
+        busy = DeleteGroupsRequest(groups_names=names)
+        results = many.ask(ApiKey.DELETE_GROUPS, 2, busy).results
+        assert {row.error_code for row in results} == {68}  # NON_EMPTY_GROUP
+        for name in names:
+            leaver = MemberIdentity(member_id=many.member_ids[name])
+            leaving = LeaveGroupRequest(group_id=name, members=[leaver])
+            assert many.ask(ApiKey.LEAVE_GROUP, 5, leaving).members[0].error_code == 0
+        results = many.ask(ApiKey.DELETE_GROUPS, 2, busy).results
+        assert {row.error_code for row in results} == {0}
+        listed = many.ask(ApiKey.LIST_GROUPS, 4, ListGroupsRequest()).groups
+        assert not {row.group_id for row in listed} & set(names)
 
 
 def test_nobody_else_writes_to_the_offsets_topic(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.compat.adapters import ADAPTERS
 from tests.compat.adapters.adapter import CODECS, TIMEOUT_S
+from tests.compat.members import Group
 from tests.compat.records import T0, some_records
 from tests.conftest import OtherBroker
 from tests.support.apache_kafka import java_command
@@ -23,10 +24,14 @@ Tool = Callable[..., str]
 
 TOOLS = "org.apache.kafka.tools"
 
-pytestmark = pytest.mark.skipif(
-    not have_java_tools(),
-    reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not have_java_tools(),
+        reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
+    ),
+    # Each run of a tool takes a second, and ten where cores are busy.
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture
@@ -199,7 +204,6 @@ def test_configurations_are_altered_and_described(
     assert re.search(r"^\s*max.message.bytes=1048588", everything, re.MULTILINE)
 
 
-@pytest.mark.timeout(240)  # each run of a tool takes seconds where cores are busy
 def test_brokers_all_of_them_a_listener_and_groups_are_configured(tool: Tool) -> None:
     # Values that change nothing for others who use this broker.
     config = "kafka.admin.ConfigCommand"
@@ -310,6 +314,61 @@ def test_a_java_consumer_group_reads_and_is_looked_after(
     )
     tool(groups, "--delete", *this)
     assert group not in tool(groups, "--list").split()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_the_verifiable_consumer_commits_what_it_has_read(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic, protocol: str
+) -> None:
+    topic = make_topic(2)
+    with ADAPTERS["confluent-kafka"](bootstrap) as client:
+        client.produce(topic, some_records(20) + some_records(20, 1))
+    printed = tool(
+        f"{TOOLS}.VerifiableConsumer",
+        *("--topic", topic, "--group-id", topic, "--group-protocol", protocol),
+        *("--max-messages", "40", "--reset-policy", "earliest"),
+    )
+    events = [json.loads(line) for line in printed.splitlines()]
+    assigned = [e["partitions"] for e in events if e["name"] == "partitions_assigned"]
+    assert {row["partition"] for row in assigned[0]} == {0, 1}
+    consumed = [e for e in events if e["name"] == "records_consumed"]
+    assert sum(event["count"] for event in consumed) == 40
+    commits = [e for e in events if e["name"] == "offsets_committed"]
+    assert all(event["success"] for event in commits)
+    committed = {
+        row["partition"]: row["offset"] for e in commits for row in e["offsets"]
+    }
+    assert committed == {0: 20, 1: 20}
+    assert events[-1]["name"] == "shutdown_complete"
+
+
+@pytest.mark.parametrize("protocol", ["Classic", "Consumer"])
+def test_kafka_consumer_groups_shows_members_and_deletes_offsets(
+    tool: Tool, bootstrap: str, make_topic: MakeTopic, protocol: str
+) -> None:
+    topic = make_topic(3)
+    groups = f"{TOOLS}.consumer.group.ConsumerGroupCommand"
+    this = ("--group", topic)
+    with ADAPTERS["confluent-kafka"](bootstrap) as client:
+        client.produce(topic, some_records(10))
+    with Group(bootstrap, topic, topic) as group:
+        options = {"protocol": "consumer"} if protocol == "Consumer" else {}
+        member = group.add("confluent-kafka", session_ms=60_000, **options)
+        group.wait_for_shares([member], 3)
+        group.wait_until(lambda: len(member.got) == 10, "all records are read")
+        rows = tool(groups, "--describe", *this, "--members", "--verbose").splitlines()
+        (row,) = (line for line in rows if line.startswith(topic))
+        assert f"{topic}(0,1,2)" in row or f"{topic}:0,1,2" in row
+        assert "rdkafka" in row
+        listed = tool(groups, "--list", "--state", "Stable").splitlines()
+        assert [topic, "Stable"] in [line.split() for line in listed]
+        typed = tool(groups, "--list", "--type", protocol.lower()).splitlines()
+        assert [topic, protocol] in [line.split() for line in typed]
+        member.leave()
+    deleted = tool(groups, "--delete-offsets", *this, "--topic", f"{topic}:0")
+    assert re.search(rf"(?m)^{topic}\s+0\s+Successful", deleted)
+    offsets = group_offsets(tool(groups, "--describe", *this), topic)
+    assert 0 not in {n for n, row in offsets.items() if row[0] != "-"}
 
 
 def group_offsets(described: str, topic: str) -> dict[int, tuple[str, str, str]]:

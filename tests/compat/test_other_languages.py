@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -123,32 +122,6 @@ def test_a_kafkajs_group_goes_on_where_it_committed(
         producer.produce(topic, later)
     found = kafkajs()("consume_group", topic=topic, group=group, count=10, commit=True)
     assert sorted(each["offset"] for each in found) == sorted([*range(10, 15)] * 2)
-
-
-@needs_kafkajs
-def test_two_kafkajs_members_share_the_partitions(
-    bootstrap: str, make_topic: MakeTopic, kafkajs: Callable[[], Ask]
-) -> None:
-    topic, group = make_topic(2), "kafkajs-shares"
-    children = [kafkajs(), kafkajs()]
-    with (
-        ThreadPoolExecutor(2) as pool,
-        ADAPTERS["confluent-kafka"](bootstrap) as producer,
-    ):
-        waiting = [
-            pool.submit(
-                child, "consume_group", topic=topic, group=group, count=15, commit=True
-            )
-            for child in children
-        ]
-        # Whatever the assignment, each gets 15 of these while both are members.
-        sent = 0
-        while not all(each.done() for each in waiting) and sent < 3_000:
-            producer.produce(topic, numbered(10, 2))
-            sent += 10
-        found = [each.result() for each in waiting]
-    assert [len(each) for each in found] == [15, 15]
-    assert all({each["partition"] for each in one} for one in found)
 
 
 @needs_franz_go

@@ -45,6 +45,9 @@ MakeTopic = Callable[..., str]
 
 __all__ = ["kafkajs"]  # a fixture
 
+# Each start of Java takes a second, and ten where cores are busy.
+pytestmark = pytest.mark.timeout(300)
+
 needs_java = pytest.mark.skipif(
     not have_java_tools(),
     reason="no Apache Kafka in .downloads/java: scripts/test fetches it with Maven",
@@ -301,7 +304,6 @@ def java_client(bootstrap: str) -> Iterator[Ask]:
 
 
 @needs_java_client
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
 def test_java_consumes_transforms_and_produces_exactly_once(
     bootstrap: str, make_topic: MakeTopic, java_client: Ask, group_protocol: str
@@ -332,7 +334,6 @@ def test_java_consumes_transforms_and_produces_exactly_once(
 
 
 @needs_java_client
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("kind", "seen"), [("commit", 6), ("abort", 0), ("forget", 0), ("zombie", 0)]
 )
