@@ -1,4 +1,4 @@
-"""`mpbroker config list` and `mpbroker config explain KEY`."""
+"""`mpbroker config`: list and explain settings; get, set and unset those in use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.live_config import get, set_, unset
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.cli.serve import broker_environment
@@ -35,7 +36,11 @@ _config_file_option = click.option(
 
 @click.group("config")
 def command() -> None:
-    """List and explain broker and topic settings."""
+    """List and explain settings; get, set and unset those of a running broker."""
+
+
+for _each in (get, set_, unset):
+    command.add_command(_each)
 
 
 def _resolve(config_file: Path | None) -> BrokerConfig:

@@ -76,6 +76,7 @@ class AdminApis:
             ApiKey.LIST_PARTITION_REASSIGNMENTS: self._list_partition_reassignments,
             ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
             ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
+            ApiKey.LIST_CONFIG_RESOURCES: self._list_config_resources,
         }
 
     # -- topics and their partitions -------------------------------------------------
@@ -163,6 +164,20 @@ class AdminApis:
             node_id=self._node_id,
             definition=self._definition,
             static=self._config_texts,
+        ).encode(version)
+
+    def _list_config_resources(self, request: Request) -> bytes:
+        from mpbroker.protocol.messages.list_config_resources import (
+            ListConfigResourcesRequest,
+        )
+        from mpbroker.server.handlers.list_config_resources import (
+            handle_list_config_resources,
+        )
+
+        version = request.api_version
+        message = ListConfigResourcesRequest.decode(version, request.body)
+        return handle_list_config_resources(
+            message, version, self._registry, self._node_id
         ).encode(version)
 
     # -- the broker ------------------------------------------------------------------

@@ -192,6 +192,9 @@ class TopicRegistry:
         """Return the configs set on a group."""
         return self._image.config(GROUP_RESOURCE, group_id)
 
+    def configured_groups(self) -> list[str]:
+        return [name for kind, name in self._image.configs if kind == GROUP_RESOURCE]
+
     @property
     def scram_credentials(self) -> ScramCredentials:
         """What is kept of SCRAM users' passwords."""

@@ -9,10 +9,16 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
 from mpbroker.protocol.messages import incremental_alter_configs as incremental
+from mpbroker.protocol.messages.list_config_resources import (
+    ListConfigResourcesRequest,
+)
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
     handle_incremental_alter_configs,
+)
+from mpbroker.server.handlers.list_config_resources import (
+    handle_list_config_resources,
 )
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from tests.support.metadata import start
@@ -449,3 +455,33 @@ def test_a_group_resource_has_a_name(registry):
         ErrorCode.INVALID_REQUEST
     )
     assert describe_one(registry, GROUP, "").error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("version", "kinds", "expected"),
+    [
+        (0, [], []),
+        (1, [TOPIC], [("t", TOPIC)]),
+        (1, [BROKER, BROKER], [("1", BROKER)]),
+        (1, [BROKER_LOGGER], [("1", BROKER_LOGGER)]),
+        (1, [16], []),
+        (1, [32], [("g", 32)]),
+        (1, [], [("t", TOPIC), ("1", BROKER), ("1", BROKER_LOGGER), ("g", 32)]),
+    ],
+)
+def test_what_has_configs_is_listed_by_kind(registry, version, kinds, expected):
+    registry.alter_group_config("g", lambda _: {"consumer.heartbeat.interval.ms": "6"})
+    request = ListConfigResourcesRequest(resource_types=kinds)
+    answer = handle_list_config_resources(request, version, registry, 1)
+    assert answer.error_code == 0
+    found = [
+        (each.resource_name, each.resource_type) for each in answer.config_resources
+    ]
+    assert found == expected
+
+
+def test_kinds_that_have_no_configs_cannot_be_listed(registry):
+    request = ListConfigResourcesRequest(resource_types=[TOPIC, 77])
+    answer = handle_list_config_resources(request, 1, registry, 1)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert not answer.config_resources

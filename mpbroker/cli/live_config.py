@@ -1,0 +1,199 @@
+"""`mpbroker config get`, `set` and `unset`: configs of a running broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    format_option,
+    open_cluster,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.client import config_admin
+from mpbroker.client.cluster import Cluster
+from mpbroker.client.config_admin import Resource, ResourceType
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+_SOURCES: Final = {
+    1: "topic",
+    2: "broker (dynamic)",
+    3: "all brokers (dynamic)",
+    4: "broker (static)",
+    5: "default",
+    8: "group",
+}
+_DEFAULT: Final = 5
+_REFUSED: Final = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _resource_options(function: _F) -> _F:
+    for option in (
+        click.option("--topic", metavar="NAME", help="Of a topic."),
+        click.option("--group", metavar="ID", help="Of a consumer group."),
+        click.option("--all-brokers", is_flag=True, help="Of all brokers together."),
+    ):
+        function = option(function)
+    return function
+
+
+def _resource(
+    cluster: Cluster, topic: str | None, group: str | None, all_brokers: bool
+) -> Resource:
+    if topic is not None:
+        return Resource(ResourceType.TOPIC, topic)
+    if group is not None:
+        return Resource(ResourceType.GROUP, group)
+    if all_brokers:
+        return Resource(ResourceType.BROKER, "")
+    return Resource(ResourceType.BROKER, str(cluster.metadata([]).controller_id))
+
+
+def _check_one(topic: str | None, group: str | None, all_brokers: bool) -> None:
+    if (topic is not None) + (group is not None) + all_brokers > 1:
+        raise CliError(
+            "--topic, --group and --all-brokers exclude one another", ExitCode.USAGE
+        )
+
+
+@click.command("get")
+@click.argument("keys", nargs=-1, metavar="[KEY...]")
+@_resource_options
+@click.option("--all", "everything", is_flag=True, help="Also what is at its default.")
+@bootstrap_option
+@timeout_option
+@format_option
+def get(
+    keys: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    all_brokers: bool,
+    everything: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> int:
+    """Show what is set of a running broker, or of a topic or group: value and source.
+
+    Of passwords only that they are set.
+    """
+    _check_one(topic, group, all_brokers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(cluster, topic, group, all_brokers)
+        found = config_admin.describe_configs(cluster, resource, keys)
+    missing = set(keys) - {each.name for each in found}
+    if missing and not all_brokers:
+        told = ", ".join(sorted(missing))
+        raise CliError(f"{resource} has no setting {told}", ExitCode.NOT_FOUND)
+    shown = sorted(
+        (
+            each
+            for each in found
+            if keys or everything or each.config_source != _DEFAULT
+        ),
+        key=lambda each: each.name,
+    )
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "value": each.value,
+                    "source": _SOURCES.get(each.config_source, "?"),
+                    "read_only": each.read_only,
+                    "sensitive": each.is_sensitive,
+                }
+                for each in shown
+            ]
+        )
+    else:
+        rows = [
+            [
+                each.name,
+                "[hidden]" if each.is_sensitive else each.value or "",
+                _SOURCES.get(each.config_source, "?"),
+            ]
+            for each in shown
+        ]
+        print_table(["SETTING", "VALUE", "SOURCE"], rows)
+    return ExitCode.OK
+
+
+@click.command("set")
+@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
+@_resource_options
+@bootstrap_option
+@timeout_option
+@format_option
+def set_(
+    changes: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    all_brokers: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Set configs of a running broker, or of a topic or group: all of them or none."""
+    put = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not (key and equals):
+            # The value of a password must not be shown.
+            raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
+        put[key] = value
+    _check_one(topic, group, all_brokers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(cluster, topic, group, all_brokers)
+        _alter(cluster, resource, put, ())
+    _done(resource, "set", put, output_format)
+
+
+@click.command("unset")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@_resource_options
+@bootstrap_option
+@timeout_option
+@format_option
+def unset(
+    keys: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    all_brokers: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Take configs away: what was before counts again."""
+    _check_one(topic, group, all_brokers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(cluster, topic, group, all_brokers)
+        _alter(cluster, resource, {}, dict.fromkeys(keys))  # each once
+    _done(resource, "unset", keys, output_format)
+
+
+def _alter(
+    cluster: Cluster, resource: Resource, put: dict[str, str], delete: Iterable[str]
+) -> None:
+    try:
+        config_admin.alter_configs(cluster, resource, put, delete)
+    except ApiError as error:
+        if error.error_code in _REFUSED:
+            raise CliError(str(error), ExitCode.USAGE) from None
+        raise
+
+
+def _done(
+    resource: Resource, what: str, keys: Iterable[str], output_format: str
+) -> None:
+    if output_format == "json":
+        print_json({what: list(keys), "of": str(resource)})
+    else:
+        print(f"{resource}: {what} {', '.join(keys)}")

@@ -1,0 +1,79 @@
+"""`mpbroker config get|set|unset`: what a running broker goes by, and who said so."""
+
+import json
+
+import pytest
+
+from mpbroker.cli.exit_codes import ExitCode
+from tests.support.broker import Broker
+
+
+@pytest.fixture(autouse=True)
+def use_our_broker(own_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPBROKER_BOOTSTRAP", own_broker.bootstrap)
+
+
+@pytest.fixture
+def told(mpbroker):
+    def ask(*arguments):
+        result = mpbroker("config", "get", "--format", "json", *arguments)
+        assert result.code == 0, result.err
+        return {each["name"]: each for each in json.loads(result.out)}
+
+    return ask
+
+
+def test_a_setting_of_the_broker_is_set_shown_and_taken_away(mpbroker, told):
+    key = "log.cleaner.backoff.ms"
+    assert key not in told()  # at its default
+    before = told("--all")[key]["value"]
+    done = mpbroker("config", "set", f"{key}=14999")
+    assert (done.code, done.err) == (0, "")
+    assert told()[key] == {
+        "name": key,
+        "value": "14999",
+        "source": "broker (dynamic)",
+        "read_only": False,
+        "sensitive": False,
+    }
+    heading, line = mpbroker("config", "get", key).out.decode().splitlines()
+    assert heading.split() == ["SETTING", "VALUE", "SOURCE"]
+    assert line.split() == [key, "14999", "broker", "(dynamic)"]
+    assert mpbroker("config", "unset", key).code == 0
+    assert told(key)[key]["value"] == before
+
+
+def test_settings_of_all_brokers_topics_and_groups_are_kept_apart(
+    mpbroker, told, topic_name
+):
+    key = "offset.metadata.max.bytes"
+    mpbroker("config", "set", "--all-brokers", f"{key}=4000")
+    assert told("--all-brokers")[key]["source"] == "all brokers (dynamic)"
+    assert told(key)[key]["value"] == "4000"
+    mpbroker("config", "unset", "--all-brokers", key)
+    assert key not in told("--all-brokers")
+    mpbroker("topic", "create", topic_name)
+    mpbroker("config", "set", "--topic", topic_name, "retention.ms=5000")
+    assert told("--topic", topic_name)["retention.ms"]["source"] == "topic"
+    key = "consumer.session.timeout.ms"
+    mpbroker("config", "set", "--group", topic_name, f"{key}=50000")
+    found = told("--group", topic_name)[key]
+    assert (found["value"], found["source"]) == ("50000", "group")
+    done = mpbroker("config", "unset", "--group", topic_name, key, "--format", "json")
+    assert json.loads(done.out) == {"unset": [key], "of": f"group '{topic_name}'"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["set", "num.partitions"], ExitCode.USAGE, "a change is KEY=VALUE"),
+        (["set", "num.partitions=many"], ExitCode.USAGE, "num.partitions=many"),
+        (["set", "log.dirs=/x"], ExitCode.USAGE, "Cannot update these configs"),
+        (["set", "no.such=1"], ExitCode.USAGE, "no.such"),
+        (["get", "no.such"], ExitCode.NOT_FOUND, "no setting no.such"),
+        (["get", "--topic", "a", "--group", "b"], ExitCode.USAGE, "exclude one"),
+    ],
+)
+def test_mistakes_say_what_to_do(mpbroker, arguments, code, said):
+    result = mpbroker("config", *arguments)
+    assert result.code == code and said in result.err
