@@ -127,8 +127,9 @@ class ProducerBatch:
     """See the module. Times are of the producer's clock, in ms."""
 
     __slots__ = (
-        "_done",
+        "_is_told",
         "_lock",
+        "_waiters",
         "attempts",
         "backoff_ms",
         "base_offset",
@@ -211,7 +212,9 @@ class ProducerBatch:
         self.error: ProducerError | None = None
         self.errors: dict[int, ProducerError] = {}
         self.children: list[ProducerBatch] = []
-        self._done = threading.Event()
+        self._is_told = False  # done, and all callbacks called
+        # Made by the first who waits: one for each batch would be a tenth of it.
+        self._waiters: threading.Event | None = None
         self._lock = threading.Lock()
 
     # -- filling -----------------------------------------------------------------------
@@ -297,7 +300,7 @@ class ProducerBatch:
             self.children = children
             self.payload = None
             self.is_done = True
-        self._done.set()
+        self._tell()
         return children
 
     def _read_records(self, codec: Codec) -> list[RawRecord]:
@@ -350,8 +353,14 @@ class ProducerBatch:
             self.records = []
         for index, callback in callbacks:
             self._call(index, callback)
-        self._done.set()
+        self._tell()
         return True
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._is_told = True
+            if self._waiters is not None:
+                self._waiters.set()
 
     def _call(self, index: int, callback: Callback) -> None:
         error = self.error_of(index)
@@ -374,11 +383,17 @@ class ProducerBatch:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the batch is done (or split); return whether it is."""
-        return self._done.wait(timeout_s)
+        with self._lock:
+            if self._is_told:
+                return True
+            if self._waiters is None:
+                self._waiters = threading.Event()
+            waiters = self._waiters
+        return waiters.wait(timeout_s)
 
     def wait_all(self) -> None:
         """Wait until the batch and all that it was split into are done."""
-        self._done.wait()
+        self.wait(None)
         for child in self.children:
             child.wait_all()
 

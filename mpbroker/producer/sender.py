@@ -310,6 +310,9 @@ class Sender:
             ),
             expect_answer=self._settings.acks != 0,
         )
+        # It is encoded; while the answer is waited for, the batches hold all that a
+        # retry needs, and a second copy would not be within buffer.memory.
+        request.topic_data = []
 
     def _count_batch(self, batch: ProducerBatch, now_ms: float) -> None:
         metrics = self._metrics

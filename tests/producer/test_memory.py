@@ -1,0 +1,58 @@
+"""What a producer holds is bounded by buffer.memory, sent or not."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+
+from mpbroker.producer.batch import record_size
+from mpbroker.protocol.api_key import ApiKey
+from tests.producer.rig import SenderRig
+
+LIMIT = 2_000_000
+PARTITIONS = 4
+BATCH = 16_384
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_what_is_in_flight_takes_little_more_than_buffer_memory(size):
+    rig = SenderRig(
+        {"t": [0] * PARTITIONS},
+        buffer_memory=LIMIT,
+        batch_size=BATCH,
+        max_request_size=PARTITIONS * BATCH,
+        enable_idempotence=False,  # else the first batch is waited for
+    )
+    rig.turns(8)
+    rig.client.ready(0, rig.wire.now_ms)
+    rig.turns(3)
+    # As with a socket, what was sent is gone.
+    deliver = rig.wire.send
+    rig.wire.send = lambda node, data: (
+        None if data[4:6] == ApiKey.PRODUCE.to_bytes(2, "big") else deliver(node, data)
+    )
+    rng = random.Random(1)
+    accumulator, pool = rig.accumulator, rig.pool
+    count = 0
+    tracemalloc.start()
+    try:
+        while pool.available_bytes >= BATCH:
+            record = 1_700_000_000_000 + count, None, rng.randbytes(size), ()
+            queue = accumulator.topic("t").queue(count % PARTITIONS)
+            count += 1
+            length = record_size(record)
+            if accumulator.try_append(queue, record, length, None) is not None:
+                continue
+            full = accumulator.close_full(queue, length)
+            if full is not None:
+                accumulator.seal(full)
+            pool.allocate(BATCH, 0)
+            accumulator.append_new(queue, record, length, BATCH, None, rig.wire.now_ms)
+            rig.turns()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rig.client.in_flight(0) == 5
+    assert LIMIT * 0.7 < used < LIMIT * 1.2
