@@ -16,6 +16,7 @@ from mpbroker.storage.log_files import SNAPSHOT_SUFFIX, segment_file
 from mpbroker.storage.log_loader import LoadHints, load_producers
 from mpbroker.storage.log_lookup import LogLookup
 from mpbroker.storage.log_segment import LogSegment
+from mpbroker.storage.producer_recall import may_be_recalled, recall_batches
 from mpbroker.storage.producer_replay import parse_marker, replay_log, replay_range
 from mpbroker.storage.producer_snapshot import (
     remove_needless_snapshots,
@@ -74,6 +75,29 @@ class LogProducers(LogLookup):
             header.producer_id, header.producer_epoch, marker.coordinator_epoch
         )
         return marker._replace(offset=offset)
+
+    def _recall(
+        self, header: "BatchHeader", last_sequence: int, refusal: ApiError
+    ) -> AppendedBatch:
+        """Return the batch that a client's repeats, if the log has it after all.
+
+        Raises:
+            ApiError: ``refusal``, if it has not.
+        """
+        producers = self.producers
+        assert producers is not None
+        entry = producers.entries.get(header.producer_id)
+        sequence = header.base_sequence
+        if entry is None or not may_be_recalled(entry, header.producer_epoch, sequence):
+            raise refusal
+        try:
+            recall_batches(entry, self.segments, LogState._make(self.committed()))
+        except (FileNotFoundError, CorruptLogError):
+            raise refusal from None  # old segments went, or were compacted
+        for batch in entry.batches:
+            if batch[:2] == (sequence, last_sequence):
+                return batch
+        raise refusal
 
     def _require_transaction(self, header: "BatchHeader") -> None:
         """Let a batch begin a transaction here only if its coordinator knows of it.

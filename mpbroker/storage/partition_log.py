@@ -176,13 +176,17 @@ class PartitionLog(LogSync):
             else:
                 sequence = header.base_sequence
                 if sequence >= 0:  # a coordinator's own records have none
-                    known = producers.check(
-                        producer_id,
-                        header.producer_epoch,
-                        sequence,
-                        sequence + batch.last_offset_delta & SEQUENCE_MASK,
-                        header.attributes & TRANSACTIONAL_MASK,
-                    )
+                    last_sequence = sequence + batch.last_offset_delta & SEQUENCE_MASK
+                    try:
+                        known = producers.check(
+                            producer_id,
+                            header.producer_epoch,
+                            sequence,
+                            last_sequence,
+                            header.attributes & TRANSACTIONAL_MASK,
+                        )
+                    except ApiError as refusal:
+                        known = self._recall(header, last_sequence, refusal)
                     if known is not None:
                         start = words[self._start_word]
                         return AppendResult(known[2], known[4], start, True, known[3])

@@ -88,6 +88,7 @@ def decode_snapshot(content: bytes, offset: int) -> ProducerState:
                 first = (sequence - delta) & _SEQUENCE_MASK
             batch = AppendedBatch(first, sequence, last - delta, last, timestamp)
             entry.batches.append(batch)
+            entry.is_from_snapshot = True
         state.add(entry)
     return state
 

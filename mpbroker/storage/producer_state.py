@@ -49,6 +49,7 @@ class ProducerEntry:
         "batches",
         "coordinator_epoch",
         "epoch",
+        "is_from_snapshot",
         "last_timestamp",
         "producer_id",
         "seen_ms",
@@ -70,6 +71,7 @@ class ProducerEntry:
         self.txn_first_offset = txn_first_offset  # -1: no transaction is open
         self.seen_ms = 0  # when it wrote last, by our clock; not in snapshots
         self.batches: list[AppendedBatch] = []
+        self.is_from_snapshot = False  # the log may have more of its last batches
 
 
 def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:

@@ -15,7 +15,7 @@ from mpbroker.protocol.control_record import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.storage import producer_replay
+from mpbroker.storage import producer_recall, producer_replay
 from mpbroker.storage.errors import CorruptLogError, CorruptSnapshotError
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
@@ -110,9 +110,52 @@ def test_sequences_survive_a_start(open_log: OpenLog, clean: bool) -> None:
     never = 2**62  # the test's records are from 1970
     hints = LoadHints(clean=clean, producer_id_expiration_ms=never)
     again = open_log(segment_bytes=400, hints=hints)
-    assert send(again, 0, 9) == 9  # the last is remembered, as in Kafka
+    assert send(again, 0, 9) == 9
     assert refusal(again, 0, 11) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(again, 0, 10) == 10
+
+
+@pytest.mark.parametrize("segment_bytes", [400, 1 << 20])
+def test_a_snapshot_is_no_reason_to_call_a_resent_batch_a_gap(
+    open_log: OpenLog, segment_bytes: int
+) -> None:
+    log = open_log(segment_bytes=segment_bytes, index_interval_bytes=100)
+    offsets = []
+    for sequence in range(9):
+        offsets.append(send(log, 0, sequence))
+        log.append(batch(b"another's", producer=(8, 0, sequence)), now_ms=1)
+        if sequence == 7:
+            log.take_snapshot()
+    # The next broker, and a process that looks at this partition for the first time.
+    hints = LoadHints(clean=True, producer_id_expiration_ms=2**62)
+    for row in (None, log.row.index):
+        again = open_log(row=row, hints=hints, segment_bytes=segment_bytes)
+        assert refusal(again, 0, 10) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert [send(again, 0, sequence) for sequence in range(4, 9)] == offsets[4:]
+        assert refusal(again, 0, 3) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(again, 0, 9) > offsets[-1]
+
+
+def test_what_is_recalled_of_a_producer_is_its_own_and_of_its_epoch(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(index_interval_bytes=100)
+    for sequence in range(40):
+        send(log, 0, sequence)
+        log.append(batch(b"another's", producer=(8, 1, sequence)), now_ms=1)
+    kept = [send(log, 1, sequence) for sequence in range(2)]
+    log.take_snapshot()
+    hints = LoadHints(clean=True, producer_id_expiration_ms=2**62)
+    again = open_log(hints=hints)
+    assert refusal(again, 0, 38) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert [send(again, 1, sequence) for sequence in range(2)] == kept
+    # No further back than this; what lies there is a gap, as everywhere in Kafka.
+    monkeypatch.setattr(producer_recall, "RECALL_BYTES", 10)
+    again = open_log(hints=hints)
+    other = batch(b"another's", producer=(8, 1, 35))
+    with pytest.raises(ApiError) as refused:
+        again.append(other, now_ms=1)
+    assert refused.value.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_a_snapshot_ahead_of_a_cut_log_is_not_believed(
