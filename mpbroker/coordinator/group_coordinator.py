@@ -547,6 +547,8 @@ class GroupCoordinator:
                 self._replayed.discard(group_id)
                 if (group := self._groups.get(group_id)) is not None:
                     self._loaded_group(group, now_ms)
+        if not self._loading:
+            self.offsets.forget_deleted_topics()
 
     def _loaded_group(self, group: Group, now_ms: int) -> None:
         if isinstance(group, ConsumerGroup):

@@ -255,10 +255,27 @@ class OffsetMetadataManager:
 
     def topic_deleted(self, topic: str) -> None:
         """Nobody can go on from a position in a topic that is gone."""
-        for group_id in list(self._groups_of_topic.get(topic, ())):
-            offsets = self._groups[group_id]
-            for partition in list(offsets.topics.get(topic, ())):
+        groups = set(self._groups_of_topic.get(topic, ()))
+        for group_id in sorted(groups.union(*self._groups_of_producer.values())):
+            offsets = self._groups.get(group_id)
+            if offsets is None:
+                continue
+            partitions = set(offsets.topics.get(topic, ()))
+            partitions.update(
+                index for name, index in offsets.pending() if name == topic
+            )
+            for partition in sorted(partitions):
                 self.remove(group_id, topic, partition)
+
+    def forget_deleted_topics(self) -> None:
+        """Forget positions in topics that are no more: nobody was there to be told."""
+        topics = set(self._groups_of_topic)
+        for group_id in set().union(*self._groups_of_producer.values()):
+            if (offsets := self._groups.get(group_id)) is not None:
+                topics.update(topic for topic, _ in offsets.pending())
+        for topic in sorted(topics):
+            if not self._topics.partition_count(topic):
+                self.topic_deleted(topic)
 
     # -- expiry --------------------------------------------------------------------
 

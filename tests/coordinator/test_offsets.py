@@ -236,6 +236,19 @@ def test_a_deleted_topic_takes_its_offsets_along(rig):
     assert rig.fetch("b") == {}
 
 
+def test_a_topic_may_be_deleted_while_there_is_no_coordinator(rig):
+    rig.commit({("t", 0): 1, ("u", 0): 2}, group="a")
+    rig.commit({("t", 1): 3}, group="b")
+    del rig.topics.counts["t"]
+    rig.restart()
+    assert rig.fetch("a") == {("u", 0): 2}
+    assert rig.fetch("b") == {}
+    rig.topics.counts["t"] = 4  # another one of this name
+    rig.restart()
+    assert rig.fetch("a") == {("u", 0): 2}
+    assert rig.fetch("b") == {}
+
+
 def test_only_empty_groups_can_be_deleted_and_then_all_of_them_is_gone(rig):
     (mine,) = rig.stable(1, group="busy")
     rig.commit({("t", 0): 1, ("t", 1): 2}, group="idle")

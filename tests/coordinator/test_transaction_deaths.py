@@ -197,8 +197,14 @@ def delete_offset(rig: TransactionRig) -> int:
     return code
 
 
+def delete_topic(rig: TransactionRig) -> int:
+    rig.groups.topic_deleted("t")
+    rig.collect()
+    return 0
+
+
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("delete", [delete_group, delete_offset])
+@pytest.mark.parametrize("delete", [delete_group, delete_offset, delete_topic])
 def test_what_is_deleted_does_not_come_back_with_the_end_of_a_transaction(
     rig, delete, dies
 ):
@@ -207,7 +213,7 @@ def test_what_is_deleted_does_not_come_back_with_the_end_of_a_transaction(
     assert position(rig)[0] == E.UNSTABLE_OFFSET_COMMIT
     assert delete(rig) == 0
     assert position(rig) == (0, -1)
-    number, _, key, value = rig.offsets_log[-1 if delete is delete_offset else -2]
+    number, _, key, value = rig.offsets_log[-2 if delete is delete_group else -1]
     assert (key, value) == (offset_key("g", "t", 0), None)
     assert number == rig.groups.partition_for("g") < PARTITIONS
     if dies:
@@ -215,4 +221,16 @@ def test_what_is_deleted_does_not_come_back_with_the_end_of_a_transaction(
         assert position(rig) == (0, -1)
     assert end(rig, producer, version=5).error_code == 0
     assert [each[0] for each in rig.markers] == [OFFSETS]
+    assert position(rig) == (0, -1)
+
+
+def test_a_topic_that_goes_with_its_coordinator_takes_pending_offsets_along(rig):
+    producer = started(rig)
+    assert commit_offsets(rig, producer, 5) == 0
+    count = rig.topics.counts.pop("t")
+    rig.die()
+    rig.topics.counts["t"] = count  # another one of this name
+    assert position(rig) == (0, -1)
+    rig.die()
+    assert end(rig, producer, version=5).error_code == 0
     assert position(rig) == (0, -1)

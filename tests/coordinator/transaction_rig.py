@@ -107,6 +107,7 @@ class TransactionRig:
     def die(self) -> None:
         """Lose all that is not in the logs, and come back."""
         self._start()
+        self.groups.begin_loading(range(PARTITIONS))
         self.coordinator.begin_loading(range(PARTITIONS))
         for record in self.log:
             read = read_transaction(*record)
@@ -117,6 +118,7 @@ class TransactionRig:
             assert found is not None
             self.groups.replay(*found, self.now_ms, producer_id)
         for partition in range(PARTITIONS):
+            self.groups.loaded(partition, self.now_ms)
             self.coordinator.loaded(partition, self.now_ms)
         self.collect()
 
