@@ -134,6 +134,36 @@ def test_a_bad_value_without_a_place_for_it_stops_and_nothing_is_written(
     assert not list((tmp_path / "lake").glob("*.parquet"))
 
 
+def test_values_of_another_schema_go_aside_and_another_description_is_refused(
+    run, put, make_topic, tmp_path
+):
+    topic, lake = make_topic(partitions=2), tmp_path / "lake"
+    settings = {
+        "pipeline": {"checkpoint": str(tmp_path / "checkpoint")},
+        "source": {"subscribe": topic, "maxOffsetsPerTrigger": 20},
+        "value": {"format": "json", "fields": FIELDS, "unknown_fields": "dead_letter"},
+        "table": {"path": str(lake)},
+        "dead_letter": {"path": str(tmp_path / "bad")},
+    }
+    # A producer that adds a field, and one that changes a type, amid those that do not.
+    strange = [b'{"number":1,"name":"a","colour":"red"}', b'{"number":"one"}']
+    put(topic, [*numbers(0, 20), *strange, *numbers(20, 40)])
+    done = run("ingest", **settings)
+    assert (done.rows, done.bad) == (40, 2)
+    assert sorted(table("parquet", lake)["number"]) == list(range(40))
+    reasons = sorted(table("parquet", tmp_path / "bad")["_error"])
+    assert reasons == [
+        "ValueError: unknown fields: colour",
+        "number='one' is no bigint",
+    ]
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    changed = {"format": "json", "fields": FIELDS | {"colour": "string"}}
+    with pytest.raises(PipelineError, match=r"column 'colour' is not there in the tab"):
+        run("ingest", **settings | {"value": changed})
+    after = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    assert after == before
+
+
 def test_windows_are_counted_to_a_table_and_to_a_topic(
     run, put, get, make_topic, tmp_path
 ):
