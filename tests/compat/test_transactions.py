@@ -385,7 +385,7 @@ def test_javas_producer_goes_on_when_coordinator_and_handlers_are_killed(
                 kills += 1
                 with suppress(subprocess.TimeoutExpired):
                     java.wait(0.7)  # a life that is long enough
-            said, _ = java.communicate(timeout=60)
+            said, _ = java.communicate(timeout=180)
         finally:
             java.kill()
     assert java.returncode == 0, said

@@ -73,6 +73,10 @@ def wait_for_commits(writers: list[Writer], *, each: bool = False) -> None:
         time.sleep(0.01)
 
 
+def has_aborted(writers: list[Writer]) -> bool:
+    return any(each.outcome is Outcome.ABORTED for w in writers for each in w.history)
+
+
 def kill_one(broker: Broker, role: str) -> None:
     pids = [pid for pid in broker.processes() if role in title_of(pid)]
     if pids:
@@ -120,7 +124,7 @@ def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(tmp_path: Path) -> None
         end = time.monotonic() + DURATION_S
         faults: Counter[str] = Counter()
         weights = [weight for weight, _ in FAULTS.values()]
-        while time.monotonic() < end:
+        while time.monotonic() < end or not has_aborted(writers):
             wait_for_commits(writers)
             [what] = random.choices(list(FAULTS), weights)
             FAULTS[what][1](broker)
