@@ -14,11 +14,13 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_COUNTERS,
     PROCESSOR_COUNTERS,
+    SLOT_COMPLETED,
     SLOTS_PER_PROCESSOR,
     ConnectionSecurity,
     ConnectionState,
     ProcessorCounter,
     processor_row,
+    slot_row,
 )
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
@@ -213,6 +215,19 @@ class Connections:
             self._selector.close(channel)
         self.forget(channel)
         self._release(channel)
+
+    def rests(self, channel: Channel, since_ns: int) -> bool:
+        """Whether a connection has been silent since then, by its own fault.
+
+        Who waits for an answer is not; who has one and does not read it is, once it
+        has had it for as long.
+        """
+        if channel.active_ns >= since_ns:
+            return False
+        if channel.state == _SENDING:
+            completed = self._words[slot_row(channel.slot) + SLOT_COMPLETED]
+            return bool(completed < since_ns)
+        return channel.state == _READING
 
     def obey(self, limits: Limits) -> int:
         """Close those of ours that are among the broker's above max.connections.

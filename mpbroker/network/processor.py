@@ -465,12 +465,13 @@ class Processor:
 
     def _process_response(self, slot: int, sent: int) -> None:
         channel = self._in_flight[slot - self._first_slot]
+        self._metrics.taken(slot, self._now)
         if channel is None:  # its connection has gone, or a predecessor's had
+            self._metrics.record(slot, self._now)
             self._reader.release_request(slot)
             self._reader.release_slot(slot)
             return
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_TAKEN)
-        self._metrics.taken(slot, self._now)
         self._send(channel, sent)
 
     def _send(self, channel: Channel, already: int) -> None:
@@ -489,8 +490,7 @@ class Processor:
             self._metrics.record(channel.slot, time.monotonic_ns())
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
             return
-        words, row = self._words, self._row + PROCESSOR_COUNTERS
-        words[row + ProcessorCounter.BYTES_OUT] += length
+        self._connections.count(ProcessorCounter.BYTES_OUT, length)
         self._sent(channel, result)
 
     def _send_parts(self, channel: Channel, offset: int, sent: int) -> SendResult:
@@ -523,11 +523,11 @@ class Processor:
         if result == SendResult.MORE:
             self._unfinished.append(channel)
             return
+        slot = channel.slot
+        self._metrics.record(slot, time.monotonic_ns())
         if result == SendResult.CLOSED:
             self._connections.close(channel, ProcessorCounter.CLOSED_BY_PEER)
             return
-        slot = channel.slot
-        self._metrics.record(slot, time.monotonic_ns())
         self._in_flight[slot - self._first_slot] = None
         self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
@@ -584,8 +584,8 @@ class Processor:
             # Kafka closes a connection with a request in progress too; we do not.
             if channel.active_ns < quiet and channel.state == _READING:
                 self._reader.leave_if_empty(channel)
-                if channel.active_ns < expired:
-                    self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
+            if self._connections.rests(channel, expired):
+                self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
         self._reader.take_back_lent()
         self._connections.give_up_expected(self._now)
         if not self._busy:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+
 import pytest
 
 from mpbroker.ipc.compiled import IS_COMPILED
@@ -181,3 +184,21 @@ def test_every_time_has_a_bucket_that_ends_after_it():
         bucket = bucket_of(ns)
         assert bucket == len(ends) or ns < ends[bucket]
         assert bucket == 0 or ns >= ends[bucket - 1]
+
+
+@pytest.mark.parametrize("size", [0, 550_000])
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_request_whose_client_has_gone_is_counted_all_the_same(rig, size, resets):
+    held = []
+    rig.answer = lambda end, slot, body: held.append(slot)
+    client = rig.connect()
+    client.send(frame(PRODUCE))
+    rig.pump(lambda: held)
+    if resets:
+        linger = struct.pack("ii", 1, 0)
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    client.close()
+    rig.handler.send_bytes(held[0], frame(bytes(size)))
+    rig.handler.flush()
+    rig.pump(lambda: metrics(rig))
+    assert sum(metrics(rig)[0].stages[Stage.TOTAL].counts) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 import pytest
 
@@ -20,8 +21,8 @@ def endpoints(*texts: str) -> list[EndPoint]:
 def opened():
     made = []
 
-    def open_them(*texts):
-        made.extend(open_listeners(endpoints(*texts), 50, -1))
+    def open_them(*texts, backlog=50):
+        made.extend(open_listeners(endpoints(*texts), backlog, -1))
         return made[-len(texts) :]
 
     yield open_them
@@ -105,3 +106,10 @@ def test_a_port_can_be_listened_on_again_right_after(opened):
         accepted.close()
     listener.sock.close()
     opened(f"PLAINTEXT://127.0.0.1:{listener.port}")
+
+
+def test_as_many_wait_to_be_accepted_as_the_backlog_says(opened):
+    (listener,) = opened("PLAINTEXT://127.0.0.1:0", backlog=37)
+    # struct tcp_info: of a listening socket tcpi_sacked is the length of its queue.
+    told = listener.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    assert int.from_bytes(told[28:32], sys.byteorder) == 37
