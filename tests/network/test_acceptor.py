@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import sys
 
 import pytest
 
@@ -58,8 +59,16 @@ class Hall:
             self.words[processor_row(processor) + PROCESSOR_LISTENER] = listener + 1
 
     def dial(self, count: int = 1) -> None:
+        """Connect, until all are there to be accepted: the kernel may take a while."""
+        waiting = self._waiting()
         for _ in range(count):
             self.clients.append(socket.create_connection(self.address))
+        wait_until(lambda: self._waiting() == waiting + count)
+
+    def _waiting(self) -> int:
+        # struct tcp_info: of a listening socket tcpi_unacked is who waits in its queue.
+        told = self.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        return int.from_bytes(told[24:28], sys.byteorder)
 
     def limit(self, own: ListenerLimits | None = None, **broker: object) -> None:
         limits = Limits(
