@@ -27,6 +27,9 @@ from tests.storage.forks import kill_at_line
 from tests.support.children import fork
 from tests.support.memory import broker_memory
 
+# Hundreds of processes each: 20 to 60 s and more, as the machine is loaded.
+pytestmark = pytest.mark.timeout(600)
+
 _ACK = struct.Struct("qq")
 _CONFIG = {"segment_bytes": 1_200, "index_interval_bytes": 150}
 
