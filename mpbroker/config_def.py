@@ -178,7 +178,10 @@ class ConfigKey:
     def limit(self) -> str:
         """What a value must be, as the end of the sentence "it must be ..."."""
         kind = _KIND[self.type]
-        return f"{kind}, {self.validator.limit}" if self.validator else kind
+        if self.validator is None:
+            return kind
+        limit = self.validator.limit
+        return limit if limit.startswith(kind) else f"{kind}, {limit}"
 
     def parse(self, text: str) -> ConfigValue:
         """Turn text into a checked value.

@@ -94,6 +94,12 @@ def test_a_refusal_names_key_value_limit_and_default():
     )
 
 
+def test_a_list_of_names_is_said_to_be_one_once():
+    names = list_of("a", "b")
+    key = ConfigKey("some.list", ConfigType.LIST, None, "Names.", validator=names)
+    assert key.limit == "a comma-separated list of a, b"
+
+
 def test_a_password_is_never_in_an_error():
     key = ConfigKey(
         "secret", ConfigType.PASSWORD, None, "", validator=list_of("nothing")
