@@ -3,8 +3,9 @@
     quota                      is charged                        when
     producer_byte_rate         the request's bytes               it was executed
     consumer_byte_rate         the answer's bytes                it is about to be made
-    request_percentage         ns of the process that executed   it was executed
-                               it, and that sent its answer
+    request_percentage         ns of the handler and of the      it was executed
+                               coordinator that executed it,
+                               not of its processor
     controller_mutation_rate   partitions made or deleted        it is executed
 
 Whoever is over one of them is answered at once all the same, is told in the answer for
