@@ -70,6 +70,7 @@ processes, of runs that alternate (--vs...). The exit code is 1 if a broker fail
   scripts/bench                                          every case, this checkout
   scripts/bench requests latency --seconds 3
   scripts/bench requests --vs-checkout ../other          another checkout of mpbroker
+  scripts/bench spark --rows 800000                      Spark and its own connector
   scripts/bench --vs 127.0.0.1:9092                      a broker that runs already
   scripts/bench --vs-command 'kfake -l 127.0.0.1:{port}' any other
 """
@@ -258,6 +259,12 @@ class _Session:
 
 def main(argv: Sequence[str]) -> int:
     """Run the selected cases and print them; return the exit code."""
+    if argv[:1] == ["spark"]:
+        # With options of its own, and Spark and Java, which others do without.
+        from tests.bench import spark_read
+
+        spark_read.main(argv[1:])
+        return 0
     arguments = _arguments(argv)
     cases = _selected(arguments.names)
     if arguments.list:

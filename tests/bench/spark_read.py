@@ -1,13 +1,15 @@
 """Rows a second into Spark: ours, and Spark's own connector where it can be had.
 
-    python -m tests.bench.spark_read [--rows 1000000] [--rounds 3]
+    scripts/bench spark [--rows 1000000] [--rounds 3]
 
 Four partitions, 100 B a record, local[2]. Batch: count, sum of lengths and of offsets,
 so that every value is looked at and the count is proved. Stream: micro-batches of
 rows / 4 into memory nobody reads (noop), the first one left out, since it starts the
-Python workers. Runs alternate; the best and the median of the rounds are shown, with
-the machine's load at the time, and the CPU seconds that a million rows took of Spark
-and its Python workers: what others do on the machine changes these least.
+Python workers. "Overhead" is what a trigger takes besides its batch: asking for
+offsets, planning, writing the checkpoint. Runs alternate; the best and the median of
+the rounds are shown, with the machine's load at the time, and the CPU seconds that a
+million rows took of Spark and its Python workers: what others do on the machine
+changes these least.
 
 "ceiling" is a Python data source that makes the same Arrow batches out of memory: what
 Spark takes to bring them to its JVM, and so the bound of any Python source.
@@ -18,13 +20,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 import pyarrow as pa
@@ -161,8 +164,15 @@ def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
     return seconds
 
 
-def stream(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> list[float]:
-    """Return rows a second of each micro-batch but the first."""
+class MicroBatch(NamedTuple):
+    rows_per_s: float
+    overhead_s: float
+
+
+def stream(
+    spark: SparkSession, kind: str, bootstrap: str, rows: int
+) -> list[MicroBatch]:
+    """Return what each micro-batch but the first took."""
     with tempfile.TemporaryDirectory(prefix="mpbroker-bench-") as checkpoint:
         query = (
             spark.readStream.format(kind)
@@ -183,14 +193,23 @@ def stream(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> list[fl
         query.awaitTermination()
         done = [each for each in query.recentProgress if each.numInputRows]
         assert sum(each.numInputRows for each in done) == rows
-        return [each.numInputRows * 1000 / each.batchDuration for each in done[1:]]
+        return [
+            MicroBatch(
+                each.numInputRows * 1000 / each.batchDuration,
+                (each.durationMs["triggerExecution"] - each.durationMs["addBatch"])
+                / 1000,
+            )
+            for each in done[1:]
+        ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench spark", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     kinds, jars = ["mpbroker"], ""
     if have_spark_connector():
         kinds.append("kafka")
@@ -198,6 +217,7 @@ def main() -> None:
     else:
         print("Spark's own connector is not in .downloads/spark: measured alone")
     spent: dict[str, list[float]] = defaultdict(list)
+    overheads: dict[str, list[float]] = defaultdict(list)
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with (
         tempfile.TemporaryDirectory(prefix="mpbroker-bench-") as scratch,
@@ -209,14 +229,15 @@ def main() -> None:
         for number in range(arguments.rounds + 1):
             for kind in ("ceiling", *kinds):
                 before = cpu_seconds(broker)
-                seconds = batch(spark, kind, broker.bootstrap, arguments.rows)
+                took_s = batch(spark, kind, broker.bootstrap, arguments.rows)
                 if number:  # the first one starts workers and compiles code
-                    figures[kind, "batch"].append(arguments.rows / seconds)
+                    figures[kind, "batch"].append(arguments.rows / took_s)
                     cpu = (cpu_seconds(broker) - before) / arguments.rows * 1e6
                     spent[kind].append(cpu)
         for kind in kinds:
-            for rate in stream(spark, kind, broker.bootstrap, arguments.rows):
-                figures[kind, "stream"].append(rate)
+            for done in stream(spark, kind, broker.bootstrap, arguments.rows):
+                figures[kind, "stream"].append(done.rows_per_s)
+                overheads[kind].append(done.overhead_s)
         spark.stop()
     load = " ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{arguments.rows:,} rows of {VALUE_BYTES} B; load average {load}")
@@ -225,9 +246,14 @@ def main() -> None:
             f"{kind:>9} {what:>7}: best {max(rates):>11,.0f} rows/s,"
             f" median {statistics.median(rates):>11,.0f}"
         )
+    for kind, seconds in overheads.items():
+        print(
+            f"{kind:>9}  stream: overhead of a trigger best {min(seconds):.2f} s,"
+            f" median {statistics.median(seconds):.2f}"
+        )
     for kind, seconds_each in spent.items():
         print(f"{kind:>9}   batch: {min(seconds_each):.2f} CPU s a million rows")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
