@@ -221,6 +221,10 @@ class PartitionLog(LogSync):
             if data.readonly:
                 data = memoryview(bytearray(data))
             _FRONT.pack_into(data, 0, end_offset, added - 12, self._epoch)
+            if producer_id >= 0 and header.attributes & _TXN_OR_CONTROL:
+                # Before the bytes: if all processes are killed behind them, the next
+                # start finds a marker, and what it aborts must be in the index.
+                unstable = self._unstable_after(segment, header, marker, end_offset)
             if os.pwrite(segment.fd, data, size) != added:
                 write_whole(segment.fd, data, size)
             if since_index > self._interval:
@@ -233,8 +237,6 @@ class PartitionLog(LogSync):
                         time_entries, max_timestamp, max_timestamp_offset
                     )
                     time_entries += 1
-            if producer_id >= 0 and header.attributes & _TXN_OR_CONTROL:
-                unstable = self._unstable_after(segment, header, marker, end_offset)
             STATE.pack_into(
                 self._bytes,
                 self._copy_bytes[(version + 1) & 1],

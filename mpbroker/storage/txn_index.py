@@ -1,9 +1,11 @@
 """The index of aborted transactions of a segment, for readers of committed data.
 
 An entry is int16 version 0, then int64 producer id, first offset, last offset (of the
-abort marker) and last stable offset at that time. It is written before the marker's
-append is committed, so entries whose marker is not below the log end offset belong to
-nobody: readers skip them and the next writer cuts them off.
+abort marker) and last stable offset at that time. It is written before the marker
+is: a start after a kill of everything takes whatever batches it finds, and looks for no
+index. So entries whose marker is not below the log end offset belong to nobody yet:
+readers skip them and the next writer cuts them off. One that other batches have
+overtaken is true all the same; its marker comes again, with an entry of its own.
 
 Source: Kafka's AbortedTxn and TransactionIndex.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -79,6 +81,58 @@ def test_a_batch_that_comes_after_its_transaction_is_refused(open_log: OpenLog) 
     assert log.last_stable_offset() == log.latest() == 3
     # A resent one is what it was, whatever has happened since.
     assert log.append(records(sequence=1), now_ms=1).duplicate
+
+
+def test_an_abort_is_in_the_index_before_its_marker_can_be_found_by_the_next_start(
+    open_log: OpenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    end = marker(commit=False)
+    write = os.pwrite
+
+    def write_and_die(fd: int, data: memoryview, position: int) -> int:
+        written = write(fd, data, position)
+        if len(data) == len(end.data):
+            # This is all that there is if the whole broker is killed here.
+            shutil.copytree(tmp_path / "t-0", tmp_path / "killed-0")
+        return written
+
+    monkeypatch.setattr(os, "pwrite", write_and_die)
+    log.append(end, now_ms=1)
+    monkeypatch.undo()
+    again = open_log(name="killed-0")
+    assert again.last_stable_offset() == again.latest() == 2
+    found = again.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions == [(PRODUCER, 0)]
+
+
+def test_an_index_entry_whose_marker_was_never_written_is_no_harm(
+    open_log: OpenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    end = marker(commit=False)
+
+    write = os.pwrite
+
+    def die_and_write(fd: int, data: memoryview, position: int) -> int:
+        if len(data) == len(end.data):
+            shutil.copytree(tmp_path / "t-0", tmp_path / "killed-0")
+        return write(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", die_and_write)
+    log.append(end, now_ms=1)
+    monkeypatch.undo()
+    again = open_log(name="killed-0")
+    assert again.last_stable_offset() == 0
+    again.append(batch(b"another's"), now_ms=1)
+    again.append(marker(commit=False), now_ms=1)
+    assert again.last_stable_offset() == again.latest() == 3
+    for offset in (0, 1, 2):
+        found = again.read(offset, 1_000, min_one_batch=True, read_committed=True)
+        assert found.aborted_transactions is not None
+        assert set(found.aborted_transactions) == {(PRODUCER, 0)}
 
 
 @pytest.mark.parametrize("commit", [True, False])
