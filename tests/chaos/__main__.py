@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
 from tests.chaos.campaign import Campaign, Promises, Result, dying_command, table
 
@@ -20,6 +21,8 @@ _HANDLER = Promises(disconnects=0, pause_ms=100)
 _PROCESSOR = Promises(disconnects=0, pause_ms=200)
 _RESIZE = Promises(disconnects=0, pause_ms=100)
 _UPGRADE = Promises(disconnects=0, pause_ms=500)
+# Of the time for all: starts, ends, and the last event of each stage have the rest.
+_FOR_EVENTS: Final = 0.8
 
 
 def main() -> int:
@@ -28,8 +31,9 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="mpbroker-chaos-"))
     results: list[Result] = []
     try:
-        results += timed_kills(folder / "timed", arguments)
-        results += line_deaths(folder / "lines", arguments)
+        clock = Clock(arguments.minutes)
+        results += timed_kills(folder / "timed", arguments, clock)
+        results += line_deaths(folder / "lines", arguments, clock)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(table(results))
@@ -66,11 +70,46 @@ def _arguments() -> argparse.Namespace:
     count("connections", 64, "clients")
     count("seed", 1, "of all that is random")
     parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="the time for all: on a slow machine there is less of each kind, and the"
+        " table says so (default 0: as long as it takes)",
+    )
+    parser.add_argument(
         "--pauses",
         action="store_true",
         help="hold pauses to what is promised: on a quiet machine only",
     )
     return parser.parse_args()
+
+
+class Clock:
+    """Shares a time out among the stages; what one leaves, those after it have."""
+
+    _SHARES: Final = {
+        "handler": 16,
+        "acceptor": 11,
+        "processor": 17,
+        "resize": 8,
+        "upgrade": 12,
+        "generation": 12,
+        "supervisor": 12,
+        "lines": 12,
+    }
+
+    def __init__(self, minutes: float) -> None:
+        self._ends = time.monotonic() + minutes * 60 * _FOR_EVENTS
+        self._left = dict(self._SHARES) if minutes else {}
+
+    def time_s(self, stage: str, share: float = 1.0) -> float | None:
+        """How long a stage may go on; None: as long as it takes."""
+        if not self._left:
+            return None
+        left = max(0.0, self._ends - time.monotonic())
+        time_s = left * self._left[stage] * share / sum(self._left.values())
+        self._left[stage] *= 1 - share + 1e-9
+        return time_s
 
 
 def _promise(promises: Promises, arguments: argparse.Namespace) -> Promises:
@@ -79,7 +118,9 @@ def _promise(promises: Promises, arguments: argparse.Namespace) -> Promises:
     return Promises(promises.disconnects, promises.errors, None)
 
 
-def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
+def timed_kills(
+    folder: Path, arguments: argparse.Namespace, clock: Clock
+) -> list[Result]:
     """Kill processes of each kind once they have served for half a second."""
     campaign = Campaign(folder, arguments.connections, arguments.seed)
     try:
@@ -90,16 +131,21 @@ def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
             ("acceptor", arguments.acceptors, _HANDLER),
             ("processor", arguments.processors, _PROCESSOR),
         ):
+            campaign.time_s = clock.time_s(role)
             if count:
                 say(campaign.kills(role, count, _promise(promises, arguments)))
+        campaign.time_s = clock.time_s("resize")
         if arguments.resizes:
             say(campaign.resizes(arguments.resizes, _promise(_RESIZE, arguments)))
+        campaign.time_s = clock.time_s("upgrade")
         if arguments.upgrades:
             say(campaign.upgrades(arguments.upgrades, _promise(_UPGRADE, arguments)))
+        campaign.time_s = clock.time_s("generation")
         if arguments.generations:
             pairs = arguments.generations // 2  # the census knows one layout
             say(campaign.generations(2 * pairs, _promise(_UPGRADE, arguments)))
         say(campaign.leftovers())
+        campaign.time_s = clock.time_s("supervisor")
         if arguments.supervisors:
             say(campaign.supervisor_kills(arguments.supervisors))
             say(campaign.leftovers())
@@ -108,7 +154,9 @@ def timed_kills(folder: Path, arguments: argparse.Namespace) -> list[Result]:
         campaign.close()
 
 
-def line_deaths(folder: Path, arguments: argparse.Namespace) -> list[Result]:
+def line_deaths(
+    folder: Path, arguments: argparse.Namespace, clock: Clock
+) -> list[Result]:
     """Let handlers, then processors, then both die at random source lines."""
     results = []
     shares = (("handler", 0.5, 1500), ("processor", 0.25, 1500), ("both", 0.25, 3000))
@@ -124,6 +172,8 @@ def line_deaths(folder: Path, arguments: argparse.Namespace) -> list[Result]:
             command=dying_command(go, "none", role, mean_lines),
         )
         promises = Promises(disconnects=0)
+        # Of what is left: a half, then a half, then all.
+        campaign.time_s = clock.time_s("lines", 1.0 if role == "both" else 0.5)
         try:
             say(campaign.own_deaths(f"self-kill {role} by line", count, promises, go))
             results += campaign.results

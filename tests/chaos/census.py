@@ -13,7 +13,8 @@ from tests.support.broker import Broker
 from tests.support.footprint import Footprint
 
 _TITLE: Final = "mpbroker: "  # of every child that has begun
-_SETTLED_S: Final = 0.3
+_UNTITLED: Final = "a process that has just been forked, or runs something aside"
+_SETTLED_S: Final = 1.0
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"-\d+$")
 _NAMED = re.compile(r"^(/dev/shm/mpbroker)-\d+-\d+")
@@ -47,8 +48,7 @@ def settled_census(broker: Broker) -> dict[str, Counter[str]]:
     while True:
         time.sleep(_SETTLED_S)
         now = census(broker)
-        titles = [title_of(pid) for pid in broker.processes() if pid != broker.pid]
-        if now == before and all(title.startswith(_TITLE) for title in titles):
+        if now == before and _UNTITLED not in now:
             return now
         before = now
 
@@ -56,7 +56,8 @@ def settled_census(broker: Broker) -> dict[str, Counter[str]]:
 def role_of(pid: int, broker: Broker) -> str:
     if pid == broker.pid:
         return "supervisor"
-    return title_of(pid).removeprefix(_TITLE)
+    title = title_of(pid)
+    return title.removeprefix(_TITLE) if title.startswith(_TITLE) else _UNTITLED
 
 
 def excess_files(broker: Broker) -> list[str]:

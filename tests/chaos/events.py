@@ -281,6 +281,17 @@ class Generations(Upgrades):
         return ["--", *newcomer, "serve", *arguments]
 
 
+def curtail(event: Event) -> None:
+    """Let what is under way be the last: there is no time for more.
+
+    Layouts of memory go there and back again.
+    """
+    last = event.done + 1
+    if isinstance(event, Generations):
+        last += last % 2
+    event.wanted = min(event.wanted, last)
+
+
 def control_socket(broker: Broker) -> str:
     """The path of a broker's control socket."""
     state = read_telemetry(f"/mpbroker-{broker.pid}-{start_time(broker.pid)}")
