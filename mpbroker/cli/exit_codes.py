@@ -29,7 +29,8 @@ Exit codes:
   2   the command line was wrong
   10  not found: no such topic, partition, group, setting or record; nothing matched
   69  no broker could be reached
-  78  the broker's settings are wrong: starting it again cannot help
+  78  said to a service manager, for 1: the broker's settings are wrong, and starting
+      it again cannot help
 """
 
 

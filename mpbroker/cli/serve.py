@@ -168,9 +168,9 @@ def run_serve(arguments: Sequence[str]) -> int:
         return error.exit_code
     except ConfigError as error:
         # It names the setting, the value, the limit and the fix. A service manager
-        # tells by the code that there is no use in starting it again.
+        # is told by the code, too, that there is no use in starting it again.
         print(f"mpbroker: {error}", file=sys.stderr)
-        return ExitCode.CONFIG
+        return ExitCode.CONFIG if "NOTIFY_SOCKET" in os.environ else ExitCode.ERROR
     except MpbrokerError as error:
         print(f"mpbroker: {error}", file=sys.stderr)
         return ExitCode.ERROR

@@ -31,8 +31,8 @@ def refusal(
     return done.returncode, done.stdout + done.stderr
 
 
-def expect_one_line(code: int, said: str, *words: str, wanted: int = 1) -> None:
-    assert code == wanted, said
+def expect_one_line(code: int, said: str, *words: str) -> None:
+    assert code == 1, said
     lines = said.splitlines()
     assert len(lines) == 1, said
     for word in words:
@@ -65,9 +65,18 @@ def test_a_bad_value_is_refused_by_name(tmp_path: Path, key: str, value: str) ->
         key: value,
     }
     code, said = refusal(settings)
-    # EX_CONFIG: a service manager does not start it again.
-    expect_one_line(code, said, key, value.partition(":")[0], wanted=os.EX_CONFIG)
+    expect_one_line(code, said, key, value.partition(":")[0])
     assert not (tmp_path / "data").exists(), "it began before it had looked"
+
+
+def test_a_service_manager_is_told_that_starting_again_cannot_help(
+    tmp_path: Path,
+) -> None:
+    code, said = refusal(
+        {"listeners": "nonsense", "log.dirs": tmp_path / "data"},
+        ["env", f"NOTIFY_SOCKET={tmp_path / 'nobody'}"],
+    )
+    assert code == os.EX_CONFIG and "listeners" in said, said
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
