@@ -11,6 +11,7 @@ Source: Kafka's LogLoader.
 """
 
 import os
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.partition_table import LogState
@@ -40,6 +41,7 @@ from mpbroker.storage.segment_recovery import (
     SegmentTail,
     recover_segment,
 )
+from mpbroker.storage.txn_index import restore_aborted
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -104,7 +106,10 @@ def load_log(
             segment_created_ms=now_ms,
         )
         start = max(hints.log_start_offset, segments.bases[0])
-        producers = load_producers(segments, state, hints, start, now_ms)
+        if hints.clean:
+            producers = load_producers(segments, state, hints, start, now_ms)
+        else:
+            producers = _recover_producers(segments, state, hints, start, now_ms)
         state = state._replace(first_unstable_offset=producers.first_unstable_offset)
         return LoadedLog(state, start, producers, tail.truncated_bytes)
     finally:
@@ -129,6 +134,36 @@ def load_producers(
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
     producers.now_ms = now_ms
     replay_log(producers, segments, state)
+    return producers
+
+
+def _recover_producers(
+    segments: SegmentList,
+    state: LogState,
+    hints: LoadHints,
+    log_start_offset: int,
+    now_ms: int,
+) -> ProducerState:
+    """Do the same after a crash, and rebuild the index of aborted transactions.
+
+    From a snapshot that is not above the recovery point: what follows that point must
+    be read for the markers in it, whatever newer snapshot there is.
+    """
+    end, point = state.log_end_offset, hints.recovery_point
+    remove_snapshots(segments.directory, above=end)
+    producers = load_newest_snapshot(segments.directory, min(point, end))
+    if producers is None:
+        producers = ProducerState(log_start_offset)
+    producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
+    producers.now_ms = now_ms
+    producers.aborted = aborted = []
+    replay_log(producers, segments, state)
+    producers.aborted = None
+    for segment, following in pairwise([*segments.from_offset(point), None]):
+        assert segment is not None
+        until = end if following is None else following.base_offset
+        here = [e for e in aborted if segment.base_offset <= e.last_offset < until]
+        restore_aborted(segment.txn_index_path, here, point)
     return producers
 
 

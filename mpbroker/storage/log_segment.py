@@ -13,6 +13,7 @@ from mpbroker.storage.log_files import (
 )
 from mpbroker.storage.offset_index import OffsetIndex
 from mpbroker.storage.time_index import TimeIndex, TimestampOffset
+from mpbroker.storage.txn_index import sync_aborted
 
 
 class LogSegment:
@@ -122,6 +123,7 @@ class LogSegment:
     def sync_indexes(self) -> None:
         self.offset_index.sync()
         self.time_index.sync()
+        sync_aborted(self.txn_index_path)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -84,13 +84,15 @@ def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:
 class ProducerState:
     """The producers of one partition, as of ``end_offset``."""
 
-    __slots__ = ("end_offset", "entries", "now_ms", "ongoing")
+    __slots__ = ("aborted", "end_offset", "entries", "now_ms", "ongoing")
 
     def __init__(self, end_offset: int = 0) -> None:
         self.end_offset = end_offset
         self.entries: dict[int, ProducerEntry] = {}
         self.ongoing: dict[int, int] = {}  # first offset of a transaction: producer
         self.now_ms = 0  # what is applied was written by then
+        # What the markers that are applied abort, for who rebuilds the index of it.
+        self.aborted: list[AbortedTransaction] | None = None
 
     @property
     def first_unstable_offset(self) -> int:
@@ -230,6 +232,10 @@ class ProducerState:
         self, producer_id: int, epoch: int, marker: EndTransactionMarker
     ) -> None:
         """Take over an end-of-transaction marker that is in the log."""
+        if self.aborted is not None:
+            aborted = self.ended_by(producer_id, marker)
+            if aborted is not None:
+                self.aborted.append(aborted)
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)

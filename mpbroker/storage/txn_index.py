@@ -2,19 +2,26 @@
 
 An entry is int16 version 0, then int64 producer id, first offset, last offset (of the
 abort marker) and last stable offset at that time. It is written before the marker
-is: a start after a kill of everything takes whatever batches it finds, and looks for no
-index. So entries whose marker is not below the log end offset belong to nobody yet:
-readers skip them and the next writer cuts them off. One that other batches have
-overtaken is true all the same; its marker comes again, with an entry of its own.
+is, and so is there wherever a process died. Entries whose marker is not below the log
+end offset belong to nobody yet: readers skip them and the next writer cuts them off.
 
-Source: Kafka's AbortedTxn and TransactionIndex.
+It is forced to disk with the other indexes, when a recovery point is noted. From that
+point on a power cut may have taken any entry, or left one whose marker is gone: a start
+after a crash makes them anew, by the markers that it finds.
+
+Source: Kafka's AbortedTxn, TransactionIndex and LogSegment.recover.
 """
 
 import os
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mpbroker.storage.log_files import create_file, write_whole
+from mpbroker.storage.log_files import (
+    create_file,
+    sync_directory,
+    write_file,
+    write_whole,
+)
 
 _ENTRY: Final = Struct(">hqqqq")
 ENTRY_BYTES: Final = _ENTRY.size
@@ -56,6 +63,44 @@ def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) ->
         write_whole(fd, _ENTRY.pack(_VERSION, *entry), committed * ENTRY_BYTES)
     finally:
         os.close(fd)
+
+
+def restore_aborted(
+    path: str, found: list[AbortedTransaction], from_offset: int
+) -> None:
+    """Make a segment's index say what the log does from an offset on.
+
+    Args:
+        found: what the segment's markers abort, in their order; those below
+            ``from_offset`` count as little as the index does above it.
+
+    Raises:
+        OSError: the file cannot be read or replaced.
+    """
+    entries = read_aborted(path, from_offset)
+    entries += (each for each in found if each.last_offset >= from_offset)
+    content = encode_aborted(entries)
+    try:
+        with open(path, "rb") as file:
+            if file.read() == content:
+                return
+    except FileNotFoundError:
+        if not content:
+            return
+    write_file(path, content)
+
+
+def sync_aborted(path: str) -> None:
+    """Force a segment's index, if it has one, and its name to disk."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(os.path.dirname(path))
 
 
 def encode_aborted(entries: list[AbortedTransaction]) -> bytes:

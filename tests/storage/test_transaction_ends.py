@@ -135,6 +135,52 @@ def test_an_index_entry_whose_marker_was_never_written_is_no_harm(
         assert set(found.aborted_transactions) == {(PRODUCER, 0)}
 
 
+@pytest.mark.parametrize("lost", ["all of it", "its end", "nothing, but it lies"])
+@pytest.mark.parametrize("rolled", [False, True])
+def test_what_a_power_cut_took_of_the_index_of_aborts_is_made_anew(
+    open_log: OpenLog, tmp_path: Path, lost: str, rolled: bool
+) -> None:
+    log = open_log()
+    for first in (0, 2):
+        log.append(records(sequence=first // 2), now_ms=1)
+        log.append(marker(commit=False), now_ms=1)
+    if rolled:  # a snapshot of the producers is taken, above the recovery point
+        with log.row.locked():
+            log.roll_locked(now_ms=1)
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    entries = index.read_bytes()
+    half = len(entries) // 2
+    changed = {"all of it": b"", "its end": entries[:half]}
+    index.write_bytes(changed.get(lost, bytes(reversed(entries))))
+    if lost == "all of it":
+        index.unlink()
+    again = open_log()
+    assert again.last_stable_offset() == again.latest() == 4
+    assert index.read_bytes() == entries
+    found = again.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions == [(PRODUCER, 0), (PRODUCER, 2)]
+
+
+def test_aborts_below_the_recovery_point_are_on_disk_before_it_is_noted(
+    open_log: OpenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    log.append(marker(commit=False), now_ms=1)
+    synced = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    log.sync()
+    assert log.sync_indexes() == 2
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    assert str(index) in synced and str(index.parent) in synced
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_coordinator_killed_at_any_line_leaves_each_marker_to_be_written_once(
     open_log: OpenLog, tmp_path: Path, commit: bool
