@@ -41,7 +41,7 @@ from mpbroker.storage.segment_recovery import (
     SegmentTail,
     recover_segment,
 )
-from mpbroker.storage.txn_index import restore_aborted
+from mpbroker.storage.txn_index import AbortedTransaction, restore_aborted
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -156,7 +156,8 @@ def _recover_producers(
         producers = ProducerState(log_start_offset)
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
     producers.now_ms = now_ms
-    producers.aborted = aborted = []
+    aborted: list[AbortedTransaction] = []
+    producers.aborted = aborted
     replay_log(producers, segments, state)
     producers.aborted = None
     for segment, following in pairwise([*segments.from_offset(point), None]):
