@@ -526,8 +526,8 @@ class RecordAccumulator:
         return DeliveryTimeoutError(
             f"{count} record(s) for {batch.topic}-{batch.partition} were not"
             f" acknowledged in {now_ms - batch.created_ms:.0f} ms"
-            f" (delivery.timeout.ms={self._settings.delivery_timeout_ms}){sent};"
-            " is the broker up, and fast enough?"
+            f" (delivery.timeout.ms={self._settings.delivery_timeout_ms}){sent}; "
+            + (batch.last_refusal or "is the broker up, and fast enough?")
         )
 
     def release(self, batch: ProducerBatch) -> None:

@@ -149,6 +149,7 @@ class ProducerBatch:
         "is_split",
         "key_of_leader",
         "last_attempt_ms",
+        "last_refusal",
         "limit",
         "log_append_time",
         "max_timestamp",
@@ -205,6 +206,7 @@ class ProducerBatch:
         self.attempts = 0
         self.backoff_ms = 0.0  # since the last attempt
         self.last_attempt_ms = created_ms
+        self.last_refusal = ""  # how the last try ended, if it was to be tried again
         self.drained_ms = created_ms
         self.key_of_leader = (-1, -1)  # node and leader epoch of the last attempt
         self.base_offset = NO_OFFSET

@@ -426,6 +426,8 @@ class Sender:
         ):
             self._forget(batch)
             self._metrics.count("record-retry", batch.record_count, now_ms, batch.topic)
+            said = f" ({entry.error_message})" if entry.error_message else ""
+            batch.last_refusal = f"the last try ended with {code.name}{said}"
             self._accumulator.reenqueue(batch, now_ms)
         else:
             self._fail(batch, entry, now_ms)

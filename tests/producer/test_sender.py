@@ -485,6 +485,18 @@ def test_a_retriable_refusal_after_the_deadline_is_final():
     assert isinstance(future.exception(0), RetriableError)
 
 
+def test_an_expired_batch_says_why_the_last_try_failed():
+    rig = SenderRig(delivery_timeout_ms=30_000, request_timeout_ms=30_000).ready()
+    future = rig.send()
+    rig.reply(code=ErrorCode.KAFKA_STORAGE_ERROR)
+    rig.wire.refuse_connect |= {-1, 0, 1}
+    rig.wire.hang_up(0)
+    rig.pass_ms(30_000)
+    rig.turns(3)
+    assert isinstance(future.exception(0), DeliveryTimeoutError)
+    assert "ended with KAFKA_STORAGE_ERROR" in str(future.exception(0))
+
+
 def test_what_comes_after_an_expired_batch_is_held_until_its_fate_is_known():
     rig = SenderRig(delivery_timeout_ms=30_000).ready()
     lost = rig.send(b"0")
