@@ -166,6 +166,9 @@ class CoordinatorProcess:
         self._has_loaded = False  # all that there was at the start
         # What was last appended to each log: the log, and the offset behind it.
         self._ends: dict[int, tuple[PartitionLog, int]] = {}
+        # Logs that could not be written or synced, and were not loaded again since:
+        # nothing goes on that rests on them, however late in the turn it is looked at.
+        self._lost: set[int] = set()
         # Answers whose records are still to be written, and since when the first waits.
         self._held: list[Answer] = []
         self._held_since_ns = 0
@@ -303,7 +306,6 @@ class CoordinatorProcess:
                 else:
                     self._send(answer)
             return False
-        lost: set[int] = set()
         now_ms = self._clock.now_ms()
         for partition, records in out.take_records().items():
             try:
@@ -315,7 +317,6 @@ class CoordinatorProcess:
                     log, end = self._topic.append(partition, records, now_ms)
             except ApiError as error:
                 self._failed(partition, error)
-                lost.add(partition)
                 continue
             self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
@@ -326,7 +327,6 @@ class CoordinatorProcess:
                 )
             except ApiError as error:
                 self._failed(partition, error)
-                lost.add(partition)
                 continue
             self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
@@ -343,9 +343,9 @@ class CoordinatorProcess:
             else:
                 self._send(answer)
         for after, answers in resting.items():
-            self._give(answers, after, lost)
+            self._give(answers, after)
         for step in out.take_steps():
-            self._go_on(step, lost)
+            self._go_on(step)
         return True
 
     def _failed(self, log: int, error: ApiError) -> None:
@@ -354,6 +354,7 @@ class CoordinatorProcess:
         self._lose(log)
 
     def _lose(self, log: int) -> None:
+        self._lost.add(log)
         self._ends.pop(log, None)
         if log < 0:
             self._transactions.coordinator.failed(transaction_log(log))
@@ -402,11 +403,9 @@ class CoordinatorProcess:
             self._held_since_ns = now_ns
         return now_ns - self._held_since_ns < _HOLD_NS
 
-    def _give(
-        self, answers: list[Answer], after: tuple[int, ...], lost: set[int]
-    ) -> None:
+    def _give(self, answers: list[Answer], after: tuple[int, ...]) -> None:
         """Send what rests on the same logs, once these are on disk."""
-        awaited = self._awaited(after, lost)
+        awaited = self._awaited(after)
         if awaited is None:
             for answer in answers:
                 self._give_error(answer.call)
@@ -415,19 +414,19 @@ class CoordinatorProcess:
             awaited, lambda failed: self._complete(answers, cast("list[int]", failed))
         )
 
-    def _awaited(self, after: tuple[int, ...], lost: set[int]) -> list[Awaited] | None:
+    def _awaited(self, after: tuple[int, ...]) -> list[Awaited] | None:
         """Which logs are still to be synced; None: one could not be written."""
         awaited = []
         for number in after:
-            if number in lost:
+            if number in self._lost:
                 return None
             found = self._ends.get(number)
             if found is not None:
                 awaited.append(Awaited(number, *found))
         return awaited
 
-    def _go_on(self, step: Step, lost: set[int]) -> None:
-        awaited = self._awaited(step.after, lost)
+    def _go_on(self, step: Step) -> None:
+        awaited = self._awaited(step.after)
         if awaited is None:
             step.run(False)
             return
@@ -558,6 +557,7 @@ class CoordinatorProcess:
         A predecessor may have died between its append and its sync, and been asked for
         the same again.
         """
+        self._lost.discard(number)
         self._ends[number] = log, log.row.log_end_offset
 
     def _replay(self, partition: int, record: LoadedRecord, now_ms: int) -> None:
