@@ -28,6 +28,9 @@ _LOG = get_logger(__name__)
 
 # More logs than these are better synced side by side.
 _MOST_AT_ONCE: Final = 8
+# So many syncs in a row, and somebody may have come meanwhile: a timer may end any
+# number of transactions, and an administrator ask for any number of markers.
+_MOST_IN_A_ROW: Final = 24
 
 
 class SyncableLog(Protocol):
@@ -61,8 +64,16 @@ class GroupCommit:
         self._tokens: dict[int, int] = {}
         self._next_token = 0
         self.syncs = 0
-        # Whether nobody else waits for this process; kept by its loop.
-        self.is_alone = False
+        self._left_at_once = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else waits for this process; said by its loop every turn."""
+        return self._left_at_once > 0
+
+    @is_alone.setter
+    def is_alone(self, alone: bool) -> None:
+        self._left_at_once = _MOST_IN_A_ROW if alone else 0
 
     @property
     def is_idle(self) -> bool:
@@ -99,6 +110,9 @@ class GroupCommit:
             if not disk.is_quick:
                 return
             row = log.row
+            if row.status != RowStatus.ONLINE:
+                continue
+            self._left_at_once -= 1
             # Whoever owns a sync of this log goes on with it; so nobody need be told.
             target = row.log_end_offset
             try:

@@ -271,3 +271,25 @@ def test_a_failed_sync_at_once_takes_the_partition_offline(memory, error, caplog
     assert log.row.status == RowStatus.OFFLINE
     assert log.row.durable_end_offset == 0
     assert os.strerror(5) in caplog.text
+
+
+def test_a_log_that_is_offline_is_not_synced_at_once(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    log.row.status = RowStatus.OFFLINE
+    own.commit.is_alone = own.disk.is_quick = True
+    own.commit.sync_at_once([log])
+    assert own.disk.made == [] and log.row.durable_end_offset == 0
+
+
+def test_a_turn_makes_so_many_syncs_at_once_and_no_more(memory):
+    """However many steps it has: who came meanwhile is not to wait for all of them."""
+    log, own = Log(memory, 1), Commit()
+    own.disk.is_quick = True
+    for _ in range(2):
+        own.disk.made.clear()
+        own.commit.is_alone = True
+        for end in range(1, 101):
+            log.grow(end)
+            own.commit.sync_at_once([log])
+        assert 8 <= len(own.disk.made) < 32
