@@ -197,6 +197,8 @@ class GroupCommit:
             # What an fsync has failed to write may be lost although the next one
             # says success: never try again (fsyncgate). Offline for good.
             row.status = RowStatus.OFFLINE
+        elif row.status == RowStatus.OFFLINE:
+            return  # another's sync has failed meanwhile: ours may say so no more
         elif target > row.durable_end_offset:
             row.durable_end_offset = target
 

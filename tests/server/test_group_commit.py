@@ -214,6 +214,16 @@ def test_an_older_sync_never_takes_durability_back(memory):
     assert log.row.durable_end_offset == 50
 
 
+def test_what_has_failed_for_another_is_durable_for_nobody(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    own.want(log)
+    log.row.status = RowStatus.OFFLINE  # an fsync of somebody else, of the same pages
+    own.end()
+    assert log.row.durable_end_offset == 0
+    assert log.row.status == RowStatus.OFFLINE
+
+
 # -- at once -------------------------------------------------------------------------
 
 
@@ -271,6 +281,16 @@ def test_a_failed_sync_at_once_takes_the_partition_offline(memory, error, caplog
     assert log.row.status == RowStatus.OFFLINE
     assert log.row.durable_end_offset == 0
     assert os.strerror(5) in caplog.text
+
+
+def test_a_sync_at_once_makes_nothing_durable_that_has_failed_for_another(memory):
+    log, own = Log(memory, 1), Commit()
+    log.grow(10)
+    log.row.status = RowStatus.OFFLINE
+    own.commit.is_alone = own.disk.is_quick = True
+    own.commit.sync_at_once([log])
+    assert log.row.durable_end_offset == 0
+    assert log.row.status == RowStatus.OFFLINE
 
 
 def test_a_log_that_is_offline_is_not_synced_at_once(memory):
