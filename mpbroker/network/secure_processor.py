@@ -152,8 +152,12 @@ class SecureProcessor(Processor):
             self._security = fresh
             self._unready.use(fresh)
             if fresh.has_sessions:
-                self._has_sessions, self._compiled = True, None
+                self._end_sessions()
         self._unready.begin(channel, self._now)
+
+    def _end_sessions(self) -> None:
+        """From now on, those that end: each request is looked at before it goes."""
+        self._has_sessions, self._compiled = True, None
 
     # -- admission -----------------------------------------------------------------
 
@@ -199,8 +203,10 @@ class SecureProcessor(Processor):
         return ends_ms
 
     def _adopt(self, connection: int, *others: Any) -> None:
+        words = self._words
+        if session_end_ms(words, connection):
+            self._end_sessions()  # it began by settings that we have not seen
         if self._has_sessions:
-            words = self._words
             number = words[self._rows.word(connection) + CONNECTION_PRINCIPAL]
             session = Session(
                 self._principals.name(number).removeprefix(USER),

@@ -88,6 +88,7 @@ class _Unready:
         "frame_bytes",
         "has_handshake",
         "retry_ns",
+        "security",
         "streams",
         "user",
     )
@@ -96,6 +97,7 @@ class _Unready:
         self.channel = channel
         self.deadline_ns = deadline_ns
         self.has_handshake = False  # TLS is agreed upon, or not wanted
+        self.security: ListenerSecurity | None = None  # that TLS is agreed upon by
         self.authenticator: SaslServerAuthenticator | None = None
         self.user = ""  # by certificate
         self.buffer = bytearray()  # of the frame that is being read
@@ -235,10 +237,13 @@ class UnreadyChannels:
                     else:
                         self._close(unready, ProcessorCounter.CLOSED_BY_PEER)
                     return False
-                channel.sock = self._security.wrap(channel.sock)
-            sock = channel.sock
+                unready.security = self._security
+                channel.sock = unready.security.wrap(channel.sock)
+            sock, security = channel.sock, unready.security
             sock.do_handshake()
-            unready.user = self._security.user_of_certificate(sock)
+            assert security is not None
+            # Whom these authorities vouch for is said by the rules that go with them.
+            unready.user = security.user_of_certificate(sock)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         except (OSError, ValueError) as error:

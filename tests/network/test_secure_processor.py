@@ -245,6 +245,21 @@ def test_a_request_after_the_end_of_a_session_closes_the_connection(sasl_rig):
     assert rig.requests == []
 
 
+def test_a_session_ends_though_a_successor_knows_of_none(sasl_rig):
+    rig = sasl_rig(with_sessions(50))
+    client = rig.connect()
+    rig.log_in(client)
+    ended = time.monotonic() + 0.06
+    [channel] = rig.processor._channels.values()
+    rig.security = security(sasl=PLAIN)  # since, sessions do not end any more
+    take_over(rig, channel.sock.dup())
+    rig.pump(lambda: time.monotonic() > ended)
+    client.send(frame(request(ApiKey.METADATA, 1)))
+    rig.pump(lambda: client.is_closed)
+    assert rig.counted(R.SESSION_EXPIRED) == 1
+    assert rig.requests == []
+
+
 def test_a_session_is_prolonged_between_requests(sasl_rig):
     rig = sasl_rig(with_sessions(60_000))
     client = rig.connect()
@@ -331,6 +346,25 @@ def test_a_client_is_who_its_certificate_says(tls_rig, certificates):
     client.send(frame(b"x"))
     rig.pump(lambda: client.frames() == [b"x"])
     assert rig.principal() == "User:org-unit"
+
+
+def test_rules_that_come_during_a_handshake_are_not_for_its_certificate(
+    tls_rig, certificates
+):
+    judged = {
+        "client_auth": "required",
+        "truststore_location": certificates.authority_path,
+    }
+    rig = tls_rig(**judged, principal_mapping_rules="RULE:^.*$/guest/")
+    path = certificates.issue("guest", "client.example", common_name="me")
+    client = rig.connect_tls(certificates.client_context(path))
+    client.send(frame(b"x"))
+    unready = rig.processor._connections.unready
+    rig.pump(lambda: any(isinstance(c.sock, ssl.SSLSocket) for c in unready.values()))
+    rules = {**judged, "principal_mapping_rules": "RULE:^.*$/admin/"}
+    rig.processor._unready.use(security(certificates.settings(**rules)))
+    rig.pump(lambda: client.frames() == [b"x"])
+    assert rig.principal() == "User:guest"
 
 
 def test_tls_and_sasl_together(tls_rig, certificates):
