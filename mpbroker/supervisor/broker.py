@@ -32,11 +32,7 @@ from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.authorisation import check_authorizer
 from mpbroker.supervisor.child import Role
-from mpbroker.supervisor.listeners import (
-    Listener,
-    open_listeners,
-    remove_socket_files,
-)
+from mpbroker.supervisor.listeners import Listener, close_listeners, open_listeners
 from mpbroker.supervisor.live_config import LiveConfig
 from mpbroker.supervisor.memory import BrokerMemory, set_control_plane
 from mpbroker.supervisor.metrics.listener import metrics_url, open_metrics_listener
@@ -67,6 +63,7 @@ class Broker:
         self._config = config
         self._has_children = False  # which end with us, unless there is a way back
         self._is_trial = False  # stop as soon as a request has come through
+        self._listeners: Sequence[Listener] = ()
 
     def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
         """Start, serve until told to stop, stop; return the exit code.
@@ -102,6 +99,7 @@ class Broker:
                 _go_back(manifest, partial(_same_again, manifest), repr(error))
             raise
         finally:
+            close_listeners(self._listeners)
             for directory in directories:
                 directory.close()
 
@@ -153,7 +151,7 @@ class Broker:
         _raise_file_limit()
         paths = [directory.path for directory in directories]
         cluster_id = open_data_directories(paths, config.node_id)
-        listeners = open_listeners(
+        self._listeners = listeners = open_listeners(
             config.endpoints,
             config.socket_listen_backlog_size,
             config.socket_receive_buffer_bytes,
@@ -285,7 +283,6 @@ class Broker:
             supervisor.stop()
             if control is not None:
                 control.close()
-            remove_socket_files(listeners)
             if pid_file is not None:
                 pid_file.unlink(missing_ok=True)
         return 1 if supervisor.failed else 0

@@ -114,9 +114,7 @@ def open_listeners(
                 sock.listen(backlog)
         _refuse_unasked(spare, endpoints)
     except BaseException:
-        for listener in opened:
-            listener.sock.close()
-        remove_socket_files(opened)
+        close_listeners(opened)
         raise
     finally:
         for each in spare:
@@ -210,12 +208,17 @@ def _where(sock: socket.socket) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def remove_socket_files(listeners: Sequence[Listener]) -> None:
-    """Take away the files of Unix sockets that a broker made and leaves."""
+def close_listeners(listeners: Sequence[Listener]) -> None:
+    """Listen no more; take away the files of Unix sockets that were made for it.
+
+    Not those that others have put in their place since the sockets were closed.
+    """
     for each in listeners:
+        each.sock.close()
         if each.path is not None and each.origin is not Origin.PASSED:
             with contextlib.suppress(OSError):
-                os.unlink(each.path)
+                if not _somebody_listens(each.path):
+                    os.unlink(each.path)
 
 
 def _bind_unix(endpoint: EndPoint, path: str) -> socket.socket:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 
 import pytest
 
 from mpbroker.config.listeners import EndPoint, parse_listeners
-from mpbroker.supervisor.listeners import AddressError, open_listeners
+from mpbroker.supervisor.listeners import (
+    AddressError,
+    close_listeners,
+    open_listeners,
+)
 
 
 def endpoints(*texts: str) -> list[EndPoint]:
@@ -97,6 +102,18 @@ def test_if_one_cannot_be_opened_none_is_left_open(opened):
     with pytest.raises(AddressError):
         opened("PLAINTEXT://127.0.0.1:0", f"B://127.0.0.1:{taken.port}")
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_file_that_another_has_put_in_its_place_is_left_alone(opened):
+    with tempfile.TemporaryDirectory(prefix="mpbroker-") as directory:
+        path = f"{directory}/kafka.sock"
+        (first,) = opened(f"PLAINTEXT://unix:{path}")
+        first.sock.close()  # it stops; what is under way may take a while
+        (second,) = opened(f"PLAINTEXT://unix:{path}")
+        close_listeners([first])
+        assert os.path.exists(path)
+        close_listeners([second])
+        assert not os.path.exists(path)
 
 
 def test_a_port_can_be_listened_on_again_right_after(opened):

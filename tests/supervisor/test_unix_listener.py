@@ -106,6 +106,16 @@ def test_what_a_killed_broker_leaves_is_taken_away_and_a_living_one_is_left_alon
     assert path.read_text() == "mine"
 
 
+def test_a_start_that_fails_leaves_no_file(path, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"HTTP://127.0.0.1:{other.getsockname()[1]}"
+        broker = Broker(tmp_path / "b", settings(path, **{"metrics.listeners": taken}))
+        with pytest.raises(BrokerFailedError, match="Address already in use"):
+            broker.start()
+        broker.kill()
+    assert not path.exists()
+
+
 def test_a_connection_ends_with_its_processor_and_the_next_one_is_served(
     make_broker, path
 ):
