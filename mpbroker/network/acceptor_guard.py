@@ -61,6 +61,7 @@ class AcceptorGuard:
         self._pidfd = -1
         self._ours = -1
         self._posted_at = -_POST_AGAIN_S
+        self._is_lacking = False
 
     def post(self) -> int:
         """Start it, unless it was started just now.
@@ -74,6 +75,22 @@ class AcceptorGuard:
         if number is None or now - self._posted_at < _POST_AGAIN_S:
             return -1
         self._posted_at = now
+        try:
+            self._clone(number)
+        except OSError as error:
+            if not self._is_lacking:  # it is tried again, and said once
+                _LOG.info("an acceptor has no guard: %s", error.strerror)
+            self._is_lacking = True
+            return -1
+        self._is_lacking = False
+        return self._pidfd
+
+    def _clone(self, number: int) -> None:
+        """Start it.
+
+        Raises:
+            OSError: there are too many processes or descriptors, or it is forbidden.
+        """
         ours = os.pidfd_open(os.getpid())
         # Not through fork(3), which never shares descriptors. The lock of the
         # interpreter is kept, for the clone has no use for one that is on its way.
@@ -81,13 +98,18 @@ class AcceptorGuard:
         pid = syscall(number, _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             self._watch(ours)
-        if pid < 0:
+        try:
+            if pid < 0:
+                error = ctypes.get_errno()
+                raise OSError(error, f"clone: {os.strerror(error)}")
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            if pid > 0:  # not reaped, so it is nobody else's number
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             os.close(ours)
-            reason = os.strerror(ctypes.get_errno())
-            _LOG.info("an acceptor has no guard: clone: %s", reason)
-            return -1
-        self._pid, self._ours, self._pidfd = pid, ours, os.pidfd_open(pid)
-        return self._pidfd
+            raise
+        self._pid, self._ours = pid, ours
 
     def _watch(self, acceptor: int) -> NoReturn:
         """In the guard: wait for the acceptor's end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -137,6 +138,32 @@ def test_a_system_without_such_clones_has_acceptors_all_the_same(porch, monkeypa
         with socket.create_connection(porch.sock.getsockname()) as client:
             wait_until(lambda: client.getsockname()[1] in porch.look())
         assert not children_of(child.pid)
+
+
+def no_such_call(monkeypatch):
+    monkeypatch.setattr(acceptor_guard, "_SYS_CLONE", {os.uname().machine: 1 << 20})
+
+
+def no_descriptor(monkeypatch):
+    def pidfd_open(pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+
+
+@pytest.mark.parametrize("lack", [no_such_call, no_descriptor])
+def test_what_lacks_for_a_guard_is_said_once_and_stops_nobody(
+    porch, monkeypatch, caplog, lack
+):
+    caplog.set_level("INFO")
+    lack(monkeypatch)
+    monkeypatch.setattr(acceptor_guard, "_POST_AGAIN_S", 0)
+    guard = acceptor_guard.AcceptorGuard(porch.sock, lambda socks: None, lambda: None)
+    before = len(os.listdir("/proc/self/fd"))
+    assert [guard.post() for _ in range(3)] == [-1] * 3
+    assert caplog.text.count("an acceptor has no guard") == 1
+    assert len(os.listdir("/proc/self/fd")) == before
+    guard.bury()
 
 
 def children_of(pid: int) -> list[int]:
