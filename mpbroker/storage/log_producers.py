@@ -58,6 +58,8 @@ class LogProducers(LogLookup):
         # Where ``producers.end_offset`` stands in the active segment; -1: elsewhere.
         self._producers_position = -1
         self._expire_at_ms = 0  # when to look for producers that are to be forgotten
+        # Up to this offset; what a start had to check, it has also forced to disk.
+        self._indexes_synced = self._hints.recovery_point
         # Says of (producer id, epoch, row) whether a transaction is open; None: it is.
         self.is_open: Callable[[int, int, int], bool] | None = None
         # What the compiled core appends by, once it has been asked for.
@@ -197,7 +199,8 @@ class LogProducers(LogLookup):
         path = segment_file(self.directory, state.log_end_offset, SNAPSHOT_SUFFIX)
         if not os.path.exists(path):
             write_snapshot(self.directory, producers, sync=sync)
-            remove_needless_snapshots(self.directory, self.segments.bases)
+            bases, point = self.segments.bases, self._indexes_synced
+            remove_needless_snapshots(self.directory, bases, point)
 
     def _catch_up_unlocked(self, now_ms: int) -> None:
         """Read most of what others appended before taking the lock."""

@@ -22,8 +22,6 @@ class LogSync(LogProducers):
     ) -> None:
         super().__init__(directory, row, config, hints)
         self._directories: list[int] = []
-        # Up to this offset; what a start had to check, it has also forced to disk.
-        self._indexes_synced = self._hints.recovery_point
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """Return descriptors to fdatasync for the offsets in a range to be durable.

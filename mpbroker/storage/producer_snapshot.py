@@ -124,12 +124,18 @@ def remove_snapshots(directory: str, *, above: int) -> None:
             remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
 
 
-def remove_needless_snapshots(directory: str, segment_bases: list[int]) -> None:
+def remove_needless_snapshots(
+    directory: str, segment_bases: list[int], recovery_point: int
+) -> None:
     """Keep the snapshots of segment starts and the two newest others.
 
-    Two: the newest may turn out torn after a power cut.
+    Two: the newest may turn out torn after a power cut. And the newest that is not
+    above the recovery point, where a start after a crash begins to read: rolls leave
+    none where nobody knew of a producer, and it would read the log as a whole.
     """
-    kept = set(segment_bases)
-    others = [o for o in base_offsets(directory, SNAPSHOT_SUFFIX) if o not in kept]
+    offsets = base_offsets(directory, SNAPSHOT_SUFFIX)
+    kept = {*segment_bases, *[o for o in offsets if o <= recovery_point][-1:]}
+    others = [o for o in offsets if o not in segment_bases]
     for offset in others[:-2]:
-        remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))
+        if offset not in kept:
+            remove_if_exists(segment_file(directory, offset, SNAPSHOT_SUFFIX))

@@ -185,6 +185,30 @@ def test_a_torn_snapshot_is_passed_over_for_an_older_one(
     assert refusal(open_log(), 0, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_a_snapshot_stays_where_a_start_after_a_crash_begins_to_read(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    """Rolls leave none where nobody writes with a producer id."""
+    housekeeper = open_log(segment_bytes=1_000)
+    housekeeper.latest()  # loads it; so the other knows nothing of producers
+    log = open_log(row=housekeeper.row.index, segment_bytes=1_000)
+
+    def grow() -> int:
+        for _ in range(4):
+            end = log.append(batch(b"x" * 100), now_ms=1).last_offset + 1
+        housekeeper.take_snapshot()
+        return end
+
+    ends = [grow() for _ in range(3)]
+    housekeeper.sync()
+    point = housekeeper.sync_indexes()
+    ends += [grow() for _ in range(9)]
+    kept = {int(path.stem) for path in (tmp_path / "t-0").glob("*.snapshot")}
+    bases = {int(path.stem) for path in (tmp_path / "t-0").glob("*.log")}
+    assert point not in bases and len(bases) > 2
+    assert kept - bases == {point, *ends[-2:]}
+
+
 def test_an_idle_producer_is_forgotten(open_log: OpenLog) -> None:
     log = open_log(hints=LoadHints(producer_id_expiration_ms=1_000))
     log.append(batch(b"a", producer=(7, 0, 0), timestamp=1_000), now_ms=1_000)
