@@ -206,13 +206,14 @@ class LogReader(PartitionView):
         self, segment: LogSegment, offset: int, upper: int, end_offset: int
     ) -> list[tuple[int, int]]:
         # A transaction's entry stands in the segment of its abort marker, which may be
-        # a later one than that of its records.
-        found = []
+        # a later one than that of its records. Who died between entry and marker left
+        # one that another follows: clients count them, so each goes once.
+        found: dict[tuple[int, int], None] = {}
         for later in self.segments.from_offset(segment.base_offset):
             for entry in read_aborted(later.txn_index_path, end_offset):
                 if entry.last_offset >= offset and entry.first_offset < upper:
-                    found.append((entry.producer_id, entry.first_offset))
-        return found
+                    found[entry.producer_id, entry.first_offset] = None
+        return list(found)
 
     def _out_of_range(self, offset: int, start: int, end: int) -> None:
         raise ApiError(

@@ -16,6 +16,7 @@ from mpbroker.protocol.control_record import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.txn_index import AbortedTransaction, append_aborted
 from tests.storage.batches import Validated, batch, batches_in, validated
 from tests.storage.conftest import OpenLog
 from tests.storage.forks import kill_at_line
@@ -133,6 +134,23 @@ def test_an_index_entry_whose_marker_was_never_written_is_no_harm(
         found = again.read(offset, 1_000, min_one_batch=True, read_committed=True)
         assert found.aborted_transactions is not None
         assert set(found.aborted_transactions) == {(PRODUCER, 0)}
+
+
+def test_an_abort_that_was_indexed_twice_is_named_to_readers_once(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    """A client that counts them would hide the producer's next transaction, too."""
+    log = open_log()
+    log.append(records(), now_ms=1)
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    # Its writer was killed before the marker, and somebody else's records came.
+    append_aborted(str(index), AbortedTransaction(PRODUCER, 0, 1, 2), 1)
+    log.append(batch(b"another's"), now_ms=1)
+    log.append(marker(commit=False), now_ms=1)
+    log.append(records(sequence=1), now_ms=1)
+    log.append(marker(commit=True), now_ms=1)
+    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions == [(PRODUCER, 0)]
 
 
 @pytest.mark.parametrize("lost", ["all of it", "its end", "nothing, but it lies"])
