@@ -19,6 +19,8 @@ from mpbroker.config import (
 )
 from mpbroker.config.broker_values import BrokerValues
 from mpbroker.config.cores import available_cores
+from mpbroker.config.dynamic import DynamicConfig
+from mpbroker.config.listener_security import security_settings
 from mpbroker.config_def import ConfigError, type_of
 
 
@@ -562,3 +564,35 @@ def test_a_setting_of_sasl_may_be_of_one_mechanism_of_one_listener():
     assert config.for_mechanism("A", "PLAIN", "sasl.jaas.config") == "secret"
     assert config.for_mechanism("A", "OAUTHBEARER", "sasl.jaas.config") is None
     assert not config.warnings
+
+
+def security_of(settings, dynamic=()):
+    listener = {
+        "listeners": "A://127.0.0.1:0",
+        "listener.security.protocol.map": "A:SASL_PLAINTEXT",
+        "listener.name.a.sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+    }
+    config = load({**listener, **settings})
+    now = DynamicConfig(config, lambda name: {} if name else dict(dynamic))
+    sasl = security_settings(now, config.endpoints[0]).sasl
+    assert sasl is not None and sasl.jwt is not None
+    return sasl
+
+
+def test_whose_tokens_are_good_may_be_said_of_the_mechanism_alone():
+    of_listener, of_mechanism = "listener.name.a", "listener.name.a.oauthbearer"
+    audience = "sasl.oauthbearer.expected.audience"
+    settings = {
+        f"{of_mechanism}.sasl.oauthbearer.jwks.endpoint.url": "file:///keys",
+        f"{of_listener}.{audience}": "others",
+        f"{of_mechanism}.{audience}": "mpbroker",
+        f"{of_mechanism}.sasl.oauthbearer.expected.issuer": "https://issuer",
+        "listener.name.a.plain.sasl.plain.users.file": "/users",
+    }
+    sasl = security_of(settings)
+    assert sasl.jwt.jwks_url == "file:///keys"
+    assert sasl.jwt.expected_audience == ("mpbroker",)
+    assert sasl.jwt.expected_issuer == "https://issuer"
+    assert sasl.plain_users_file == "/users"
+    sasl = security_of(settings, {f"{of_mechanism}.{audience}": "now"})
+    assert sasl.jwt.expected_audience == ("now",)

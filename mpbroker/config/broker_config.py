@@ -123,7 +123,7 @@ _NOT_NEEDED: Final = (
 
 _PER_LISTENER: Final = "listener.name."
 # As settings spell them: listener.name.x.scram-sha-256.connections.max.reauth.ms.
-_MECHANISMS: Final = (
+SASL_MECHANISMS: Final = (
     "plain",
     "scram-sha-256",
     "scram-sha-512",
@@ -465,7 +465,7 @@ class _Reader:
         listener, _, name = setting.name.removeprefix(_PER_LISTENER).partition(".")
         key = self._definition.get(name)
         mechanism, _, of_mechanism = name.partition(".")
-        if key is None and mechanism in _MECHANISMS:
+        if key is None and mechanism in SASL_MECHANISMS:
             key = self._definition.get(of_mechanism)
             if key is not None:
                 value = _parse(key, setting)

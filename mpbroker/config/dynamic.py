@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from mpbroker.config.broker_config import BrokerConfig
+from mpbroker.config.broker_config import SASL_MECHANISMS, BrokerConfig
 from mpbroker.config.listeners import EndPoint
 from mpbroker.config.live_keys import LISTENER_SECURITY, READER_OF
 from mpbroker.config.pool_limits import PROCESSORS_KEY
@@ -183,6 +183,13 @@ def _check_security(
                 if endpoint is None
                 else f"{name}: {prefixed[0]} is a listener of PLAINTEXT, which has"
                 " neither TLS nor SASL; listener.security.protocol.map says so"
+            )
+        mechanism = name.removeprefix(f"{_PREFIX}{prefixed[0]}.")
+        mechanism = mechanism.removesuffix(prefixed[1].name).rstrip(".")
+        if mechanism and mechanism not in SASL_MECHANISMS and name in wanted:
+            raise UnusableConfigError(
+                f"{name}: there is no mechanism {mechanism!r:.100}; in names of"
+                f" settings they are {', '.join(SASL_MECHANISMS)}"
             )
     if not listeners:
         return

@@ -101,6 +101,15 @@ def _get(now: DynamicConfig, listener: str, key: str, kind: type[_T]) -> _T:
     return value
 
 
+def _get_of(
+    now: DynamicConfig, listener: str, mechanism: str, key: str, kind: type[_T]
+) -> _T:
+    """What is set for one mechanism of a listener comes first."""
+    value = now.for_mechanism(listener, mechanism, key)
+    assert isinstance(value, kind), key
+    return value
+
+
 def _tls(get: Any, name: str) -> TlsSettings:
     # Imported here: SASL_PLAINTEXT does without OpenSSL.
     from mpbroker.network.tls import TlsSettings
@@ -133,14 +142,16 @@ def _sasl(now: DynamicConfig, name: str, get: Any, secret: bytes) -> SaslSetting
         users = users_of_jaas(str(jaas), key)
     reauth = {}
     for mechanism in mechanisms:
-        value = now.for_mechanism(name, mechanism, "connections.max.reauth.ms")
-        assert isinstance(value, int)
-        reauth[mechanism] = value
+        reauth[mechanism] = _get_of(
+            now, name, mechanism, "connections.max.reauth.ms", int
+        )
     return SaslSettings(
         mechanisms,
         users,
-        get("sasl.plain.users.file", _OPTIONAL),
-        _jwt(get) if "OAUTHBEARER" in mechanisms else None,
+        _get_of(now, name, "plain", "sasl.plain.users.file", _OPTIONAL),
+        _jwt(partial(_get_of, now, name, "oauthbearer"))
+        if "OAUTHBEARER" in mechanisms
+        else None,
         reauth,
         get("sasl.server.max.receive.size", int),
         secret,
