@@ -136,7 +136,8 @@ def _choose(
         if each.name.upper() == endpoint.listener_name:
             return each
     for each in passed:
-        if endpoint.port and _is_at(each.sock, endpoint):
+        is_known = endpoint.port or endpoint.path is not None
+        if is_known and _is_at(each.sock, endpoint):
             return each
     for each in inherited:
         # The settings may have changed since it was left there.

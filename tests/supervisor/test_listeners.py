@@ -12,9 +12,11 @@ import pytest
 from mpbroker.config.listeners import EndPoint, parse_listeners
 from mpbroker.supervisor.listeners import (
     AddressError,
+    Origin,
     close_listeners,
     open_listeners,
 )
+from mpbroker.supervisor.systemd import InheritedSocket
 
 
 def endpoints(*texts: str) -> list[EndPoint]:
@@ -102,6 +104,20 @@ def test_if_one_cannot_be_opened_none_is_left_open(opened):
     with pytest.raises(AddressError):
         opened("PLAINTEXT://127.0.0.1:0", f"B://127.0.0.1:{taken.port}")
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_unix_socket_of_the_service_manager_is_known_by_its_path():
+    with tempfile.TemporaryDirectory(prefix="mpbroker-") as directory:
+        path = f"{directory}/kafka.sock"
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path)
+            sock.listen()
+            passed = InheritedSocket("mpbroker.socket", sock)
+            wanted = endpoints(f"B://unix:{directory}/b", f"PLAINTEXT://unix:{path}")
+            other, listener = open_listeners(wanted, 50, -1, [passed])
+            assert listener.sock is sock and listener.origin is Origin.PASSED
+            close_listeners([other, listener])
+            assert os.listdir(directory) == ["kafka.sock"]  # the manager's
 
 
 def test_the_file_that_another_has_put_in_its_place_is_left_alone(opened):
