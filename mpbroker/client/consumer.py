@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
 from mpbroker.client.consumer_metrics import ConsumerMetrics
@@ -296,7 +297,7 @@ class Consumer:
         """
         deadline = time.monotonic() + timeout_ms / 1000
         limit = max_records or self._settings.max_poll_records
-        self._metrics.polled()
+        self._polled()
         while True:
             self._keep_membership()
             if not self._records:
@@ -313,7 +314,7 @@ class Consumer:
         Positions are after the batches then. Raises as `poll`; do not mix the two.
         """
         deadline = time.monotonic() + timeout_ms / 1000
-        self._metrics.polled()
+        self._polled()
         while True:
             self._keep_membership()
             batches = self._fetch(deadline)
@@ -464,17 +465,26 @@ class Consumer:
         where = TopicPartition(*partition)
         return self._require_member().committed([where]).get(where)
 
+    def _counts(self) -> list[NetworkCounts]:
+        counts = [self._cluster.client.counts]
+        if self._member is not None:
+            counts.append(self._member.network_counts)
+        return counts
+
+    def _polled(self) -> None:
+        self._metrics.polled()
+        # Rates are of the last minute: what came before must have been seen before.
+        self._metrics.network.follow(self._counts(), monotonic_ms())
+
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return Kafka's metrics by group: consumer-metrics,
         consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION) and
         consumer-coordinator-metrics. Any thread may ask.
         """
-        counts = [self._cluster.client.counts]
         connections = self._cluster.client.connection_count()
         if self._member is not None:
-            counts.append(self._member.network_counts)
             connections += self._member.connection_count
-        self._metrics.network.follow(counts, monotonic_ms(), at_once=True)
+        self._metrics.network.follow(self._counts(), monotonic_ms(), at_once=True)
         groups = self._metrics.snapshot(len(self._assigned), self._positions)
         groups["consumer-metrics"]["connection-count"] = float(connections)
         return groups

@@ -175,10 +175,9 @@ class NetworkClient:
         return connection.version_for(request, max_version)
 
     def connection_count(self) -> int:
-        """Return how many nodes are connected."""
-        return sum(
-            found.state is not NodeState.DISCONNECTED for found in self._nodes.values()
-        )
+        """Return how many nodes are connected; any thread may ask."""
+        nodes = list(self._nodes.values())  # others may come while these are counted
+        return sum(found.state is not NodeState.DISCONNECTED for found in nodes)
 
     def least_loaded_node(self, now_ms: float) -> int | None:
         """Return the node to ask what any can answer; None if none is of use now.
@@ -322,6 +321,11 @@ class NetworkClient:
         self._reauthenticate(now_ms)
         self._drop_late(now_ms)
         self._close_idle(now_ms)
+        # Not before what has come is read: nobody may have looked for minutes.
+        if self._settings.rebootstrap and self._metadata.is_overdue(
+            now_ms, self._settings.rebootstrap_trigger_ms
+        ):
+            self._rebootstrap(now_ms, "no metadata for too long")
         done, self._done = self._done, []
         for callback, response in done:
             try:
@@ -516,10 +520,6 @@ class NetworkClient:
 
     def _update_metadata(self, now_ms: float) -> float:
         """Ask if it is time to; return how long until there may be something to do."""
-        if self._settings.rebootstrap and self._metadata.is_overdue(
-            now_ms, self._settings.rebootstrap_trigger_ms
-        ):
-            self._rebootstrap(now_ms, "no metadata for too long")
         delay_ms = self._metadata.delay_ms(now_ms)
         if self._metadata_node is not None or self._metadata.refusal is not None:
             return float("inf")

@@ -80,6 +80,22 @@ def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
     assert "bootstrapping again" in str(answer.error)
 
 
+def test_metadata_that_came_while_nobody_looked_is_not_too_late():
+    """Whoever takes minutes for its records leaves answers where they are."""
+    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
+    rig.wire.silent.add(ApiKey.METADATA)
+    rig.metadata.request_update()
+    rig.pass_ms(1000)  # past the backoff
+    rig.turns(2)
+    (asked,) = rig.wire.waiting(ApiKey.METADATA)
+    rig.wire.answer(rig.wire.metadata(asked.request), asked)
+    rig.send()
+    rig.pass_ms(6000)
+    rig.turns(2)
+    assert rig.metadata.updated_ms == rig.wire.now_ms
+    assert rig.answers == [] and rig.client.in_flight(0) == 1
+
+
 def test_the_strategy_none_never_goes_back_to_the_bootstrap_addresses():
     rig = Rig(rebootstrap=False, rebootstrap_trigger_ms=1000, request_timeout_ms=500)
     rig.wire.silent.add(ApiKey.METADATA)

@@ -356,6 +356,21 @@ def test_kafkas_metrics_are_there(make_consumer, topic):
     assert f"consumer-fetch-manager-metrics.{topic}.0" not in consumer.metrics()
 
 
+def test_what_came_long_ago_is_in_no_rate(make_consumer, topic, monkeypatch):
+    consumer = make_consumer(auto_offset_reset="earliest")
+    consumer.assign([(topic, 0)])
+    consumer.seek((topic, 0), 0)
+    values(consumer, 10)
+    for module in ("consumer", "consumer_metrics"):
+        clock = f"mpbroker.client.{module}.monotonic_ms"
+        monkeypatch.setattr(clock, lambda: time.monotonic() * 1000 + passed_ms)
+    passed_ms = 1_000
+    consumer.poll(0)
+    passed_ms = 600_000
+    own = consumer.metrics()["consumer-metrics"]
+    assert own["incoming-byte-rate"] * 60 < own["incoming-byte-total"]
+
+
 def test_what_is_not_read_yet_is_lag(make_consumer, topic, bootstrap):
     fill(bootstrap, topic, range(10, 20))  # another batch, at least
     consumer = make_consumer(max_partition_fetch_bytes=1, max_poll_records=1)

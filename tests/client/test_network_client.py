@@ -16,6 +16,7 @@ from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import UnsupportedVersionError
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.node_connection import NodeState
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -526,3 +527,20 @@ def test_a_node_that_is_only_busy_is_still_there():
     rig.send(1)
     assert rig.client.least_loaded_node(rig.wire.now_ms) is None
     assert rig.client.has_usable_node(rig.wire.now_ms)
+
+
+def test_connections_may_be_counted_while_others_are_made():
+    rig = Rig()
+    nodes = rig.client._nodes
+
+    class Met:
+        """A node at which the count is when another thread adds one."""
+
+        @property
+        def state(self) -> NodeState:
+            nodes[9] = nodes[0]
+            return NodeState.READY
+
+    before = rig.client.connection_count()
+    nodes[8] = Met()
+    assert rig.client.connection_count() == before + 1
