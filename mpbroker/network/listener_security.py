@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -244,6 +245,8 @@ class PlainUsers:
             seen = status.st_mtime_ns, status.st_size, status.st_ino
             if seen == self._seen:
                 return
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{name}: not a file")  # a pipe might keep us waiting
             with open(path, encoding="utf-8") as file:
                 lines = file.read(_MAX_USERS_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:

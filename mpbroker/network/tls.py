@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -242,6 +243,8 @@ def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 def _read_pem(path: str, name: str) -> bytes:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError(f"{name}: not a file")  # a pipe might keep us waiting
         with open(path, "rb") as file:
             data = file.read(_MAX_PEM_BYTES)
     except OSError as error:

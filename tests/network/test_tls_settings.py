@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from contextlib import suppress
 
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.config_def import ConfigError
+from mpbroker.network.listener_security import PlainUsers
+from mpbroker.network.sasl.jwt_validator import JwtSettings, JwtValidator
 from mpbroker.network.ssl_principal import (
     NoRuleError,
     PrincipalMapper,
     distinguished_name,
 )
-from mpbroker.network.tls import make_context
+from mpbroker.network.tls import TlsSettings, make_context
 from tests.network.secure_rig import Certificates
 
 
@@ -86,6 +89,27 @@ def test_an_encrypted_key_needs_its_password(certificates, tmp_path):
 def test_a_setting_that_cannot_be_used_is_named(certificates, options, complaint):
     message = refusal(certificates, **options)
     assert complaint in message and message.startswith("listener.name.x.ssl.")
+
+
+def of_keystore(path):
+    make_context(TlsSettings(keystore_location=path))
+
+
+def of_users(path):
+    PlainUsers({}, path)
+
+
+def of_keys(path):
+    JwtValidator(JwtSettings(f"file://{path}"))
+
+
+@pytest.mark.parametrize("use", [of_keystore, of_users, of_keys])
+def test_who_names_a_pipe_need_not_wait_for_what_comes_through_it(use, tmp_path):
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", pipe):
+        with pytest.raises(ConfigError, match=f"{path}: not a file"):
+            use(path)
 
 
 def test_a_file_without_a_private_key_is_named(certificates):

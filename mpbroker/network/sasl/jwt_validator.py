@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -177,6 +178,8 @@ class _FileKeys:
         seen = status.st_mtime_ns, status.st_size, status.st_ino
         if seen == self._seen:
             return
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a file")  # a pipe might keep us waiting
         with open(self._path, "rb") as file:
             keys = parse_jwks(file.read(_MAX_JWKS_BYTES))
         self._keys, self._seen = keys, seen
