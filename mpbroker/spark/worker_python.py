@@ -74,7 +74,10 @@ def _launcher() -> str | None:
     """Return the script's path, None if this system runs no script from memory."""
     pid = os.getpid()
     if pid not in _made:
-        descriptor = os.memfd_create("pyspark-python")
+        try:
+            descriptor = os.memfd_create("pyspark-python")
+        except OSError:  # as with vm.memfd_noexec=2
+            return None
         os.write(descriptor, (_SCRIPT % shlex.quote(sys.executable)).encode())
         _made[pid] = f"/proc/{pid}/fd/{descriptor}"
     return _made[pid] if os.access(_made[pid], os.X_OK) else None

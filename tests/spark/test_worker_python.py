@@ -10,6 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from mpbroker.spark import worker_python
 from mpbroker.spark.worker_python import quick_worker_python
 
 pytestmark = pytest.mark.timeout(900)
@@ -49,6 +50,17 @@ def test_another_python_that_somebody_chose_is_left_alone(set_before, monkeypatc
         changed = os.environ["PYSPARK_PYTHON"] != set_before
         assert changed == (set_before == sys.executable)
     assert os.environ["PYSPARK_PYTHON"] == set_before
+
+
+def test_where_no_script_may_lie_in_memory_workers_are_started_as_by_spark(monkeypatch):
+    def refuse(name):
+        raise PermissionError(13, "Permission denied")  # vm.memfd_noexec=2
+
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(worker_python, "_made", {})
+    with quick_worker_python():
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def test_where_pyspark_is_no_installed_package_nothing_is_changed(monkeypatch):
