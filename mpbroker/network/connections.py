@@ -7,7 +7,7 @@ in between is the Processor's.
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from mpbroker.ipc.layout import (
@@ -88,6 +88,16 @@ class Connections:
     def is_here(self, channel: Channel) -> bool:
         """Whether a connection is neither closed nor given away."""
         return self.by_fd.get(channel.fd) is channel
+
+    def unread(self, reading: Iterable[Channel]) -> Iterator[Channel]:
+        """Those of READING ones that are still here and of which more may be read."""
+        for channel in reading:
+            if (
+                self.is_here(channel)
+                and not channel.waiting
+                and (channel.readable or channel.start < channel.end)
+            ):
+                yield channel
 
     def has(self, sock: socket.socket) -> bool:
         """Whether a socket is the duplicate of one of theirs."""

@@ -14,7 +14,7 @@ Source: Kafka SocketServer.Processor.run.
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
@@ -554,14 +554,14 @@ class Processor:
             self._connections.forget(channel)
         self._connections.count(ProcessorCounter.MOVED_OUT, len(gone))
         departures.send()
-        for channel in reading:  # those that stay, for now or for good
-            if (
-                self._connections.is_here(channel)
-                and not channel.waiting
-                and (channel.readable or channel.start < channel.end)
-            ):
-                self._receive(channel)
+        self._stay(reading)
         departures.note_progress(len(self._channels))
+
+    def _stay(self, reading: Iterable[Channel]) -> None:
+        """Go on with those that have been answered and do not go after all."""
+        for channel in self._connections.unread(reading):
+            self._receive(channel)
+            self._busy = True  # what they have sent is still to be published
 
     def _has_retired(self) -> bool:
         """Whether all was to be given away, and nothing is left to be done here."""

@@ -338,13 +338,14 @@ class SecureProcessor(Processor):
             super()._depart()
             return
         departures = self._departures
+        idle = [each for each in self._channels.values() if each.state == _READING]
         if departures.left == ALL:
             self._unready.close_all()
-            for channel in list(self._channels.values()):
-                if channel.state == _READING:
-                    self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+            for channel in idle:
+                self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
         else:
             departures.left = 0
+            self._stay(idle)
         departures.send()
         departures.note_progress(len(self._channels))
 

@@ -35,11 +35,13 @@ class UnixProcessor(Processor):
     def _depart(self) -> None:
         """Nothing can go elsewhere: close what is idle, if all must go."""
         departures = self._departures
+        reading = ConnectionState.READING
+        idle = [each for each in self._channels.values() if each.state == reading]
         if departures.left == ALL:
-            for channel in list(self._channels.values()):
-                if channel.state == ConnectionState.READING:
-                    self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+            for channel in idle:
+                self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
         else:
             departures.left = 0
+            self._stay(idle)
         departures.send()
         departures.note_progress(len(self._channels))
