@@ -15,6 +15,7 @@ at worst a request that nobody got an answer to was carried out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -189,7 +190,8 @@ def _read_or_create(path: str, now_ms: int) -> bytes:
     if not os.path.exists(path):
         _write_file(path, [[feature_level_record()]], now_ms)
     with open(path, "rb") as file:
-        os.fchmod(file.fileno(), _MODE)  # also of one that an older version made
+        with contextlib.suppress(PermissionError):  # it is another user's to change
+            os.fchmod(file.fileno(), _MODE)  # also of one that an older version made
         return file.read()
 
 

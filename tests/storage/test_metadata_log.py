@@ -301,3 +301,14 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "__cluster_metadata-0").write_text("a file")
     with pytest.raises(LogDirectoryError, match=r"log\.dirs: cannot use"):
         recover(tmp_path)
+
+
+def test_a_log_of_another_owner_keeps_its_mode(tmp_path, cell, path, monkeypatch):
+    os.chmod(path, 0o660)
+
+    def refuse(fd, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    recover(tmp_path)
+    assert os.stat(path).st_mode & 0o777 == 0o660
