@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.server.verdicts import Verdicts
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.offset_index import OffsetIndex
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from mpbroker.server.purgatory import Purgatory
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.server.request import Request
+    from mpbroker.server.verdicts import Verdicts
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -78,6 +78,8 @@ class PlainRequests:
         self._verdicts: Verdicts | None = None
         self._has_own_rules = False  # which change without a word in the metadata log
         if authorisation is not None:
+            from mpbroker.server.verdicts import Verdicts  # most brokers need none
+
             self._verdicts = Verdicts(compiled, authorisation)
             self._has_own_rules = self._verdicts.change_any_time
         self._compiled = compiled

@@ -16,7 +16,6 @@ from mpbroker.storage.log_files import SNAPSHOT_SUFFIX, segment_file
 from mpbroker.storage.log_loader import LoadHints, load_producers
 from mpbroker.storage.log_lookup import LogLookup
 from mpbroker.storage.log_segment import LogSegment
-from mpbroker.storage.producer_recall import may_be_recalled, recall_batches
 from mpbroker.storage.producer_replay import parse_marker, replay_log, replay_range
 from mpbroker.storage.producer_snapshot import (
     remove_needless_snapshots,
@@ -86,6 +85,9 @@ class LogProducers(LogLookup):
         Raises:
             ApiError: ``refusal``, if it has not.
         """
+        # Here, as it is rare: a start has no time for it.
+        from mpbroker.storage.producer_recall import may_be_recalled, recall_batches
+
         producers = self.producers
         assert producers is not None
         entry = producers.entries.get(header.producer_id)

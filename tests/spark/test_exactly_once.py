@@ -52,9 +52,13 @@ def commit(bootstrap):
 
 @pytest.fixture
 def consume(bootstrap):
-    """Return what is committed, up to the last stable offset, through librdkafka."""
+    """Return what is committed, up to the last stable offset, through librdkafka.
 
-    def read(topic, isolation="read_committed"):
+    A commit is answered when it is decided; its markers, and with them the records that
+    readers see, come a moment later. So wait for ``count`` records, if some are due.
+    """
+
+    def read(topic, isolation="read_committed", *, count=0):
         consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -65,9 +69,13 @@ def consume(bootstrap):
         )
         consumer.assign([TopicPartition(topic, 0, 0)])
         found = []
-        while (message := consumer.poll(60)) is not None and not message.error():
-            found.append(message.value().decode())
-        assert message is not None
+        while True:
+            message = consumer.poll(60)
+            assert message is not None, found
+            if not message.error():
+                found.append(message.value().decode())
+            elif len(found) >= count:
+                break
         consumer.close()
         return sorted(found)
 
@@ -81,11 +89,11 @@ def test_nothing_is_seen_before_the_driver_commits_and_nothing_twice(
     messages = [write(topic, query, [f"{n}a", f"{n}b"], task=n) for n in (0, 1)]
     assert consume(topic) == []
     commit(*messages)
-    assert consume(topic) == ["0a", "0b", "1a", "1b"]
+    assert consume(topic, count=4) == ["0a", "0b", "1a", "1b"]
     commit(*messages)  # the answer was lost: asked again
     commit(write(topic, query, [], batch=1))  # a task without rows
     commit(write(topic, query, ["next"], batch=2))
-    assert consume(topic) == ["0a", "0b", "1a", "1b", "next"]
+    assert consume(topic, count=5) == ["0a", "0b", "1a", "1b", "next"]
 
 
 def test_a_task_that_is_tried_again_is_there_once_and_its_first_try_is_fenced(
@@ -97,7 +105,7 @@ def test_a_task_that_is_tried_again_is_there_once_and_its_first_try_is_fenced(
     commit(alive)
     with pytest.raises(CommitError, match=r"cannot be committed.*transaction\.timeout"):
         commit(dead)
-    assert consume(topic) == ["a", "b"]
+    assert consume(topic, count=2) == ["a", "b"]
     assert consume(topic, "read_uncommitted") == ["a", "a", "b", "b"]
 
 
@@ -110,7 +118,7 @@ def test_a_batch_that_comes_again_is_left_out_where_it_is_committed(
     assert (again.records, again.prepared) == (0, None)
     commit(again, batch=4)
     commit(write(topic, query, ["b"], batch=5), batch=5)
-    assert consume(topic) == ["a", "b"]
+    assert consume(topic, count=2) == ["a", "b"]
 
 
 def test_what_a_failed_batch_has_prepared_is_never_seen(
@@ -121,7 +129,7 @@ def test_what_a_failed_batch_has_prepared_is_never_seen(
     make_writer(bootstrap, topic).abort([prepared, None], 0)
     assert consume(topic) == []
     commit(write(topic, query, ["a"]))
-    assert consume(topic) == ["a"]
+    assert consume(topic, count=1) == ["a"]
 
 
 def test_what_nobody_ends_expires(write, consume, make_topic, query, bootstrap):
@@ -176,7 +184,7 @@ def test_a_driver_killed_between_two_commits_doubles_nothing(
     messages = [write(topic, query, [f"row {task}"], task=task) for task in range(3)]
     assert [message.records for message in messages] == [0, 0, 1]
     commit(*messages)
-    assert consume(topic) == ["row 0", "row 1", "row 2"]
+    assert consume(topic, count=3) == ["row 0", "row 1", "row 2"]
 
 
 def test_a_stream_whose_last_commit_was_not_noted_writes_its_batch_once(
@@ -203,14 +211,14 @@ def test_a_stream_whose_last_commit_was_not_noted_writes_its_batch_once(
         finish(writer.start)
 
     run(0, 100)
-    assert len(consume(target)) == 100
+    assert len(consume(target, count=100)) == 100
     # As a driver leaves it that is killed when its transactions are committed and
     # Spark has not noted it: the batch comes again.
     (commit,) = (path for path in (checkpoint / "commits").glob("[0-9]*"))
     commit.unlink()
     (checkpoint / "commits" / f".{commit.name}.crc").unlink(missing_ok=True)
     run(100, 150)
-    assert consume(target) == [f"{number:04d}" for number in range(150)]
+    assert consume(target, count=150) == [f"{number:04d}" for number in range(150)]
 
 
 def test_a_failed_batch_write_leaves_nothing_to_see(
@@ -228,7 +236,7 @@ def test_a_failed_batch_write_leaves_nothing_to_see(
         save(frame.selectExpr("if(id = 7, raise_error('seven'), string(id)) value"))
     assert consume(topic) == []
     save(frame.selectExpr("string(id) value"))
-    assert consume(topic) == [str(number) for number in range(10)]
+    assert consume(topic, count=10) == [str(number) for number in range(10)]
 
 
 def test_the_transactional_id_is_not_the_user_s():
@@ -256,4 +264,4 @@ def test_a_task_that_fails_leaves_nothing_in_readers_way(
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"after")
     assert producer.flush(30) == 0
-    assert consume(topic) == ["after"]
+    assert consume(topic, count=1) == ["after"]
