@@ -80,7 +80,10 @@ class Librdkafka:
     def _note(self, text: str) -> None:
         statistics = json.loads(text)
         for name, one in statistics["brokers"].items():
-            self.disconnects[statistics["name"] + name] = one["disconnects"]
+            # The first connection librdkafka itself ends, silently, as soon as it knows
+            # the broker's number; of any other end of it there is a complaint.
+            if one["source"] != "configured":
+                self.disconnects[statistics["name"] + name] = one["disconnects"]
 
     def send(self, value: bytes) -> None:
         self.producer.produce(TOPIC, value)
