@@ -330,6 +330,9 @@ class CoordinatorProcess:
                 continue
             self._ends[partition] = log, end
             self._purgatory.notify_waiters(log.row)
+        for number, run in out.take_appended():
+            if number not in self._lost:
+                run()
         if out.markers:
             # Who was told of a commit need not wait for its markers.
             self._channel.flush()

@@ -114,6 +114,7 @@ class Outbox:
         self.markers: list[Markers] = []
         self.answers: list[Answer] = []
         self.steps: list[Step] = []
+        self.appended: list[tuple[int, Callable[[], object]]] = []
 
     def __bool__(self) -> bool:
         return bool(
@@ -122,6 +123,7 @@ class Outbox:
             or self.steps
             or self.markers
             or self.transactional
+            or self.appended
         )
 
     def write(self, partition: int, key: bytes, value: bytes | None) -> None:
@@ -151,6 +153,17 @@ class Outbox:
     def then(self, after: tuple[int, ...], run: Callable[[bool], None]) -> None:
         """Go on once all that was written to these logs is on disk, or cannot be."""
         self.steps.append(Step(run, after))
+
+    def once_appended(self, log: int, run: Callable[[], object]) -> None:
+        """Go on once all that was written to a log is in it, if not yet on disk.
+
+        For what others act on: they would see it though we died before the append.
+        """
+        self.appended.append((log, run))
+
+    def take_appended(self) -> list[tuple[int, Callable[[], object]]]:
+        appended, self.appended = self.appended, []
+        return appended
 
     def take_records(self) -> dict[int, list[tuple[bytes, bytes | None]]]:
         records, self.records = self.records, {}

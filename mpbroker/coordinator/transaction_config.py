@@ -27,6 +27,9 @@ class TransactionConfig(NamedTuple):
 class OpenTransactions(Protocol):
     """Where appenders look whether a producer's transaction is open."""
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many more partitions may be opened."""
+
     def open(
         self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
     ) -> bool:

@@ -240,10 +240,7 @@ class TransactionCoordinator:
         """
         if transaction.state in PREPARED:
             raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
-        opened = self._open.open(
-            transaction.producer_id, transaction.producer_epoch, partitions
-        )
-        if not opened:
+        if not self._open.has_room(len(partitions)):
             _LOG.error(
                 "%s: too many partitions are in transactions",
                 transaction.transactional_id,
@@ -253,10 +250,31 @@ class TransactionCoordinator:
             partitions
         ):
             # Its record may be on the way to the disk still: who asks twice waits too.
+            self._open_once_appended(transaction, partitions)
             return (self.log_of(transaction.transactional_id),)
         transaction.add(partitions, client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
-        return self._write(transaction)
+        logs = self._write(transaction)
+        self._open_once_appended(transaction, partitions)
+        return logs
+
+    def _open_once_appended(
+        self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Let the producer write there when the log says so, and not a moment before.
+
+        Killed in between, nobody would know of what it wrote, and its next transaction
+        would end it.
+        """
+        self._out.once_appended(
+            self.log_of(transaction.transactional_id),
+            partial(
+                self._open.open,
+                transaction.producer_id,
+                transaction.producer_epoch,
+                tuple(partitions),
+            ),
+        )
 
     def verify(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
@@ -273,7 +291,7 @@ class TransactionCoordinator:
         ):
             raise ApiError(ErrorCode.INVALID_TXN_STATE)
         # They were opened when they were added, unless the topic is a new one since.
-        self._open.open(transaction.producer_id, transaction.producer_epoch, partitions)
+        self._open_once_appended(transaction, partitions)
 
     # -- the end -------------------------------------------------------------------
 

@@ -134,6 +134,10 @@ class SharedOpenTransactions:
             return None
         return topic.partitions[partition]
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many more partitions may be opened."""
+        return self._table.has_room(count)
+
     def open(
         self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
     ) -> bool:

@@ -67,6 +67,10 @@ class TransactionTable:
             at = (at + 1) & _MASK
         return False
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many more entries fit."""
+        return self._words[0] + count <= MAX_ENTRIES
+
     def open(self, producer_id: int, epoch: int, row: int) -> bool:
         """Let a producer write to a partition; False: the table is full. By the owner.
 

@@ -747,3 +747,13 @@ def test_a_log_that_cannot_be_written_makes_its_ids_unavailable(rig):
     assert rig.open.of(producer[0]) == {}
     rig.coordinator.begin_loading([rig.coordinator.partition_for("x")])
     assert init(rig).error_code == E.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_nobody_may_write_before_the_log_says_that_the_transaction_is_open(
+    rig, monkeypatch
+):
+    producer = started(rig)
+    before, opened = len(rig.log), []
+    monkeypatch.setattr(rig.open, "open", lambda *_: opened.append(len(rig.log)))
+    assert add(rig, producer, 0) == [E.NONE]
+    assert opened == [before + 1]  # a coordinator that dies before leaves no entry

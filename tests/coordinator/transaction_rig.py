@@ -33,6 +33,9 @@ class FakeOpenTransactions:
         self.entries: dict[int, dict[TopicPartition, int]] = {}
         self.is_full = False
 
+    def has_room(self, count: int) -> bool:
+        return not self.is_full
+
     def open(
         self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
     ) -> bool:
@@ -155,6 +158,8 @@ class TransactionRig:
                 (number, record.producer_id, record.key, record.value)
                 for record in transactional
             )
+        for _, run in self.out.take_appended():
+            run()
         for markers in self.out.take_markers():
             self._mark(markers)
 
