@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from mpbroker.ipc.layout import (
-    HEADER,
-    HEADER_COUNTERS,
     PROCESSOR_COUNTERS,
     SLOT_COMPLETED,
     SLOTS_PER_PROCESSOR,
@@ -38,7 +36,12 @@ from mpbroker.network.connection_rows import (
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import RequestReader
 from mpbroker.network.succession import Resumption, restore
-from mpbroker.network.tcp_counters import StreamCounts, socket_cookie, stream_counts
+from mpbroker.network.tcp_counters import (
+    StreamCounts,
+    are_relied_on,
+    socket_cookie,
+    stream_counts,
+)
 
 _LOG = get_logger(__name__)
 
@@ -170,8 +173,8 @@ class Connections:
         counts = None
         if (
             sock.family != socket.AF_UNIX
-            and self._words[HEADER + HEADER_COUNTERS] == 1
             and not is_private(self._words, connection)
+            and are_relied_on(self._words)
         ):
             counts = stream_counts(sock)
         if counts is None:

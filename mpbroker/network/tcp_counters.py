@@ -20,6 +20,8 @@ import struct
 import termios
 from typing import Final, NamedTuple
 
+from mpbroker.ipc.layout import HEADER, HEADER_COUNTERS
+
 SO_COOKIE: Final = 57  # asm-generic/socket.h; of one boot, and never used twice
 _ESTABLISHED: Final = 1
 _CLOSE_WAIT: Final = 8
@@ -74,6 +76,18 @@ def _queued(sock: socket.socket, request: int) -> int:
     value = array.array("i", [0])
     fcntl.ioctl(sock.fileno(), request, value)
     return value[0]
+
+
+def are_relied_on(words: memoryview) -> bool:
+    """Whether the counters have proved exact here; tried now if nobody has yet.
+
+    Args:
+        words: the control segment, which says it to all: 1, -1, or 0 before any trial.
+    """
+    if not words[HEADER + HEADER_COUNTERS]:
+        words[HEADER + HEADER_COUNTERS] = 1 if counters_are_exact() else -1
+    relied_on: bool = words[HEADER + HEADER_COUNTERS] == 1
+    return relied_on
 
 
 def counters_are_exact() -> bool:

@@ -48,7 +48,7 @@ class Two(Rig):
             memory.keeper_bell,
             memory.processor_bells,
         )
-        memory.control.words[9] = 1  # the counters have been tried
+        memory.control.words[HEADER + HEADER_COUNTERS] = 1  # they have been tried
 
     def turn(self) -> None:
         super().turn()
@@ -294,3 +294,17 @@ def test_the_counters_are_doubted_at_the_start_or_never(
     two.keeper.run()
     two.memory.phase = phase
     assert words[HEADER + HEADER_COUNTERS] == then
+
+
+def test_a_connection_moves_before_any_keeper_has_tried_the_counters(two):
+    """One that dies over its start must not cost those that move meanwhile."""
+    words = two.memory.control.words
+    words[HEADER + HEADER_COUNTERS] = 0
+    client = two.connect()
+    client.send(frame(b"1"))
+    two.pump(client.frames)
+    two.move()
+    two.pump(lambda: two.other.connections == 1)
+    client.send(frame(b"2"))
+    two.pump(lambda: client.frames() == [b"1", b"2"])
+    assert words[HEADER + HEADER_COUNTERS] == 1
