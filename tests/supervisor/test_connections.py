@@ -173,8 +173,11 @@ def test_the_keepers_own_death_loses_nothing(broker):
 def test_with_the_keeper_a_processor_takes_its_connections_along(broker):
     """At once, so that clients dial again; and nothing of them is left."""
     keeper = children(broker)["keeper", 0]
+    before = sockets_of(keeper)
     with dial(broker) as sock:
         api_versions(sock)
+        # What it has not read yet would wait for its successor, and live.
+        wait_until(lambda: sockets_of(keeper) > before)
         sock.sendall(frame(ApiKey.FETCH, 11, fetch_body(20_000))[:20])
         os.kill(keeper, signal.SIGSTOP)  # killed before the repair, which looks for it
         kill_processor(broker)
@@ -185,6 +188,15 @@ def test_with_the_keeper_a_processor_takes_its_connections_along(broker):
         assert api_versions(sock)
     with closing(Peek(broker.pid)) as peek:
         wait_until(lambda: not peek.in_use())
+
+
+def test_what_a_dead_keeper_had_not_read_lives_on(broker):
+    """Even though its processor dies as well: the supervisor has the queue's ends."""
+    os.kill(children(broker)["keeper", 0], signal.SIGSTOP)
+    with dial(broker) as sock:
+        api_versions(sock)
+        kill_processor(broker)  # and the stopped keeper, by the repair
+        assert api_versions(sock)
 
 
 def test_a_client_sees_the_end_of_its_connection_at_once(broker):
