@@ -1,4 +1,7 @@
-"""AlterUserScramCredentials: each user has its own outcome, all of it or nothing.
+"""AlterUserScramCredentials: each user has its own outcome.
+
+As in Kafka, a request may change one thing of a user: who is named again is refused,
+be it with another mechanism. So the answer, which names users, says what has happened.
 
 Source: Kafka protocol guide, "AlterUserScramCredentials"; KIP-554; Kafka's
 ScramControlManager, whose sentences these are.
@@ -6,7 +9,6 @@ ScramControlManager, whose sentences these are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -52,18 +54,10 @@ def handle_alter_user_scram_credentials(
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
     """
     changes: list[Change] = [*request.deletions, *request.upsertions]
-    refused = _refusals(changes)
+    refused: Refusals = {}
 
     def decide(image: MetadataImage) -> Records:
-        for deletion in request.deletions:
-            if not _exists(image.scram, deletion):
-                refused.setdefault(
-                    deletion.name,
-                    (
-                        ErrorCode.RESOURCE_NOT_FOUND,
-                        "Attempt to delete a user credential that does not exist",
-                    ),
-                )
+        refused.update(_refusals(changes, image.scram))
         return [_record(each) for each in changes if each.name not in refused]
 
     registry.change(decide)
@@ -78,28 +72,39 @@ def handle_alter_user_scram_credentials(
     )
 
 
-def _refusals(changes: Sequence[Change]) -> Refusals:
+def _refusals(changes: Sequence[Change], credentials: ScramCredentials) -> Refusals:
+    """Return what is wrong with users: the first mistake of each counts."""
     refused: Refusals = {}
-    times = Counter((each.name, each.mechanism) for each in changes)
+    seen = set()
     for each in changes:
-        reason = _reason(each)
-        if reason is None and times[each.name, each.mechanism] > 1:
+        if each.name in refused:
+            continue
+        reason = _reason(each, credentials)
+        if each.name in seen:
             reason = (
                 ErrorCode.DUPLICATE_RESOURCE,
                 "A user credential cannot be altered twice in the same request",
             )
+        seen.add(each.name)
         if reason is not None:
-            refused.setdefault(each.name, reason)
+            refused[each.name] = reason
     return refused
 
 
-def _reason(change: Change) -> tuple[ErrorCode, str] | None:
+def _reason(
+    change: Change, credentials: ScramCredentials
+) -> tuple[ErrorCode, str] | None:
     if not change.name:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
     if change.mechanism not in _MECHANISMS:
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
     if isinstance(change, ScramCredentialDeletion):
-        return None
+        if change.mechanism in credentials.of(change.name):
+            return None
+        return (
+            ErrorCode.RESOURCE_NOT_FOUND,
+            "Attempt to delete a user credential that does not exist",
+        )
     mechanism = ScramMechanism(change.mechanism)
     if change.iterations < MIN_ITERATIONS:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
@@ -117,10 +122,6 @@ def _reason(change: Change) -> tuple[ErrorCode, str] | None:
             f" {mechanism.mechanism_name} makes {mechanism.key_bytes}",
         )
     return None
-
-
-def _exists(credentials: ScramCredentials, deletion: ScramCredentialDeletion) -> bool:
-    return deletion.mechanism in credentials.of(deletion.name)
 
 
 def _record(change: Change) -> dict[str, Any]:

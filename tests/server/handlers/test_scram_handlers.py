@@ -72,8 +72,9 @@ def described(registry, *names):
 
 def test_users_are_put_described_and_deleted():
     registry = Registry()
-    both = [put(), put(mechanism=2, salted=b"p" * 64, iterations=8192)]
-    assert altered(registry, [*both, put("bob")]) == {"alice": 0, "bob": 0}
+    assert altered(registry, [put(), put("bob")]) == {"alice": 0, "bob": 0}
+    second = put(mechanism=2, salted=b"p" * 64, iterations=8192)
+    assert altered(registry, [second]) == {"alice": 0}
     assert described(registry) == {"alice": [(1, 4096), (2, 8192)], "bob": [(1, 4096)]}
     assert altered(registry, deletions=[delete(), delete("bob")]) == {
         "alice": 0,
@@ -114,8 +115,10 @@ def test_what_is_kept_is_what_the_password_gives_and_not_the_password():
         ([], [delete(mechanism=9)], E.UNSUPPORTED_SASL_MECHANISM),
         ([], [delete()], E.RESOURCE_NOT_FOUND),
         ([put(), put()], [], E.DUPLICATE_RESOURCE),
-        ([put()], [delete()], E.DUPLICATE_RESOURCE),
-        ([put(), put(mechanism=2, salted=b"")], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put(), put(mechanism=2, salted=b"p" * 64)], [], E.DUPLICATE_RESOURCE),
+        ([put(), put(mechanism=2, salted=b"")], [], E.DUPLICATE_RESOURCE),
+        ([put(mechanism=2, salted=b""), put()], [], E.UNACCEPTABLE_CREDENTIAL),
+        ([put()], [delete()], E.RESOURCE_NOT_FOUND),
     ],
 )
 def test_a_user_with_a_mistake_is_not_changed_and_others_are(
@@ -126,6 +129,24 @@ def test_a_user_with_a_mistake_is_not_changed_and_others_are(
     assert results.pop("other") == 0
     assert list(results.values()) == [code]
     assert described(registry) == {"other": [(1, 4096)]}
+
+
+def test_a_user_is_changed_once_a_request_whatever_the_mechanisms():
+    registry = Registry()
+    other = put(mechanism=2, salted=b"p" * 64)
+    altered(registry, [put()])
+    altered(registry, [other])
+    # Of two deletions, a deletion and an upsertion, of one mechanism or of two.
+    for upsertions, deletions in (
+        ([], [delete(), delete()]),
+        ([], [delete(), delete(mechanism=2)]),
+        ([other], [delete()]),
+        ([put(), other], [delete()]),
+    ):
+        assert altered(registry, upsertions, deletions) == {
+            "alice": E.DUPLICATE_RESOURCE
+        }
+    assert described(registry) == {"alice": [(1, 4096), (2, 4096)]}
 
 
 def test_nobody_is_described_twice():
