@@ -1,13 +1,19 @@
-"""Throughput through librdkafka, and broker CPU per million records in and out."""
+"""Throughput through librdkafka, and broker CPU per million records in and out.
+
+Beside what is not compressed the same bytes' way without a broker and without
+librdkafka, in the same run and on the same file system (see byte_path.py).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.bench import wire
-from tests.bench.brokers import Broker
+from tests.bench.brokers import Broker, scratch_directory
+from tests.bench.byte_path import Bound, fetch_bound, produce_bound
 from tests.bench.cases import Case, Context
 from tests.bench.rdkafka import BatchConsumer, BatchProducer
 
@@ -64,6 +70,20 @@ def _figures(
     }
 
 
+def _bound(
+    measure: Callable[[Path, float], Bound], context: Context, shape: Shape, codec: str
+) -> dict[str, float]:
+    if codec != "none":
+        return {}
+    with scratch_directory() as directory:
+        bound = measure(directory, context.seconds)
+    mib_per_record = shape.value_bytes / (1 << 20)
+    return {
+        "bound_mb_per_s": bound.mb_per_s,
+        "bound_cpu_s_per_million": bound.cpu_us * mib_per_record,
+    }
+
+
 def _produce(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
     def run(context: Context) -> dict[str, float]:
         broker = context.broker
@@ -78,7 +98,9 @@ def _produce(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
             connection.delete_topic(topic)
         if stored != sent:
             raise wire.AnswerError(f"{stored} records stored of {sent} acknowledged")
-        return _figures(sent, shape.value_bytes, seconds, cpu)
+        return _figures(sent, shape.value_bytes, seconds, cpu) | _bound(
+            produce_bound, context, shape, codec
+        )
 
     return run
 
@@ -94,7 +116,9 @@ def _consume(shape: Shape, codec: str) -> Callable[[Context], dict[str, float]]:
         with BatchConsumer(broker.bootstrap, topic, CONSUMER_SETTINGS) as consumer:
             consumer.read(count)
             seconds, cpu = time.monotonic() - began, broker.tree.cpu_seconds() - cpu
-        return _figures(count, shape.value_bytes, seconds, cpu)
+        return _figures(count, shape.value_bytes, seconds, cpu) | _bound(
+            fetch_bound, context, shape, codec
+        )
 
     return run
 

@@ -7,15 +7,18 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from tests.bench import wire
+from tests.bench.brokers import Broker, scratch_directory
 from tests.bench.cases import Case, Context
+from tests.bench.wake_path import WakePath
 
 RATE_PER_S: Final = 200
 VALUE_BYTES: Final = 100
 WARMUP_MESSAGES: Final = 100
 LEAST_SECONDS: Final = 5.0  # 1,000 messages: ten of them above the p99
+_IN_TURN: Final = 100  # so many through the broker, then as many without
 
 
 def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
@@ -27,56 +30,103 @@ def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
     )
 
 
+class _Pace:
+    """A message every five milliseconds, and none sooner after a late one."""
+
+    def __init__(self) -> None:
+        self._due = time.perf_counter()
+
+    def wait(self) -> None:
+        now = time.perf_counter()
+        # Time enough for a fetch, sent just before, to be waiting.
+        self._due = max(self._due + 1 / RATE_PER_S, now + 0.001)
+        time.sleep(self._due - now)
+
+
 def _raw(context: Context) -> dict[str, float]:
     """Produce on one connection while a fetch waits on another; one thread for both.
 
     From the produce's send to the fetch's answer is the message's whole way through the
-    broker; from the produce's answer to the fetch's is the price of waiting.
+    broker; from the produce's answer to the fetch's is the price of waiting. In turn,
+    by the hundred, the same without a broker: what the machine could do just then.
     """
-    topic = context.broker.topic("bench-latency")
-    batch = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
-    produce = wire.produce(topic, 0, batch)
-    count = WARMUP_MESSAGES + int(max(context.seconds, LEAST_SECONDS) * RATE_PER_S)
+    count = int(max(context.seconds, LEAST_SECONDS) * RATE_PER_S)
     whole: list[float] = []
     after_ack: list[float] = []
-    with context.broker.connect() as producer, context.broker.connect() as consumer:
-        offset = producer.end_offset(topic, 0)
-        poll = select.poll()
-        poll.register(producer.fileno(), select.POLLIN)
-        poll.register(consumer.fileno(), select.POLLIN)
-        due = time.perf_counter()
+    bare: list[float] = []
+    pace = _Pace()
+    with (
+        scratch_directory() as directory,
+        WakePath(directory) as path,
+        _Route(context.broker) as route,
+    ):
+        for _ in range(WARMUP_MESSAGES):
+            route.pass_on(pace)
         cpu = 0.0
-        for number in range(count):
-            if number == WARMUP_MESSAGES:
-                cpu = context.broker.tree.cpu_seconds()
-            consumer.send(
-                wire.fetch(topic, 0, offset, max_bytes=4096, max_wait_ms=10_000)
-            )
-            due = max(due + 1 / RATE_PER_S, time.perf_counter() + 0.001)
-            time.sleep(max(0.0, due - time.perf_counter()))
-            sent = time.perf_counter()
-            producer.send(produce)
-            arrived: dict[int, float] = {}
-            while len(arrived) < 2:
-                for fd, _event in poll.poll(10_000):
-                    if fd not in arrived:
-                        arrived[fd] = time.perf_counter()
-                        _check(fd, producer, consumer, offset)
-            if number >= WARMUP_MESSAGES:
-                fetched, acked = arrived[consumer.fileno()], arrived[producer.fileno()]
-                whole.append(fetched - sent)
-                after_ack.append(max(0.0, fetched - acked))
-            offset += 1
-        cpu = context.broker.tree.cpu_seconds() - cpu
+        while len(whole) < count:
+            before = context.broker.tree.cpu_seconds()
+            for _ in range(_IN_TURN):
+                taken, taken_after_ack = route.pass_on(pace)
+                whole.append(taken)
+                after_ack.append(taken_after_ack)
+            cpu += context.broker.tree.cpu_seconds() - before
+            for _ in range(_IN_TURN):
+                pace.wait()
+                bare.append(path.pass_on(route.batch))
     p50, p99 = percentiles_ms(whole)
     ack_p50, ack_p99 = percentiles_ms(after_ack)
+    bare_p50, bare_p99 = percentiles_ms(bare)
     return {
         "p50_ms": p50,
         "p99_ms": p99,
+        "bound_p50_ms": bare_p50,
+        "bound_p99_ms": bare_p99,
         "after_ack_p50_ms": ack_p50,
         "after_ack_p99_ms": ack_p99,
         "cpu_us": cpu / len(whole) * 1e6,
     }
+
+
+class _Route:
+    """A message's way through a broker: one connection produces, another fetches."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._topic = broker.topic("bench-latency")
+        self.batch = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
+        self._request = wire.produce(self._topic, 0, self.batch)
+        self._producer = broker.connect()
+        self._consumer = broker.connect()
+        self._offset = self._producer.end_offset(self._topic, 0)
+        self._poll = select.poll()
+        self._poll.register(self._producer.fileno(), select.POLLIN)
+        self._poll.register(self._consumer.fileno(), select.POLLIN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._producer.close()
+        self._consumer.close()
+
+    def pass_on(self, pace: _Pace) -> tuple[float, float]:
+        """Return the seconds to the fetch's answer, and those of them after the ack."""
+        offset = self._offset
+        self._consumer.send(
+            wire.fetch(self._topic, 0, offset, max_bytes=4096, max_wait_ms=10_000)
+        )
+        pace.wait()
+        sent = time.perf_counter()
+        self._producer.send(self._request)
+        arrived: dict[int, float] = {}
+        while len(arrived) < 2:
+            for fd, _event in self._poll.poll(10_000):
+                if fd not in arrived:
+                    arrived[fd] = time.perf_counter()
+                    _check(fd, self._producer, self._consumer, offset)
+        self._offset += 1
+        fetched = arrived[self._consumer.fileno()]
+        acked = arrived[self._producer.fileno()]
+        return fetched - sent, max(0.0, fetched - acked)
 
 
 def _check(

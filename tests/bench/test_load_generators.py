@@ -15,6 +15,7 @@ from tests.bench import wire
 from tests.bench.byte_path import fetch_bound, produce_bound
 from tests.bench.load import LoadFailedError, Template, run_load
 from tests.bench.processes import ProcessTree
+from tests.bench.wake_path import WakePath
 
 Answer = Callable[[bytes], bytes]
 
@@ -137,4 +138,10 @@ def test_the_byte_path_without_a_broker_moves_bytes_and_leaves_nothing(
     bound = measure(tmp_path, 0.1)
     assert bound.mb_per_s > 0
     assert bound.cpu_us > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_message_is_passed_on_without_a_broker_and_nothing_is_left(tmp_path):
+    with WakePath(tmp_path) as path:
+        assert all(path.pass_on(message) > 0 for message in (b"1", b"22", b"333"))
     assert list(tmp_path.iterdir()) == []
