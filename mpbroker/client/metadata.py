@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from mpbroker.client.addresses import Address
@@ -118,12 +118,6 @@ class Metadata:
                 self._wanted = True
                 if not self._failures:
                     self._not_before_ms = now_ms  # somebody waits for it
-
-    def set_topics(self, names: Iterable[str], now_ms: float) -> None:
-        """Ask about these topics and no others."""
-        with self._changed:
-            before, self._topics = self._topics, dict.fromkeys(names, now_ms)
-            self._wanted |= not before.keys() >= self._topics.keys()
 
     def request_update(self) -> int:
         """Ask for an update soon; return the count of updates so far, for `wait`."""

@@ -67,7 +67,6 @@ class Repair:
     def __init__(self, memory: BrokerMemory) -> None:
         self._memory = memory
         self._words = memory.control.words
-        self.redelivered = 0
         self.quarantined = 0
         # Slots that are with neither handlers nor processors: they are being answered.
         self._condemned: set[int] = set()
@@ -104,7 +103,6 @@ class Repair:
 
     def _redeliver(self, slots: list[int]) -> None:
         if slots:
-            self.redelivered += len(slots)
             self._memory.put_back(slots)
 
     def _fate(self, slot: int, suspects: set[int], was_killed: bool) -> _Fate:

@@ -15,8 +15,6 @@ import json
 import os
 import stat
 import threading
-import time
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -56,17 +54,13 @@ class JwtValidator:
 
     Args:
         settings: see there.
-        now_s: the wall clock; refreshing goes by it too.
     """
 
-    def __init__(
-        self, settings: JwtSettings, now_s: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: JwtSettings) -> None:
         import jwt
 
         self._jwt = jwt
         self._settings = settings
-        self._now_s = now_s
         self._keys = source_of(settings)
 
     def __call__(self, text: str) -> Token:
