@@ -111,7 +111,7 @@ def test_a_broker_asks_an_authorizer_of_ones_own(tmp_path, plug_in):
         with pytest.raises(KafkaException) as caught:
             futures["other"].result()
         assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        assert "mine" in admin.list_topics(timeout=30).topics
+        assert "mine" in admin.list_topics(timeout=60).topics
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def calm(tmp_path_factory):
 def ctl(mpbroker):
     """Runs `mpbroker ctl` against one broker; the result has the JSON parsed."""
 
-    def run(broker, command, *arguments, timeout=20):
+    def run(broker, command, *arguments, timeout=60):
         return mpbroker(
             "ctl",
             command,
@@ -47,7 +47,7 @@ def ctl(mpbroker):
 
 @pytest.fixture
 def ask(ctl):
-    def run(broker, command, *arguments, code=ExitCode.OK, timeout=20):
+    def run(broker, command, *arguments, code=ExitCode.OK, timeout=60):
         result = ctl(broker, command, "--json", *arguments, timeout=timeout)
         assert result.code == code, result.err
         return json.loads(result.out)

@@ -15,5 +15,5 @@ def fake_broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def cluster(fake_broker: FakeBroker) -> Iterator[Cluster]:
-    with Cluster([fake_broker.address], timeout_s=5) as cluster:
+    with Cluster([fake_broker.address], timeout_s=30) as cluster:
         yield cluster

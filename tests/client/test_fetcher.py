@@ -162,7 +162,7 @@ def test_an_advertised_address_that_is_wrong_is_blamed_on_the_setting(fake_broke
     with socket.create_server(("127.0.0.1", 0)) as server:
         wrong = server.getsockname()[1]
     fake_broker.append("t", 0, batch_of(b"a"))
-    with Cluster([fake_broker.address], timeout_s=5) as cluster:
+    with Cluster([fake_broker.address], timeout_s=30) as cluster:
         sound = fake_broker.address
         fake_broker.address = sound._replace(port=wrong)
         cluster.metadata(["t"])

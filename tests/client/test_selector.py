@@ -150,7 +150,7 @@ def test_no_wake_up_is_lost_in_a_race(selector):
     def wake() -> None:
         for _ in range(turns):
             selector.wakeup()
-            assert seen.acquire(timeout=30)
+            assert seen.acquire(timeout=60)
 
     thread = threading.Thread(target=wake)
     thread.start()

@@ -18,7 +18,7 @@ from tests.support.fetch_clients import NODE_DIR, ROOT
 
 LIBRARIES: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 # Several processes start, one after another, each with a library to import.
-_PATIENCE_S: Final = 4 * TIMEOUT_S
+_PATIENCE_S: Final = 2 * TIMEOUT_S
 
 
 class Member:

@@ -238,7 +238,7 @@ def test_franz_go_commits_and_aborts(bootstrap: str, make_topic: MakeTopic) -> N
                 records=[to_json(record) for record in records],
                 transactional_id=topic,
                 commit=commit,
-                timeout_s=30,
+                timeout_s=60,
             )
         assert len(values(bootstrap, topic, 3)) == 24
         assert len(values(bootstrap, topic, 3, "read_uncommitted")) == 48

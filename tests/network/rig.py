@@ -29,7 +29,7 @@ from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.support.memory import state_of
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 90.0
 Answer = Callable[[HandlerEnd, int, bytes], None]
 
 

@@ -14,7 +14,7 @@ from mpbroker.client.fetcher import READ_COMMITTED, Fetcher
 from mpbroker.producer import DeliveryTimeoutError, Producer
 from mpbroker.protocol.record_batch import Record, iter_records
 
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 
 
 @pytest.fixture

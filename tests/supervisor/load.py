@@ -29,7 +29,7 @@ from mpbroker.protocol.messages.produce import (
 from mpbroker.protocol.record_batch import RecordBatchBuilder, iter_records
 from tests.support.broker import Broker
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 90.0
 TOPIC: Final = "load"
 _PRODUCE_VERSION: Final = 9
 

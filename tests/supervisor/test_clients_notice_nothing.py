@@ -17,7 +17,7 @@ from tests.support.children import wait_until
 
 # How often a processor is killed under each client; more with MPBROKER_TEST_KILLS=500.
 KILLS: Final = int(os.environ.get("MPBROKER_TEST_KILLS", "10"))
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 90.0
 
 
 @pytest.fixture

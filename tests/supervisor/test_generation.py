@@ -168,7 +168,7 @@ def test_the_metrics_stay_where_they_are(make_broker):
     where = identity(broker)["metrics"]
     assert change_generation(broker).startswith("done")
     assert identity(broker)["metrics"] == where
-    with urllib.request.urlopen(f"{where}metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{where}metrics", timeout=60) as answer:
         assert answer.status == 200
 
 

@@ -38,7 +38,7 @@ def opened():
 
 
 def can_connect(host, port):
-    with socket.create_connection((host, port), timeout=30):
+    with socket.create_connection((host, port), timeout=60):
         return True
 
 

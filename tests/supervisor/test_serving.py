@@ -196,7 +196,7 @@ def test_a_daemon_serves_when_its_caller_returns_and_holds_nothing_of_it(tmp_pat
     try:
         state = read_telemetry(f"/mpbroker-{pid}-{start_time(pid)}")
         host, _, port = state["listeners"]["PLAINTEXT"].rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=30) as sock:
+        with socket.create_connection((host, int(port)), timeout=60) as sock:
             assert api_versions(sock)
         assert os.getsid(pid) != os.getsid(0)
     finally:

@@ -248,7 +248,7 @@ def test_a_broker_that_drains_is_not_taken_for_a_wedged_one(manager, tmp_path):
         # Else it may still be in the backlog, and a drain waits for no such one.
         assert api_versions(old)
         path = str(tmp_path / "data" / "control.sock")
-        with ControlClient(path, 30) as control:
+        with ControlClient(path, 60) as control:
             control.request("drain", for_s=60)
         wait_until(lambda: is_refused(broker))
         manager.drain()
@@ -303,7 +303,7 @@ def port_of(sock):
 @pytest.mark.parametrize("name", ["PLAINTEXT", "plaintext", "mpbroker.socket"])
 def test_a_socket_units_socket_is_used_by_name_or_address(tmp_path, listening, name):
     port = port_of(listening)
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as early:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as early:
         broker = Activated(
             tmp_path / "data", {"listeners": f"PLAINTEXT://127.0.0.1:{port}"}
         )

@@ -24,8 +24,8 @@ from typing import Final, Self
 from tests.support.footprint import Footprint, session_processes
 
 # Generous: a loaded machine must not fail a test, a broker that hangs must.
-READY_TIMEOUT_S: Final = 30
-STOP_TIMEOUT_S: Final = 30
+READY_TIMEOUT_S: Final = 90
+STOP_TIMEOUT_S: Final = 90
 _LOG_TAIL_BYTES: Final = 6000
 
 # A test run that is killed takes its brokers with it (where util-linux has setpriv).

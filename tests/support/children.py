@@ -18,7 +18,7 @@ from typing import Any, Final
 from mpbroker.ipc.compiled import core
 
 # Generous: a loaded machine must not fail a test, a child that hangs must.
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 90.0
 
 
 def quiet_fork() -> int:

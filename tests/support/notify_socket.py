@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 90.0
 _MAX_FDS: Final = 8
 
 

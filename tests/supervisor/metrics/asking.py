@@ -10,7 +10,7 @@ from mpbroker.ipc.telemetry import read_telemetry, start_time
 from tests.support.broker import Broker
 
 METRICS = {"metrics.listeners": "HTTP://127.0.0.1:0"}
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 
 
 def told(broker: Broker) -> dict[str, object]:

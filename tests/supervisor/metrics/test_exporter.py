@@ -83,7 +83,7 @@ def test_logs_and_the_lag_of_groups_are_shown(broker):
 
 def test_connections_are_shown_by_listener_and_by_software(broker):
     client = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "seen"})
-    client.list_topics(timeout=30)
+    client.list_topics(timeout=60)
     now = metrics(broker)
     assert now['mpbroker_connections{listener="PLAINTEXT"}'] >= 1
     named = [key for key in now if "client_connections" in key and "librdkafka" in key]
