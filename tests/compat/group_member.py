@@ -4,12 +4,13 @@
 
 Prints a JSON line whenever its assignment changes, {"assigned": [partitions]}, or
 records have come, {"got": [[partition, offset], ...]}, which it then commits. SIGTERM
-makes it leave the group.
+makes it leave the group, SIGUSR1 makes it say where it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import signal
 import sys
@@ -45,9 +46,10 @@ class Reporter:
 
 
 def run_confluent(bootstrap: str, group: str, topic: str, options: Any) -> None:
-    from confluent_kafka import Consumer, KafkaException
+    from confluent_kafka import Consumer
 
     config = {
+        "debug": "cgrp,protocol",  # to stderr, which is shown if it does not end
         "bootstrap.servers": bootstrap,
         "group.id": group,
         "auto.offset.reset": "earliest",
@@ -68,15 +70,32 @@ def run_confluent(bootstrap: str, group: str, topic: str, options: Any) -> None:
     consumer = Consumer(config)
     consumer.subscribe([topic])
     reporter = Reporter()
+    owes_commit = False
     while not stopping:
         messages = [m for m in consumer.consume(500, 0.1) if m.error() is None]
         reporter.assigned([row.partition for row in consumer.assignment()])
         if messages:
             # Said first: who is killed in between has not committed in silence.
             say(got=[[m.partition(), m.offset()] for m in messages])
-            with suppress(KafkaException):  # a rebalance was faster: read once more
-                consumer.commit(asynchronous=False)
+            owes_commit = True
+        if owes_commit:
+            owes_commit = not has_committed(consumer)
     consumer.close()
+
+
+def has_committed(consumer: Any) -> bool:
+    """Whether it has no more to commit: that is done, or it will read it again.
+
+    Nobody reads again what could not be committed for want of a coordinator.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        consumer.commit(asynchronous=False)
+    except KafkaException as error:
+        # A rebalance was faster: what was read is another's, or to be read once more.
+        return bool(error.args[0].code() == KafkaError._NO_OFFSET)
+    return True
 
 
 def run_kafka_python(bootstrap: str, group: str, topic: str, options: Any) -> None:
@@ -153,6 +172,7 @@ async def run_aiokafka(bootstrap: str, group: str, topic: str, options: Any) -> 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, stop)
+    faulthandler.register(signal.SIGUSR1)
     library, bootstrap, group, topic, options = sys.argv[1:]
     arguments = bootstrap, group, topic, json.loads(options)
     if library == "confluent-kafka":

@@ -8,8 +8,10 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from tests.compat.group_member import HEARTBEAT_MS, SESSION_MS
@@ -19,6 +21,7 @@ from tests.support.fetch_clients import NODE_DIR, ROOT
 LIBRARIES: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 # Several processes start, one after another, each with a library to import.
 _PATIENCE_S: Final = 2 * TIMEOUT_S
+_LAST_WORDS_BYTES: Final = 6000
 
 
 class Member:
@@ -35,11 +38,12 @@ class Member:
             environ["KAFKAJS_NO_PARTITIONER_WARNING"] = "1"
             times = {"session_ms": SESSION_MS, "heartbeat_ms": HEARTBEAT_MS}
             options = times | options
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [*command, *arguments, json.dumps(options)],
             env=environ,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
         )
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
@@ -78,14 +82,26 @@ class Member:
     def _end(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(TIMEOUT_S)
+            try:
+                self._process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGUSR1)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1)
+                raise TimeoutError(f"a member stays:\n{self._last_words()}") from None
         self.read()
         self.assigned = []
+
+    def _last_words(self) -> str:
+        end = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, end - _LAST_WORDS_BYTES))
+        return self._said.read().decode(errors="replace")
 
     def close(self) -> None:
         self.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._said.close()
 
 
 class Group:

@@ -95,10 +95,24 @@ def committed(broker: Broker, group_id: str, topic: str) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group_id})
     try:
         asked = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-        rows = consumer.committed(asked, timeout=20)
+        rows = consumer.committed(asked, timeout=60)
         return {row.partition: row.offset for row in rows}
     finally:
         consumer.close()
+
+
+def wait_for_commits(broker: Broker, group: Group, topic: str, count: int) -> None:
+    """Wait until they have committed so many records of each partition.
+
+    They say that they have read them before they commit; and if a rebalance was faster,
+    or they were killed, somebody has to read once more.
+    """
+    wanted = dict.fromkeys(range(PARTITIONS), count)
+
+    def are_there() -> bool:
+        return committed(broker, group.group_id, topic) == wanted
+
+    group.wait_until(are_there, f"{count} of each partition are committed")
 
 
 def coordinator_of(broker: Broker) -> int:
@@ -147,6 +161,7 @@ def test_members_join_leave_and_die_and_every_record_is_read(
     one.kill()
     group.wait_for_shares([three], PARTITIONS)
     group.wait_until(has_everything(group, 100), "all records are read")
+    wait_for_commits(group_broker, group, topic, 100)
     three.leave()
     assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
         range(PARTITIONS), 100
@@ -183,6 +198,7 @@ def test_members_of_both_protocols_take_over_from_each_other(
             group.wait_for_shares(sharing, PARTITIONS)
         done = has_everything(group, expected)
         group.wait_until(done, f"all {expected} records of each partition")
+    wait_for_commits(group_broker, group, topic, expected)
     for member in sharing:
         member.leave()
     assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
@@ -211,6 +227,7 @@ def test_members_of_both_protocols_take_over_from_the_dead(
     group.wait_for_shares([two, three], PARTITIONS)
     two.leave()
     group.wait_for_shares([three], PARTITIONS)
+    wait_for_commits(group_broker, group, topic, 40)
     three.leave()
     assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
         range(PARTITIONS), 40
@@ -250,6 +267,7 @@ def test_a_group_goes_on_when_the_coordinator_is_killed_under_load(
         done = has_everything(group, 20 * round_number)
         group.wait_until(done, f"all records of round {round_number}")
     group.wait_for_shares(members, PARTITIONS)
+    wait_for_commits(group_broker, group, topic, 60)
     for member in members:
         member.leave()
     assert committed(group_broker, group.group_id, topic) == dict.fromkeys(
@@ -297,6 +315,7 @@ def test_offsets_and_groups_outlive_the_whole_broker(
         members = [group.add("confluent-kafka"), group.add("kafka-python")]
         group.wait_for_shares(members, PARTITIONS)
         group.wait_until(has_everything(group, 10), "all records are read")
+        wait_for_commits(broker, group, topic_name, 10)
         broker.kill()
         broker.config["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
         broker.start()
@@ -313,9 +332,9 @@ def test_an_admin_sees_changes_and_deletes_groups(
     admin = AdminClient({"bootstrap.servers": group_broker.bootstrap})
     group_id = group.group_id
     produce(group_broker, topic, 5)
-    members = [group.add("confluent-kafka"), group.add("confluent-kafka")]
+    members = [group.add("confluent-kafka", session_ms=60_000) for _ in range(2)]
     group.wait_for_shares(members, PARTITIONS)
-    group.wait_until(has_everything(group, 5), "all records are read")
+    wait_for_commits(group_broker, group, topic, 5)
 
     described = admin.describe_consumer_groups([group_id])[group_id].result()
     assert described.state is ConsumerGroupState.STABLE
@@ -352,8 +371,8 @@ def test_kafka_pythons_admin_sees_the_same(
     from kafka import KafkaAdminClient
 
     produce(group_broker, topic, 5)
-    member = group.add("kafka-python")
-    group.wait_until(has_everything(group, 5), "all records are read")
+    member = group.add("kafka-python", session_ms=60_000)
+    wait_for_commits(group_broker, group, topic, 5)
     admin = KafkaAdminClient(bootstrap_servers=group_broker.bootstrap)
     try:
         found = admin.describe_groups([group.group_id])
@@ -374,7 +393,7 @@ def test_the_offsets_topic_is_read_like_any_other(
 
     produce(group_broker, topic, 5)
     member = group.add("aiokafka")
-    group.wait_until(has_everything(group, 5), "all records are read")
+    wait_for_commits(group_broker, group, topic, 5)
     member.leave()
     consumer = KafkaConsumer(
         "__consumer_offsets",
