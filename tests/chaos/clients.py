@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from tests.bench import wire
 from tests.chaos.ledger import Batch, Ledger
+from tests.chaos.stalls import Interval, Stalls, overlap_s
 
 # A request that is lost is never answered: patience hides nothing, and a machine on
 # which others run may stand still for long.
@@ -27,6 +28,7 @@ _REDIAL_S: Final = 0.005
 _TURN_S: Final = 0.002
 _RECEIVE_BYTES: Final = 1 << 18
 _FETCH_BYTES: Final = 1 << 16
+_LATE_KEPT: Final = 4096  # of our own late turns
 _FLOOD: Final = 20  # answers after which a client that churns dials anew
 _IN_PROGRESS: Final = {0, errno.EINPROGRESS, errno.EAGAIN}
 
@@ -308,6 +310,7 @@ class Client:
         if pause > self.worst_pause_s:
             self.worst_pause_s = pause
             self.worst_what = expected.what
+        self.fleet.note_pause(pause, now)
 
     def look(self, now: float, stuck_s: float) -> None:
         """Dial if it has to; see whether it waits for ever."""
@@ -344,6 +347,11 @@ class Fleet:
         seed: of all that is random.
         stuck_s: who waits longer for an answer waits for ever.
         acks_1_share: of the produces, how many are content with acks=1.
+        stalls: who sees when the machine stands still, if anybody does.
+
+    Attributes:
+        worst_net_s: the longest pause without the time in which a core stood still
+            or this process was late, during that very pause.
     """
 
     def __init__(
@@ -353,6 +361,7 @@ class Fleet:
         seed: int = 1,
         stuck_s: float = STUCK_S,
         acks_1_share: float = 0.3,
+        stalls: Stalls | None = None,
     ) -> None:
         self.addresses = addresses
         self.seed = seed
@@ -364,6 +373,9 @@ class Fleet:
         self.answers = 0
         self.quiet = False
         self.own_stall_s = 0.0
+        self.worst_net_s = 0.0
+        self._stalls = stalls
+        self._late: deque[Interval] = deque(maxlen=_LATE_KEPT)
         self.constant: dict[tuple[str, tuple[str, int]], bytes] = {}
         self.ledger = Ledger("none", 1)
         self._epoll = select.epoll()
@@ -386,9 +398,18 @@ class Fleet:
 
     def forget_pauses(self) -> None:
         """Begin to look for pauses now."""
-        self.own_stall_s = 0.0
+        self.own_stall_s = self.worst_net_s = 0.0
         for client in self.clients:
             client.worst_pause_s, client.worst_what = 0.0, ""
+
+    def note_pause(self, pause_s: float, now: float) -> None:
+        """A client has been answered after a pause that ends now."""
+        if pause_s <= self.worst_net_s:
+            return
+        begin = now - pause_s
+        others = [] if self._stalls is None else self._stalls.during(begin, now)
+        net_s = pause_s - overlap_s([*self._late, *others], begin, now)
+        self.worst_net_s = max(self.worst_net_s, net_s)
 
     def register(self, client: Client, events: int) -> None:
         assert client.sock is not None
@@ -409,7 +430,10 @@ class Fleet:
         events = self._epoll.poll(_TURN_S)
         now = time.monotonic()
         # Nobody but ourselves is late then.
-        self.own_stall_s = max(self.own_stall_s, now - self._turned_at - _TURN_S)
+        late_s = now - self._turned_at - _TURN_S
+        if late_s > 0:
+            self.own_stall_s = max(self.own_stall_s, late_s)
+            self._late.append((now - late_s, now))
         for fd, event in events:
             client = self._by_fd.get(fd)
             if client is not None:
