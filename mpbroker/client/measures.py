@@ -56,14 +56,30 @@ class Average:
         # When a window began; count, sum and maximum in it.
         self._samples: deque[list[float]] = deque(maxlen=_SAMPLES)
 
-    def add(self, value: float, now_ms: float, count: int = 1) -> None:
-        """Note ``count`` values whose sum is ``value``."""
+    def add(
+        self,
+        value: float,
+        now_ms: float,
+        count: int = 1,
+        maximum: float | None = None,
+    ) -> None:
+        """Note ``count`` values whose sum is ``value``.
+
+        Args:
+            value: of them all.
+            now_ms: when.
+            count: above 0.
+            maximum: of them; None: they are alike.
+        """
+        if maximum is None:
+            maximum = value / count
         if not self._samples or now_ms - self._samples[-1][0] >= _WINDOW_MS:
-            self._samples.append([now_ms, 0, 0.0, value / count])
+            self._samples.append([now_ms, 0, 0.0, maximum])
         sample = self._samples[-1]
         sample[1] += count
         sample[2] += value
-        sample[3] = max(sample[3], value / count)
+        if maximum > sample[3]:
+            sample[3] = maximum
 
     def _recent(self, now_ms: float) -> list[list[float]]:
         oldest = now_ms - _SAMPLES * _WINDOW_MS

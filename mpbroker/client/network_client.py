@@ -119,19 +119,20 @@ class NetworkClient:
 
     def is_ready(self, node: int, now_ms: float) -> bool:
         """Return whether a request can be sent to a node now."""
-        metadata_due = self._metadata_node is None and not self._metadata.delay_ms(
-            now_ms
-        )
+        asks = self._metadata_node is not None
+        metadata_due = not asks and not self._metadata.delay_ms(now_ms)
         return not metadata_due and self._can_send(node, now_ms)
 
     def _can_send(self, node: int, now_ms: float) -> bool:
         found = self._nodes.get(node)
         return (
-            found is not None
-            and found.is_ready(now_ms)
-            and not self._wire.is_sending(node)
-            and len(self._in_flight.get(node, ())) < self._settings.max_in_flight
+            found is not None and found.is_ready(now_ms) and not self.is_occupied(node)
         )
+
+    def is_occupied(self, node: int) -> bool:
+        """Return whether a node has all it takes, until something ends a `poll`."""
+        load = len(self._in_flight.get(node, ()))
+        return load >= self._settings.max_in_flight or self._wire.is_sending(node)
 
     def delay_ms(self, node: int, now_ms: float) -> float:
         """Return how long until it is of use to try a node; inf: something will come.

@@ -82,11 +82,12 @@ class PlaintextChannel:
 
 
 class _Connection:
-    __slots__ = ("channel", "connected", "outgoing")
+    __slots__ = ("channel", "connected", "outgoing", "watched")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, watched: int) -> None:
         self.channel = channel
         self.connected = False
+        self.watched = watched  # events that epoll reports
         self.outgoing: deque[memoryview] = deque()
 
 
@@ -173,11 +174,12 @@ class Selector:
             except BlockingIOError:
                 pass
             channel = self._make_channel(sock, host)
-            self._epoll.register(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            watched = select.EPOLLIN | select.EPOLLOUT
+            self._epoll.register(channel.fileno(), watched)
         except BaseException:
             sock.close()
             raise
-        self._connections[node] = _Connection(channel)
+        self._connections[node] = _Connection(channel, watched)
         self._nodes[channel.fileno()] = node
 
     def is_sending(self, node: int) -> bool:
@@ -280,7 +282,9 @@ class Selector:
             wants_write = connection.channel.wants_write
         if wants_write:
             events |= select.EPOLLOUT
-        self._epoll.modify(connection.channel.fileno(), events)
+        if events != connection.watched:
+            self._epoll.modify(connection.channel.fileno(), events)
+            connection.watched = events
 
     def _lost(self, node: int, reason: str) -> None:
         self._end(node)

@@ -15,6 +15,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, Protocol
 
 from mpbroker.client.backoff import Backoff
@@ -114,6 +115,9 @@ class RecordAccumulator:
         self._incomplete: dict[ProducerBatch, None] = {}
         self._flushes = 0
         self._drain_index: dict[int, int] = {}
+        # Nodes that have all they take now. The sender says so, and that they do no
+        # longer before it looks for batches.
+        self.occupied: AbstractSet[int] = frozenset()
         # Since when a node has batches that it does not take.
         self._stalled_since_ms: dict[int, float] = {}
         self.split_count = 0
@@ -342,6 +346,13 @@ class RecordAccumulator:
         return (
             snapshot.leader(batch.topic, batch.partition),
             snapshot.leader_epoch(batch.topic, batch.partition),
+        )
+
+    def must_wait(self, queue: PartitionQueue, snapshot: Snapshot) -> bool:
+        """Return whether waking the sender for a queue is of no use."""
+        occupied = self.occupied
+        return bool(occupied) and (
+            snapshot.leader(queue.topic, queue.partition) in occupied
         )
 
     def note_node(self, node: int, is_usable: bool, now_ms: float) -> None:

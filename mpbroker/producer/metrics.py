@@ -6,10 +6,13 @@ Source: the "Producer Monitoring" tables of the Apache Kafka documentation.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.measures import Average, NetworkMetrics, Rate, rate_entries
+from mpbroker.producer.batch import ProducerBatch
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 
 _RATES: Final = ("record-send", "byte", "record-error", "record-retry")
 _MORE_RATES: Final = ("batch-split", "buffer-exhausted")
@@ -50,10 +53,43 @@ class ProducerMetrics:
         with self._lock:
             self._rates[name].add(amount, now_ms)
             if topic:
-                rates = self._topics.get(topic)
-                if rates is None:
-                    rates = self._topics[topic] = {key: Rate() for key in _RATES}
-                rates[name].add(amount, now_ms)
+                self._topic(topic)[name].add(amount, now_ms)
+
+    def _topic(self, name: str) -> dict[str, Rate]:
+        rates = self._topics.get(name)
+        if rates is None:
+            rates = self._topics[name] = {key: Rate() for key in _RATES}
+        return rates
+
+    def sent(self, batches: Sequence[ProducerBatch], now_ms: float) -> None:
+        """Note a request with these batches; of those sent before, that alone."""
+        records = sum(batch.record_count for batch in batches)
+        fresh = [batch for batch in batches if not batch.attempts]
+        with self._lock:
+            averages = self._averages
+            averages["records-per-request"].add(records, now_ms)
+            if not fresh:
+                return
+            for name, values in (
+                ("record-queue-time", [now_ms - each.created_ms for each in fresh]),
+                ("batch-size", [each.size for each in fresh]),
+                (
+                    "compression-rate",
+                    [each.size / (each.raw_size + BATCH_HEADER_SIZE) for each in fresh],
+                ),
+            ):
+                averages[name].add(sum(values), now_ms, len(fresh), max(values))
+            counts: dict[str, list[int]] = {}
+            for batch in fresh:
+                averages["record-size"].add(batch.raw_size, now_ms, batch.record_count)
+                found = counts.setdefault(batch.topic, [0, 0])
+                found[0] += batch.record_count
+                found[1] += batch.size
+            for topic, amounts in counts.items():
+                rates = self._topic(topic)
+                for name, amount in zip(("record-send", "byte"), amounts, strict=True):
+                    self._rates[name].add(amount, now_ms)
+                    rates[name].add(amount, now_ms)
 
     def follow(
         self, counts: NetworkCounts, now_ms: float, *, at_once: bool = False
@@ -61,10 +97,10 @@ class ProducerMetrics:
         """See `NetworkMetrics.follow`."""
         self._network.follow([counts], now_ms, at_once=at_once)
 
-    def observe(self, name: str, value: float, now_ms: float, count: int = 1) -> None:
+    def observe(self, name: str, value: float, now_ms: float) -> None:
         """Add to an average."""
         with self._lock:
-            self._averages[name].add(value, now_ms, count)
+            self._averages[name].add(value, now_ms)
 
     def answered(self, node: int, latency_ms: float, now_ms: float) -> None:
         """Note an answer and how long it took."""

@@ -320,7 +320,10 @@ class Producer(TransactionCalls):
         future = accumulator.append_new(
             queue, record, size, charge, callback, monotonic_ms()
         )
-        self._client.wakeup()
+        if self._transactions is not None or not accumulator.must_wait(
+            queue, self._metadata.snapshot
+        ):
+            self._client.wakeup()
         return future
 
     def _allocate(self, charge: int, timeout_s: float) -> None:

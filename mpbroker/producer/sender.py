@@ -68,6 +68,7 @@ _STALE_METADATA: Final = frozenset(
     }
 )
 
+_NO_NODES: Final[frozenset[int]] = frozenset()
 _Batches = dict[tuple[str, int], ProducerBatch]
 
 
@@ -103,6 +104,7 @@ class Sender:
         self._init_not_before_ms = 0.0
         self._is_closing = False
         self._is_forced = False
+        self._none_expires_before_ms = -float("inf")
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -233,6 +235,7 @@ class Sender:
         """Send what is ready; return how long until more may be."""
         accumulator, client = self._accumulator, self._client
         snapshot = self._metadata.snapshot
+        accumulator.occupied = _NO_NODES  # what comes after we have looked wakes us
         ready = accumulator.ready(snapshot, now_ms)
         if ready.leaderless:
             for topic in ready.leaderless:
@@ -256,18 +259,26 @@ class Sender:
             if batches:
                 sent = True
                 self._send_request(node, batches, now_ms)
-        self._expire(now_ms)
+        if now_ms >= self._none_expires_before_ms:
+            self._expire(now_ms)
+            self._none_expires_before_ms = self._next_expiry_ms(now_ms)
         if sent:
             return 0.0
+        accumulator.occupied = {
+            node
+            for node in ready.nodes
+            if node not in drained and client.is_occupied(node)
+        }
         wait_ms = min(ready.next_check_ms, not_ready_ms)
-        return min(wait_ms, max(0.0, self._next_expiry_ms() - now_ms))
+        if accumulator.has_incomplete:
+            wait_ms = min(wait_ms, max(0.0, self._none_expires_before_ms - now_ms))
+        return wait_ms
 
-    def _next_expiry_ms(self) -> float:
-        oldest = min(
-            (batch.created_ms for batch in self._in_flight), default=float("inf")
-        )
+    def _next_expiry_ms(self, now_ms: float) -> float:
+        """Return a time before which no batch expires, those yet to come included."""
+        oldest = min((batch.created_ms for batch in self._in_flight), default=now_ms)
         return min(
-            oldest + self._settings.delivery_timeout_ms,
+            min(oldest, now_ms) + self._settings.delivery_timeout_ms,
             self._accumulator.next_expiry_ms(),
         )
 
@@ -277,15 +288,12 @@ class Sender:
         codec = self._settings.codec
         topics: dict[str, list[PartitionProduceData]] = {}
         by_partition: _Batches = {}
-        records = 0
         for batch in batches:
             by_partition[batch.topic, batch.partition] = batch
             topics.setdefault(batch.topic, []).append(
                 PartitionProduceData(index=batch.partition, records=batch.encode(codec))
             )
-            records += batch.record_count
-            self._count_batch(batch, now_ms)
-        self._metrics.observe("records-per-request", records, now_ms)
+        self._metrics.sent(batches, now_ms)
         state = self._idempotence
         transactional = state is not None and state.is_transactional
         request = ProduceRequest(
@@ -313,19 +321,6 @@ class Sender:
         # It is encoded; while the answer is waited for, the batches hold all that a
         # retry needs, and a second copy would not be within buffer.memory.
         request.topic_data = []
-
-    def _count_batch(self, batch: ProducerBatch, now_ms: float) -> None:
-        metrics = self._metrics
-        count = batch.record_count
-        if not batch.attempts:
-            metrics.observe("record-queue-time", now_ms - batch.created_ms, now_ms)
-            metrics.observe("batch-size", batch.size, now_ms)
-            metrics.observe("record-size", batch.raw_size, now_ms, count)
-            metrics.count("record-send", count, now_ms, batch.topic)
-            metrics.count("byte", batch.size, now_ms, batch.topic)
-            metrics.observe(
-                "compression-rate", batch.size / max(batch.raw_size + 61, 1), now_ms
-            )
 
     def _expire(self, now_ms: float) -> None:
         """Fail what is older than delivery.timeout.ms, sent or not."""

@@ -25,8 +25,9 @@ def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
     """Return the payload, given whole or in parts, behind its length."""
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return b"".join((len(payload).to_bytes(SIZE_BYTES, "big"), payload))
-    body = b"".join(payload)
-    return len(body).to_bytes(SIZE_BYTES, "big") + body
+    parts = list(payload)
+    size = sum(map(len, parts))
+    return b"".join((size.to_bytes(SIZE_BYTES, "big"), *parts))
 
 
 class FrameDecoder:

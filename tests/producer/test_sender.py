@@ -261,6 +261,26 @@ def test_no_more_than_five_batches_of_a_partition_are_in_flight():
     assert [rig.header(s).base_sequence for s in rig.produces] == [1, 2, 3, 4, 5]
 
 
+def test_what_comes_for_a_node_that_has_all_it_takes_need_not_wake_the_sender():
+    rig = SenderRig({"t": [0, 1]}).ready().introduce()
+    rig.reply()
+    for _ in range(5):
+        rig.send()
+    last = rig.append()
+    rig.turns()
+    busy, idle = (rig.accumulator.topic("t").queue(number) for number in (0, 1))
+    assert rig.accumulator.must_wait(busy, rig.metadata.snapshot)
+    assert not rig.accumulator.must_wait(idle, rig.metadata.snapshot)
+    rig.reply()
+    rig.turns()
+    # There was room, and it went without being asked for.
+    assert not rig.accumulator.must_wait(busy, rig.metadata.snapshot)
+    assert rig.header(rig.produces[-1]).base_sequence == 6
+    while rig.produces:
+        rig.reply()
+    assert last.result(0).has_offset
+
+
 def test_batches_in_flight_that_fail_are_sent_again_in_order_one_by_one():
     rig = SenderRig().ready().introduce()
     futures = [rig.send(b"%d" % i) for i in range(3)]
@@ -626,6 +646,30 @@ def test_throttling_is_measured():
     assert own["produce-throttle-time-avg"] == 250
     assert own["produce-throttle-time-max"] == 400
     assert rig.state.producer_id == PRODUCER_ID
+
+
+def test_sizes_and_rates_are_those_of_first_tries():
+    rig = SenderRig(linger_ms=10).ready()
+    rig.append(b"x" * 100, partition=0)
+    for _ in range(3):
+        rig.append(b"x" * 900, partition=1)
+    rig.pass_ms(10)
+    rig.turns()
+    sizes = [len(batch) for batch in rig.batches(rig.produces[0]).values()]
+    for _ in range(2):
+        own = rig.metrics.snapshot(rig.wire.now_ms)["producer-metrics"]
+        assert own["record-send-total"] == 4
+        assert own["byte-total"] == sum(sizes)
+        assert own["batch-size-max"] == max(sizes)
+        assert own["batch-size-avg"] == sum(sizes) / 2
+        assert 700 < own["record-size-avg"] < 720
+        assert 900 < own["record-size-max"] < 920
+        assert own["record-queue-time-max"] == own["record-queue-time-avg"] == 10
+        assert own["compression-rate-avg"] == 1
+        assert own["records-per-request-max"] == 4
+        rig.reply(codes=dict.fromkeys((0, 1), ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        rig.pass_ms(130)
+        rig.turns(3)
 
 
 def test_one_request_carries_a_batch_of_every_ready_partition():
