@@ -3,36 +3,75 @@
 It and what it needs (traceback, tokenize, threading, string...) take a tenth of the
 time from exec to the first answer, and until then there is nothing to say. The name is
 the standard one, so whoever configures or captures logging finds the loggers as ever.
+
+Since every line passes here, this is also where a process finds out that somebody has
+set other levels: whatever it is and whenever it was forked, before its next line.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 if TYPE_CHECKING:
     import logging
 
+ROOT: Final = "root"
+# Kafka's names of levels, and the numbers they have here.
+LEVELS: Final[Mapping[str, int]] = {
+    "TRACE": 5,
+    "DEBUG": 10,
+    "INFO": 20,
+    "WARN": 30,
+    "ERROR": 40,
+    "FATAL": 50,
+}
+DEFAULT_LEVEL: Final = LEVELS["INFO"]
+DEBUG: Final = LEVELS["DEBUG"]
 _FORMAT: Final = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+class Levels(Protocol):
+    """Where the levels are that were set while the broker runs."""
+
+    @property
+    def version(self) -> int:
+        """Grows with each change; 0: there was none."""
+
+    def read(self) -> Mapping[str, int]:
+        """Return them by logger."""
 
 
 class _State:
     to_stderr = False
+    levels: Levels | None = None
+    version = 0  # of what was applied here
+    applied: Mapping[str, int] = {}
 
 
 class _LateLogger:
-    __slots__ = ("_name",)
+    __slots__ = ("_logger", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._logger: logging.Logger | None = None
 
     def __getattr__(self, attribute: str) -> object:
-        import logging
+        if self._logger is None or _State.to_stderr:
+            self._logger = _logger(self._name)
+        if _State.levels is not None and _State.levels.version != _State.version:
+            _obey(_State.levels)
+        return getattr(self._logger, attribute)
 
-        if _State.to_stderr:
-            _State.to_stderr = False
-            logging.basicConfig(level=logging.INFO, format=_FORMAT, stream=sys.stderr)
-        return getattr(logging.getLogger(self._name), attribute)
+
+def _logger(name: str) -> logging.Logger:
+    import logging
+
+    if _State.to_stderr:
+        _State.to_stderr = False
+        logging.basicConfig(level=DEFAULT_LEVEL, format=_FORMAT, stream=sys.stderr)
+    return logging.getLogger(name)
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -43,6 +82,25 @@ def get_logger(name: str) -> logging.Logger:
 def log_to_stderr() -> None:
     """Write what is logged there, from INFO up, in this process and its children."""
     _State.to_stderr = True
+
+
+def follow(levels: Levels | None) -> None:
+    """Obey levels that may change, in this process and its children; None: no more."""
+    _State.levels, _State.version = levels, 0
+
+
+def _obey(levels: Levels) -> None:
+    import logging
+
+    logging.addLevelName(LEVELS["TRACE"], "TRACE")
+    # Before it is read: what comes in between is read twice rather than not at all.
+    _State.version = levels.version
+    wanted = levels.read()
+    for name in {**_State.applied, **wanted}:
+        default = DEFAULT_LEVEL if name == ROOT else logging.NOTSET
+        logger = logging.getLogger(None if name == ROOT else name)
+        logger.setLevel(wanted.get(name, default))
+    _State.applied = wanted
 
 
 def load() -> None:

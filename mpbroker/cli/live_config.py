@@ -27,6 +27,7 @@ _SOURCES: Final = {
     3: "all brokers (dynamic)",
     4: "broker (static)",
     5: "default",
+    6: "logger",
     8: "group",
 }
 _DEFAULT: Final = 5
@@ -39,13 +40,18 @@ def _resource_options(function: _F) -> _F:
         click.option("--topic", metavar="NAME", help="Of a topic."),
         click.option("--group", metavar="ID", help="Of a consumer group."),
         click.option("--all-brokers", is_flag=True, help="Of all brokers together."),
+        click.option("--loggers", is_flag=True, help="Levels of the broker's loggers."),
     ):
         function = option(function)
     return function
 
 
 def _resource(
-    cluster: Cluster, topic: str | None, group: str | None, all_brokers: bool
+    cluster: Cluster,
+    topic: str | None,
+    group: str | None,
+    all_brokers: bool,
+    loggers: bool,
 ) -> Resource:
     if topic is not None:
         return Resource(ResourceType.TOPIC, topic)
@@ -53,13 +59,17 @@ def _resource(
         return Resource(ResourceType.GROUP, group)
     if all_brokers:
         return Resource(ResourceType.BROKER, "")
-    return Resource(ResourceType.BROKER, str(cluster.metadata([]).controller_id))
+    kind = ResourceType.BROKER_LOGGER if loggers else ResourceType.BROKER
+    return Resource(kind, str(cluster.metadata([]).controller_id))
 
 
-def _check_one(topic: str | None, group: str | None, all_brokers: bool) -> None:
-    if (topic is not None) + (group is not None) + all_brokers > 1:
+def _check_one(
+    topic: str | None, group: str | None, all_brokers: bool, loggers: bool
+) -> None:
+    if (topic is not None) + (group is not None) + all_brokers + loggers > 1:
         raise CliError(
-            "--topic, --group and --all-brokers exclude one another", ExitCode.USAGE
+            "--topic, --group, --all-brokers and --loggers exclude one another",
+            ExitCode.USAGE,
         )
 
 
@@ -75,18 +85,19 @@ def get(
     topic: str | None,
     group: str | None,
     all_brokers: bool,
+    loggers: bool,
     everything: bool,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
 ) -> int:
-    """Show what is set of a running broker, or of a topic or group: value and source.
+    """Show what is set of a running broker, a topic or a group: value and source.
 
     Of passwords only that they are set.
     """
-    _check_one(topic, group, all_brokers)
+    _check_one(topic, group, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers)
+        resource = _resource(cluster, topic, group, all_brokers, loggers)
         found = config_admin.describe_configs(cluster, resource, keys)
     missing = set(keys) - {each.name for each in found}
     if missing and not all_brokers:
@@ -137,11 +148,16 @@ def set_(
     topic: str | None,
     group: str | None,
     all_brokers: bool,
+    loggers: bool,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Set configs of a running broker, or of a topic or group: all of them or none."""
+    """Set configs of a running broker, or of a topic or group: all of them or none.
+
+    Of --loggers: what each logs from which level on, TRACE, DEBUG, INFO, WARN, ERROR or
+    FATAL, until the broker is started again; root is the default of all.
+    """
     put = {}
     for change in changes:
         key, equals, value = change.partition("=")
@@ -149,9 +165,9 @@ def set_(
             # The value of a password must not be shown.
             raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
         put[key] = value
-    _check_one(topic, group, all_brokers)
+    _check_one(topic, group, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers)
+        resource = _resource(cluster, topic, group, all_brokers, loggers)
         _alter(cluster, resource, put, ())
     _done(resource, "set", put, output_format)
 
@@ -167,14 +183,15 @@ def unset(
     topic: str | None,
     group: str | None,
     all_brokers: bool,
+    loggers: bool,
     bootstrap: str,
     timeout_s: float,
     output_format: str,
 ) -> None:
     """Take configs away: what was before counts again."""
-    _check_one(topic, group, all_brokers)
+    _check_one(topic, group, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers)
+        resource = _resource(cluster, topic, group, all_brokers, loggers)
         _alter(cluster, resource, {}, dict.fromkeys(keys))  # each once
     _done(resource, "unset", keys, output_format)
 

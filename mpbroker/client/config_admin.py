@@ -28,6 +28,7 @@ class ResourceType(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
     GROUP = 32
 
 
@@ -40,6 +41,8 @@ class Resource(NamedTuple):
     def __str__(self) -> str:
         if self.type is ResourceType.BROKER and not self.name:
             return "all brokers"
+        if self.type is ResourceType.BROKER_LOGGER:
+            return f"loggers of broker {self.name!r}"
         return f"{self.type.name.lower()} {self.name!r}"
 
 

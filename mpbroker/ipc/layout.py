@@ -1,5 +1,5 @@
-"""Every offset in shared memory, layout version 4, but for segments with a file of
-their own (session_layout, quota_layout, limits_page). No other file holds one.
+"""Every offset in shared memory, layout version 5, but for segments with a file of
+their own (session_layout, quota_layout, limits_page...). No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
 stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
@@ -40,7 +40,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 

@@ -22,7 +22,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import get_logger
+from mpbroker.logger import DEBUG, get_logger
 from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
@@ -141,6 +141,8 @@ class Connections:
             return
         is_ready = self.security == ConnectionSecurity.NONE
         self._add(channel, now_ns, self.by_fd if is_ready else self.unready)
+        if _LOG.isEnabledFor(DEBUG):
+            _LOG.debug("%s: connected", self._rows.name(connection))
         # No read here: registration makes epoll report a socket that has bytes.
         if self.opened is not None:
             self.opened(channel)
@@ -222,6 +224,10 @@ class Connections:
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
         """End a connection for everyone, and give back what it holds."""
         self.count(reason, 1)
+        if _LOG.isEnabledFor(DEBUG):
+            _LOG.debug(
+                "%s: ended: %s", self._rows.name(channel.connection), reason.name
+            )
         # First: a row may only come free when its socket cannot be used any more, or
         # the keeper would take the socket for a connection that never had a row.
         with contextlib.suppress(OSError):

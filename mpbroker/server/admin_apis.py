@@ -15,6 +15,8 @@ from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigDef
+    from mpbroker.server.handlers.broker_loggers import BrokerLoggers
+    from mpbroker.server.handlers.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.handlers.describe_log_dirs import LogDir, PartitionSize
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -40,6 +42,7 @@ class AdminApis:
         logs: LogManager,
         endpoint: Callable[[Request], tuple[str, int]],
         permit: Permit | None = None,
+        levels: LoggerLevels | None = None,
     ) -> None:
         """Take what the handlers need.
 
@@ -50,6 +53,7 @@ class AdminApis:
             endpoint: where the sender of a request is told to find this broker.
             permit: what is to be called before a request makes partitions; None:
                 nothing.
+            levels: of all processes' loggers; None: they cannot be asked for.
         """
         self._definition = definition
         self._config_texts = config_texts
@@ -61,6 +65,7 @@ class AdminApis:
         self._logs = logs
         self._endpoint = endpoint
         self._permit = permit or no_permit
+        self._levels = levels
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes]]:
         """Return what answers each API."""
@@ -133,7 +138,16 @@ class AdminApis:
             node_id=self._node_id,
             definition=self._definition,
             static=self._config_texts,
+            loggers=self._loggers(),
         ).encode(request.api_version)
+
+    def _loggers(self) -> BrokerLoggers | None:
+        if self._levels is None:
+            return None
+        from mpbroker.server.handlers.broker_loggers import BrokerLoggers
+        from mpbroker.server.logger_names import logger_names
+
+        return BrokerLoggers(self._node_id, self._levels, logger_names)
 
     def _alter_configs(self, request: Request) -> bytes:
         from mpbroker.protocol.messages.alter_configs import AlterConfigsRequest
@@ -164,6 +178,7 @@ class AdminApis:
             node_id=self._node_id,
             definition=self._definition,
             static=self._config_texts,
+            loggers=self._loggers(),
         ).encode(version)
 
     def _list_config_resources(self, request: Request) -> bytes:

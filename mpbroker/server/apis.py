@@ -34,6 +34,7 @@ from mpbroker.server.sasl_apis import SaslApis
 if TYPE_CHECKING:
     from mpbroker.config_def import ConfigDef
     from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.handlers.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -159,6 +160,7 @@ class ApiTable:
         note_software: Callable[[int, str, str], None],
         quotas: ClientQuotas | None = None,
         authorisation: Authorisation | None = None,
+        levels: LoggerLevels | None = None,
     ) -> None:
         """Make the table.
 
@@ -171,6 +173,7 @@ class ApiTable:
             note_software: told what a connection's client says that it is.
             quotas: how many topics a client may change; None: as many as it likes.
             authorisation: says who may do what; None: everybody everything.
+            levels: of all processes' loggers; None: they cannot be asked for.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -214,6 +217,7 @@ class ApiTable:
             logs=logs,
             endpoint=self._endpoint,
             permit=self._permit,
+            levels=levels,
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry).handlers()

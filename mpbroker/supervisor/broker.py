@@ -24,6 +24,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.parts import Parts
+from mpbroker.logger import follow as follow_levels
 from mpbroker.logger import get_logger, log_to_stderr
 from mpbroker.logger import load as load_logging
 from mpbroker.storage.log_directory import LogDirectory, open_log_directories
@@ -178,6 +179,7 @@ class Broker:
             )
         if not shares_memory:
             set_control_plane(memory, config.control_plane_listener_name, names)
+        follow_levels(memory.log_levels)
         roles = Roles(config, memory, directories, listeners, cluster_id)
         roles.metrics_socket = open_metrics_listener(config, memory.parts)
         registry = roles.known = roles.registry()

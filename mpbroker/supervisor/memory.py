@@ -33,6 +33,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
+from mpbroker.ipc.log_levels import LogLevels
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.principals import Principals
@@ -90,6 +91,9 @@ class BrokerMemory:
         self.quotas = parts.segment("quotas", QuotaTable.create_segment)
         self.boxes = parts.segment("boxes", create_boxes)
         self.limits = parts.segment("limits", LimitsPage.create_segment)
+        self.log_levels = LogLevels(
+            parts.segment("log levels", LogLevels.create_segment)
+        )
         self.principals = Principals(
             parts.segment("principals", Principals.create_segment)
         )

@@ -275,6 +275,7 @@ class Roles:
             note_software=ClientSoftware(handler, memory.control.words).note,
             quotas=quotas,
             authorisation=authorisation,
+            levels=memory.log_levels,
         )
         if is_control:
             apis.serve_no_data()

@@ -43,6 +43,23 @@ def test_a_setting_of_the_broker_is_set_shown_and_taken_away(mpbroker, told):
     assert told(key)[key]["value"] == before
 
 
+def test_levels_of_loggers_are_set_shown_and_taken_away(mpbroker, told):
+    name = "mpbroker.storage"
+    assert told("--loggers", name)[name]["value"] == "INFO"
+    done = mpbroker("config", "set", "--loggers", f"{name}=ERROR")
+    assert (done.code, done.err) == (0, "")
+    assert told("--loggers")[name]["value"] == "ERROR"
+    assert told("--loggers")[name]["source"] == "logger"
+    refused = mpbroker("config", "set", "--loggers", f"{name}=LOUD")
+    assert refused.code == ExitCode.USAGE
+    assert "Valid log levels are" in refused.err
+    done = mpbroker("config", "unset", "--loggers", name)
+    assert done.out.decode().strip() == f"loggers of broker '1': unset {name}"
+    assert told("--loggers", name)[name]["value"] == "INFO"
+    both = mpbroker("config", "get", "--loggers", "--all-brokers")
+    assert both.code == ExitCode.USAGE
+
+
 def test_settings_of_all_brokers_topics_and_groups_are_kept_apart(
     mpbroker, told, topic_name
 ):

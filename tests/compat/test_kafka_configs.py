@@ -64,3 +64,14 @@ def test_what_is_altered_is_described(
 def test_client_metrics_are_none(own_broker: Broker) -> None:
     said = configs(own_broker, "--entity-type", "client-metrics", "--describe")
     assert said.strip() == ""
+
+
+def test_levels_of_loggers_are_altered_and_described(own_broker: Broker) -> None:
+    entity = ("--entity-type", "broker-loggers", "--entity-name", "1")
+    name = "mpbroker.coordinator"
+    configs(own_broker, *entity, "--alter", "--add-config", f"{name}=WARN")
+    described = configs(own_broker, *entity, "--describe")
+    assert f"{name}=WARN" in described
+    assert "mpbroker.storage=INFO" in described
+    said = configs(own_broker, *entity, "--alter", "--delete-config", name)
+    assert "Completed updating" in said

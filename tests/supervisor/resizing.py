@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -16,15 +18,19 @@ from tests.support.children import wait_until
 
 HANDLERS, PROCESSORS = "num.io.threads", "num.network.threads"
 BROKER, OF_ALL = "1", ""
-_VERSION, _BROKER_RESOURCE, _SET, _DELETE = 1, 4, 0, 1
+BROKER_RESOURCE, LOGGER_RESOURCE = 4, 8
+_VERSION, _SET, _DELETE = 1, 0, 1
 
 
 def alter(
-    broker: Broker, configs: dict[str, int | None], resource_name: str = BROKER
+    broker: Broker,
+    configs: Mapping[str, object],
+    resource_name: str = BROKER,
+    resource_type: int = BROKER_RESOURCE,
 ) -> AlterConfigsResourceResponse:
     """Set dynamic configs, delete those that are None; return the answer."""
     resource = AlterConfigsResource(
-        resource_type=_BROKER_RESOURCE,
+        resource_type=resource_type,
         resource_name=resource_name,
         configs=[
             AlterableConfig(

@@ -22,6 +22,7 @@ from mpbroker.config_def import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.handlers.config_entries import (
+    BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
@@ -33,8 +34,7 @@ from mpbroker.server.handlers.group_config_def import (
 )
 from mpbroker.storage.topics import Topic
 
-# Of a listener, not of the broker; and what is set here is kept as plain text.
-_NAMES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS"}
+_CLIENT_METRICS: Final = 16
 
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
@@ -61,8 +61,11 @@ class Registry(Protocol):
 
 def unsupported_resource(resource_type: int) -> ApiError:
     """Return the error for a resource of a kind that is not served."""
-    name = _NAMES.get(resource_type)
-    text = f"{name} configs are not served" if name else "there is no such resource"
+    text = "there is no such resource"
+    if resource_type == BROKER_LOGGER_RESOURCE:
+        text = "levels of loggers are changed by IncrementalAlterConfigs"
+    elif resource_type == _CLIENT_METRICS:
+        text = "CLIENT_METRICS configs are not served"
     return ApiError(
         ErrorCode.INVALID_REQUEST,
         f"Unsupported resource type {resource_type}: {text}; TOPIC (2), BROKER (4) and"

@@ -20,7 +20,9 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
+from mpbroker.server.handlers.broker_loggers import BrokerLoggers
 from mpbroker.server.handlers.config_entries import (
+    BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
@@ -61,6 +63,7 @@ def handle_describe_configs(
     node_id: int,
     definition: ConfigDef,
     static: Mapping[str, str],
+    loggers: BrokerLoggers | None = None,
 ) -> DescribeConfigsResponse:
     """Answer each resource with its configs, or with its error.
 
@@ -68,7 +71,7 @@ def handle_describe_configs(
         definition: the broker's keys.
         static: texts set on the command line, in the environment or a file, by key.
     """
-    describer = _Describer(request, registry, node_id, definition, static)
+    describer = _Describer(request, registry, node_id, definition, static, loggers)
     # A few bytes ask for some ten kilobytes of answer: not a million times.
     named_once = NamedOnce(request.resources)
     return DescribeConfigsResponse(
@@ -88,8 +91,10 @@ class _Describer:
         node_id: int,
         definition: ConfigDef,
         static: Mapping[str, str],
+        loggers: BrokerLoggers | None,
     ) -> None:
         self._request = request
+        self._loggers = loggers
         self._registry = registry
         self._node_id = node_id
         self._broker = broker_configs(registry, node_id, definition, static)
@@ -119,6 +124,8 @@ class _Describer:
         if resource.resource_type == GROUP_RESOURCE:
             check_group_name(name)
             return self._group_entries(name, wanted)
+        if resource.resource_type == BROKER_LOGGER_RESOURCE and self._loggers:
+            return self._loggers.describe(name, wanted)
         if resource.resource_type != BROKER_RESOURCE:
             raise unsupported_resource(resource.resource_type)
         if not name:

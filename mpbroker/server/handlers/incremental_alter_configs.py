@@ -18,7 +18,12 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from mpbroker.server.handlers.config_entries import GROUP_RESOURCE, TOPIC_RESOURCE
+from mpbroker.server.handlers.broker_loggers import BrokerLoggers
+from mpbroker.server.handlers.config_entries import (
+    BROKER_LOGGER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
 from mpbroker.server.handlers.config_resources import (
     NamedOnce,
     Registry,
@@ -45,6 +50,7 @@ def handle_incremental_alter_configs(
     node_id: int,
     definition: ConfigDef,
     static: Mapping[str, str],
+    loggers: BrokerLoggers | None = None,
 ) -> IncrementalAlterConfigsResponse:
     """Change what can be changed; answer each resource for itself.
 
@@ -64,6 +70,13 @@ def handle_incremental_alter_configs(
         try:
             named_once.check(resource)
             _check_operations(resource)
+            if resource.resource_type == BROKER_LOGGER_RESOURCE and loggers:
+                loggers.alter(
+                    resource.resource_name,
+                    resource.configs,
+                    validate_only=request.validate_only,
+                )
+                continue
             edit = _Edit(resource, registry, node_id, definition, static)
             alter_resource(
                 resource.resource_type,

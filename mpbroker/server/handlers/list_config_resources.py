@@ -46,7 +46,7 @@ def handle_list_config_resources(
     """List what is asked for, each once; no types at all ask for everything.
 
     Nobody subscribes to clients' metrics here, so of these there are none, which is all
-    that version 0 asks for; nor are levels of loggers configs.
+    that version 0 asks for.
     """
     known = _KNOWN if version else (_CLIENT_METRICS,)
     wanted = dict.fromkeys(request.resource_types) or dict.fromkeys(known)
@@ -64,7 +64,7 @@ def handle_list_config_resources(
 def _names(kind: int, registry: Registry, node_id: int) -> Iterable[str]:
     if kind == TOPIC_RESOURCE:
         return [topic.name for topic in registry.topics()]
-    if kind == BROKER_RESOURCE:
+    if kind in (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE):
         return [str(node_id)]
     if kind == GROUP_RESOURCE:
         return registry.configured_groups()

@@ -463,10 +463,14 @@ def test_a_group_resource_has_a_name(registry):
         (0, [], []),
         (1, [TOPIC], [("t", TOPIC)]),
         (1, [BROKER, BROKER], [("1", BROKER)]),
-        (1, [BROKER_LOGGER], []),
+        (1, [BROKER_LOGGER], [("1", BROKER_LOGGER)]),
         (1, [16], []),
         (1, [32], [("g", 32)]),
-        (1, [], [("t", TOPIC), ("1", BROKER), ("g", 32)]),
+        (
+            1,
+            [],
+            [("t", TOPIC), ("1", BROKER), ("1", BROKER_LOGGER), ("g", 32)],
+        ),
     ],
 )
 def test_what_has_configs_is_listed_by_kind(registry, version, kinds, expected):

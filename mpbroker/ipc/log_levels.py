@@ -1,0 +1,104 @@
+"""The levels of loggers that were set while the broker runs: one page for all.
+
+A level holds for every process, also for those that are forked later, and as long as
+the broker lives. So it lies here, and each process looks before it logs whether
+anything has changed: one word compared (mpbroker/logger.py). Two copies and a version
+that says which counts, as in limits_page.py, but any handler may write.
+
+    word     field       written by                      notes
+    0-15     mutex       whoever holds it                robust, process-shared
+    16       version     a handler, under the mutex      +1 commits the copy it
+                                                        points to (version & 1)
+    32..     copy 0      a handler, under the mutex, while copy 1 counts
+    8224..   copy 1      a handler, under the mutex, while copy 0 counts
+
+A copy is the length of a text in bytes, in a word, and the text: a line a logger, of
+its level's number and its name. Whoever is killed before the store to the version has
+written what nobody reads; the next owner of the mutex writes over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from mpbroker.ipc.robust_mutex import RobustMutex
+from mpbroker.ipc.segment import Segment
+
+_MUTEX: Final = 0
+_VERSION: Final = 16
+_COPIES: Final = 32
+_COPY_WORDS: Final = 8192
+_SEGMENT_WORDS: Final = _COPIES + 2 * _COPY_WORDS
+_MAX_TEXT_BYTES: Final = (_COPY_WORDS - 1) * 8  # names of 700 loggers, and there are 60
+
+
+class LogLevels:
+    """The page, as one process sees it."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        self._view = segment.view
+        self._mutex = RobustMutex(segment, _MUTEX)
+
+    @staticmethod
+    def create_segment() -> Segment:
+        segment = Segment.create("mpbroker-log-levels", _SEGMENT_WORDS * 8)
+        RobustMutex.initialise(segment, _MUTEX)
+        return segment
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        return self._words[_VERSION]
+
+    def read(self) -> dict[str, int]:
+        """Return the levels that were set, by logger.
+
+        Whatever is there: whoever reports damaged memory must be able to log.
+        """
+        words = self._words
+        while True:
+            version = words[_VERSION]
+            at = _copy(version)
+            start, length = (at + 1) * 8, min(max(0, words[at]), _MAX_TEXT_BYTES)
+            data = bytes(self._view[start : start + length])
+            if words[_VERSION] == version:  # else it may have been overwritten
+                break
+        levels = {}
+        for line in data.decode(errors="replace").splitlines():
+            number, _, name = line.partition(" ")
+            with suppress(ValueError):
+                levels[name] = int(number)
+        return levels
+
+    def change(self, put: Mapping[str, int | None]) -> None:
+        """Set levels; None takes a logger's away. All of it or nothing.
+
+        Raises:
+            ValueError: more than the page has room for; nothing has changed.
+        """
+        # A dead owner has committed its change or has not; there is nothing to repair.
+        with self._mutex:
+            levels: dict[str, int | None] = {**self.read(), **put}
+            lines = [
+                f"{level} {name}\n"
+                for name, level in levels.items()
+                if level is not None
+            ]
+            data = "".join(lines).encode()
+            if len(data) > _MAX_TEXT_BYTES:
+                raise ValueError(
+                    f"levels of {len(data)} bytes; at most {_MAX_TEXT_BYTES}"
+                )
+            words, version = self._words, self._words[_VERSION] + 1
+            at = _copy(version)
+            start = (at + 1) * 8
+            self._view[start : start + len(data)] = data
+            words[at] = len(data)
+            words[_VERSION] = version  # last: it counts from now on
+
+
+def _copy(version: int) -> int:
+    return _COPIES + (version & 1) * _COPY_WORDS

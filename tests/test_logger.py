@@ -1,0 +1,63 @@
+"""Loggers that obey levels which others may set at any time."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+from mpbroker.logger import LEVELS, ROOT, follow, get_logger
+
+
+class Levels:
+    """What others have set."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.levels: dict[str, int] = {}
+
+    def read(self) -> dict[str, int]:
+        return dict(self.levels)
+
+    def set(self, **levels: int) -> None:
+        self.levels = levels
+        self.version += 1
+
+
+@pytest.fixture
+def levels():
+    made = Levels()
+    before = logging.getLogger().level
+    follow(made)
+    yield made
+    made.set()
+    get_logger("any").isEnabledFor(0)
+    follow(None)
+    logging.getLogger().setLevel(before)
+
+
+def test_a_line_is_written_or_not_by_the_level_there_is_when_it_is_logged(levels):
+    name = f"test{uuid.uuid4().hex}"
+    logger = get_logger(f"{name}.of.this")
+    for level in LEVELS.values():
+        levels.set(**{name: level})
+        for other in LEVELS.values():
+            assert logger.isEnabledFor(other) == (other >= level)
+
+
+def test_the_nearest_one_counts_and_without_it_the_one_above(levels):
+    name = f"test{uuid.uuid4().hex}"
+    logger = get_logger(f"{name}.of.this")
+    levels.set(**{ROOT: LEVELS["ERROR"], name: LEVELS["TRACE"]})
+    assert logger.isEnabledFor(LEVELS["TRACE"])
+    levels.set(**{ROOT: LEVELS["ERROR"]})
+    assert not logger.isEnabledFor(LEVELS["WARN"])
+    levels.set()
+    assert logger.isEnabledFor(LEVELS["INFO"])
+    assert not logger.isEnabledFor(LEVELS["DEBUG"])
+
+
+def test_who_has_set_nothing_finds_logging_as_it_was(levels):
+    logging.getLogger().setLevel(LEVELS["FATAL"])
+    assert not get_logger("mpbroker.any").isEnabledFor(LEVELS["ERROR"])
