@@ -33,6 +33,7 @@ JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required {};"
 TLS, SASL = "listener.name.ssl.ssl", "listener.name.sasl_plaintext"
 USERS = f"{SASL}.plain.sasl.jaas.config"
 INVALID_REQUEST, INVALID_CONFIG = 42, 40
+LISTENERS = 3  # of a processor each
 
 
 class Pki:
@@ -89,7 +90,14 @@ def as_it_was_started(broker):
     }
     if ours:
         assert alter(broker, ours).error_code == 0
-    wait_until(lambda: all(each["state"] == "READY" for each in states(broker)))
+    # Those that retire are READY until the supervisor has heard of it, and then close
+    # whoever is about to log in.
+    wait_until(
+        lambda: (
+            all(each["state"] == "READY" for each in states(broker))
+            and has_processors(broker, LISTENERS, set())
+        )
+    )
 
 
 def dial_listener(broker: Broker, name: str) -> socket.socket:
@@ -230,10 +238,10 @@ def test_processors_that_come_later_have_them(broker, pki):
     for each in processors:
         os.kill(each["pid"], signal.SIGKILL)
     killed = {each["pid"] for each in processors}
-    wait_until(lambda: has_processors(broker, 3, killed))
+    wait_until(lambda: has_processors(broker, LISTENERS, killed))
     assert is_of(broker, pki, 1)
     resize(broker, processors=2)
-    wait_until(lambda: has_processors(broker, 6, set()))
+    wait_until(lambda: has_processors(broker, 2 * LISTENERS, set()))
     assert all(is_of(broker, pki, 1) for _ in range(4))  # by turns
 
 
