@@ -212,13 +212,19 @@ def test_kafka_python_administers(
 ) -> None:
     topic = make_topic()
     py_admin.create_partitions({topic: PyNewPartitions(2)})
-    (described,) = py_admin.describe_topics([topic])
+    (described,) = soon(
+        lambda: py_admin.describe_topics([topic]),
+        lambda found: len(found[0]["partitions"]) == 2,
+    )
     assert len(described["partitions"]) == 2
     resource = PyConfigResource(
         PyConfigResourceType.TOPIC, topic, configs={"retention.ms": "1234567"}
     )
     py_admin.alter_configs([resource])
-    described = str(py_admin.describe_configs([resource], include_synonyms=True))
+    described = soon(
+        lambda: str(py_admin.describe_configs([resource], include_synonyms=True)),
+        lambda found: "1234567" in found,
+    )
     assert "1234567" in described
     partition = PyTopicPartition(topic, 0)
     deleted = py_admin.delete_records({partition: 0})
@@ -233,16 +239,25 @@ def test_aiokafka_administers(bootstrap: str, make_topic: MakeTopic) -> None:
         AioConfigResourceType.TOPIC, topic, configs={"retention.ms": "1234567"}
     )
 
+    # As in `soon`.
+    deadline = time.monotonic() + TIMEOUT_S
+
     async def administer() -> str:
         client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await client.start()
         try:
             await client.create_partitions({topic: AioNewPartitions(2)})
-            (described,) = await client.describe_topics([topic])
+            while True:
+                (described,) = await client.describe_topics([topic])
+                if len(described["partitions"]) == 2 or time.monotonic() > deadline:
+                    break
             assert len(described["partitions"]) == 2
             await client.alter_configs([resource])
             wanted = AioConfigResource(AioConfigResourceType.TOPIC, topic)
-            return str(await client.describe_configs([wanted]))
+            while True:
+                found = str(await client.describe_configs([wanted]))
+                if "1234567" in found or time.monotonic() > deadline:
+                    return found
         finally:
             await client.close()
 

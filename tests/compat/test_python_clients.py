@@ -10,8 +10,18 @@ import pytest
 from tests.compat.adapters import Adapter, Outgoing
 from tests.compat.adapters.adapter import CODECS
 from tests.compat.records import T0, as_messages, some_records
+from tests.support.children import wait_until
 
 MakeTopic = Callable[..., str]
+
+
+def wait_for_partitions(client: Adapter, topic: str, count: int | None) -> None:
+    """Wait until a topic has so many; None: until it is gone.
+
+    mpbroker answers a change when everybody sees it, Apache Kafka when its controller
+    has it: its broker, and so the next answer, may be a moment behind.
+    """
+    wait_until(lambda: client.topics().get(topic) == count)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -115,22 +125,25 @@ def test_topics_are_created_listed_grown_and_deleted(
     client: Adapter, topic_name: str
 ) -> None:
     client.create_topic(topic_name, 2)
-    assert client.topics()[topic_name] == 2
+    wait_for_partitions(client, topic_name, 2)
     client.create_partitions(topic_name, 5)
-    assert client.topics()[topic_name] == 5
+    wait_for_partitions(client, topic_name, 5)
     client.produce(topic_name, some_records(3, partition=4))
     assert client.offsets(topic_name, 4) == (0, 3)
     client.delete_topic(topic_name)
-    assert topic_name not in client.topics()
+    wait_for_partitions(client, topic_name, None)
 
 
 def test_a_topic_made_again_under_the_same_name_is_empty(
     client: Adapter, topic_name: str
 ) -> None:
     client.create_topic(topic_name, 1)
+    wait_for_partitions(client, topic_name, 1)
     client.produce(topic_name, some_records(3))
     client.delete_topic(topic_name)
+    wait_for_partitions(client, topic_name, None)
     client.create_topic(topic_name, 1)
+    wait_for_partitions(client, topic_name, 1)
     assert client.offsets(topic_name, 0) == (0, 0)
     client.produce(topic_name, some_records(2))
     assert client.consume(topic_name, 0, 0, 2) == as_messages(some_records(2))

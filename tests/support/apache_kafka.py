@@ -65,6 +65,12 @@ transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
+group.consumer.min.session.timeout.ms=1500
+group.consumer.session.timeout.ms=1500
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=100
+offsets.topic.num.partitions=5
 """
 
 
