@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import itertools
 import json
@@ -152,6 +153,9 @@ class CheckoutBroker(BrokerSource):
     ) -> None:
         self.label = label
         self._checkout = checkout.resolve()
+        # As an installation has it. Where PYTHONDONTWRITEBYTECODE is set, a start would
+        # else be measured with a compilation of every module that was edited.
+        compileall.compile_dir(self._checkout / "mpbroker", quiet=2)
         self._settings = settings
         self._interpreter = interpreter
 

@@ -35,6 +35,8 @@ UNITS: Final[Mapping[str, Unit]] = {
     "cpu_times_aiokafka": Unit("x aiokafka, by CPU", 1),
     "pure_cpu_times_aiokafka": Unit("x aiokafka, pure, by CPU", 1),
     "p99_times_kafka_python": Unit("x kafka-python's p99", 2),
+    "p99_times_aiokafka": Unit("x aiokafka's p99", 2),
+    "bare_times_kafka_python": Unit("x kafka-python, bare sends", 1),
     "times_aiokafka": Unit("x aiokafka", 1),
     "pure_times_aiokafka": Unit("x aiokafka, pure", 1),
     "p50_ms": Unit("ms p50", 3),
@@ -138,6 +140,7 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
     ("python-producers/latency", "p99_times_kafka_python"): Limit(1),
     **{
+    ("python-producers/latency", "p99_times_aiokafka"): Limit(1),
         (f"python-producers/{kind}", metric): Limit(value, at_least=True)
         for kind in ("100B/none", "100B/lz4", "1KiB/none", "1KiB/lz4")
         for metric, value in (

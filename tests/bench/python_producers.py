@@ -2,7 +2,9 @@
 
 Every run sends records of one kind with the settings that all three have (acks=all,
 batches of 16 KiB, linger of 5 ms) to a topic of four partitions of its own, and counts
-afterwards what the broker has. "pure" is ours without its compiled part.
+afterwards what the broker has. "pure" is ours without its compiled part. "bare" is no
+producer: it sends the same batches, encoded before the clock starts; so it says how
+much faster than another client any could be, with this broker on this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import LATEST, delete_topic, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.producer import Producer, batch
+from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.record_encode import encode_records_in_python
+from tests.bench.bare_sends import BareSends
 from tests.bench.cases import Case, Context
 from tests.bench.wire import AnswerError
 
@@ -104,11 +108,19 @@ def _aiokafka(work: Work) -> float:
     return asyncio.run(run())
 
 
+def _bare(work: Work) -> float:
+    codec = Codec.from_name(work.codec)
+    return BareSends(
+        work.topic, PARTITIONS, work.value, work.count, codec, BATCH_SIZE
+    ).run(work.bootstrap)
+
+
 CLIENTS: Final[dict[str, Callable[[Work], float]]] = {
     "ours": _ours,
     "pure": _ours_pure,
     "kafka_python": _kafka_python,
     "aiokafka": _aiokafka,
+    "bare": _bare,
 }
 
 
@@ -171,6 +183,7 @@ def _throughput(size: int, codec: str) -> Callable[[Context], dict[str, float]]:
             "pure_records_per_s": median["pure"],
             "times_kafka_python": median["ours"] / median["kafka_python"],
             "pure_times_kafka_python": median["pure"] / median["kafka_python"],
+            "bare_times_kafka_python": median["bare"] / median["kafka_python"],
             "times_aiokafka": median["ours"] / median["aiokafka"],
             "pure_times_aiokafka": median["pure"] / median["aiokafka"],
             # What others do on the machine meanwhile changes these little.
@@ -235,10 +248,47 @@ def _kafka_python_latency(bootstrap: str, topic: str, seconds: float) -> list[fl
     return taken
 
 
+def _aiokafka_latency(bootstrap: str, topic: str, seconds: float) -> list[float]:
+    from aiokafka import AIOKafkaProducer
+
+    taken: list[float] = []
+
+    async def run() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=0,
+        )
+        await producer.start()
+        try:
+            await producer.partitions_for(topic)
+            began = time.perf_counter()
+            for number in range(int(seconds * LATENCY_RATE)):
+                due = began + number / LATENCY_RATE
+                while (left := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(left)
+                sent = time.perf_counter()
+                future = await producer.send(topic, b"x" * 100)
+                future.add_done_callback(
+                    lambda _, sent=sent: taken.append(time.perf_counter() - sent)
+                )
+            await producer.flush()
+        finally:
+            await producer.stop()
+
+    asyncio.run(run())
+    return taken
+
+
 def _latency(context: Context) -> dict[str, float]:
-    """Time from send() to the acknowledgement, with both clients in turn."""
+    """Time from send() to the acknowledgement, with each client in turn."""
     broker = context.broker
-    clients = {"ours": _ours_latency, "kafka_python": _kafka_python_latency}
+    clients = {
+        "ours": _ours_latency,
+        "kafka_python": _kafka_python_latency,
+        "aiokafka": _aiokafka_latency,
+    }
     taken: dict[str, list[float]] = {name: [] for name in clients}
     for _ in range(3):
         for name, run in clients.items():
@@ -252,6 +302,7 @@ def _latency(context: Context) -> dict[str, float]:
         "p50_ms": p50["ours"] * 1000,
         "p99_ms": p99["ours"] * 1000,
         "p99_times_kafka_python": p99["ours"] / p99["kafka_python"],
+        "p99_times_aiokafka": p99["ours"] / p99["aiokafka"],
     }
 
 
