@@ -151,6 +151,7 @@ CELL_COUNT: Final = 8
 #   34    rows used      and connection rows; nobody needs to look there
 #   35-59 counters       the processor (ProcessorCounter)
 #   60    move done      the processor: the last order it has carried out
+#   61    unit cost      the processor, once a second: ns, see network_costs.py
 #   62    beat           the processor, once a second, whatever it does: ns
 #   63    delivered      the keeper: the incarnation that has been sent its sockets
 PROCESSOR_LISTENER: Final = 0
@@ -167,6 +168,8 @@ PROCESSOR_SLOTS_USED: Final = 33
 PROCESSOR_ROWS_USED: Final = 34
 PROCESSOR_COUNTERS: Final = 35
 PROCESSOR_MOVE_DONE: Final = 60
+PROCESSOR_UNIT_COST: Final = 61
+UNIT_SHIFT: Final = 16  # bytes that cost a processor as much as a request does
 PROCESSOR_BEAT: Final = 62
 PROCESSOR_DELIVERED: Final = 63
 PROCESSOR_WORDS: Final = 64

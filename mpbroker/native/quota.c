@@ -1,8 +1,8 @@
-/* What plain requests cost their clients: the twin of ipc/quota_table.py's charge and of
- * server/quotas.py, as far as nobody has to be throttled. A request is charged before it
- * is executed, so that handlers do not exceed a quota together; what is not executed
- * here after all is given back, and charged in Python. Whoever would be over a quota is
- * left to Python, uncharged.
+/* What plain requests cost their clients: the twin of ipc/quota_table.py's charge, of
+ * ipc/network_costs.py and of server/quotas.py, as far as nobody has to be throttled. A
+ * request is charged before it is executed, so that handlers do not exceed a quota
+ * together; what is not executed here after all is given back, and charged in Python.
+ * Whoever would be over a quota is left to Python, uncharged.
  */
 
 #include "handler_end.h"
@@ -181,6 +181,19 @@ quota_begin(const handler_end *self, int64_t slot, int64_t api_key, const uint8_
     return 1;
 }
 
+/* network_costs.network_ns: what a request and its answer cost their processor. */
+static int64_t
+network_ns(const handler_end *self, int64_t slot, int64_t request_bytes)
+{
+    const memory *control = &self->control;
+    int64_t bytes = request_bytes, row = slot_row(slot);
+    if (load(control, row + L.SLOT_RESPONSE_KIND) == L.KIND_BYTES)
+        bytes += load(control, row + L.SLOT_RESPONSE_LENGTH);
+    int64_t processor = L.PROCESSORS + slot / L.SLOTS_PER_PROCESSOR * L.PROCESSOR_WORDS;
+    int64_t unit_ns = load_relaxed(control, processor + L.PROCESSOR_UNIT_COST);
+    return unit_ns * (((int64_t)1 << L.UNIT_SHIFT) + bytes) >> L.UNIT_SHIFT;
+}
+
 void
 quota_end(const handler_end *self, int64_t slot, int was_executed, const quota_charge *c)
 {
@@ -191,7 +204,8 @@ quota_end(const handler_end *self, int64_t slot, int was_executed, const quota_c
         charge(&self->quotas, &c->bytes, -c->size, now, 1);
     if (was_executed && c->time.row >= 0
         && load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND) != L.KIND_NONE)
-        charge(&self->quotas, &c->time, now - c->begun, now, 1);
+        charge(&self->quotas, &c->time,
+               now - c->begun + network_ns(self, slot, c->size), now, 1);
 }
 
 PyObject *

@@ -24,7 +24,6 @@ from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     HEADER,
     HEADER_PHASE,
-    PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
     PROCESSOR_HANDED,
     PROCESSOR_INCARNATION,
@@ -38,6 +37,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
+from mpbroker.ipc.network_costs import NetworkCosts
 from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
@@ -55,12 +55,7 @@ from mpbroker.network.connection_rows import ConnectionRows
 from mpbroker.network.connections import Connections
 from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
-from mpbroker.network.hand_over import (
-    HAND_OVER,
-    HandOver,
-    KeeperLink,
-    Offers,
-)
+from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import (
     ReadResult,
@@ -165,6 +160,7 @@ class Processor:
         self._homeless: deque[Channel] = deque()  # the same, to move their bytes there
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
         self._throttles = Throttles(control.words)
+        self._costs = NetworkCosts(processor, control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
         # The plain part of a turn in C, if it is there: see native/processor_end.c.
         self._compiled = None
@@ -575,7 +571,7 @@ class Processor:
     def _housekeep(self) -> None:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
-        self._words[self._row + PROCESSOR_BEAT] = self._now
+        self._costs.beat(self._now)
         if self.limits is not None:
             self._max_idle_ns = self._connections.obey(self.limits.read())
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0

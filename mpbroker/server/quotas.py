@@ -3,9 +3,9 @@
     quota                      is charged                        when
     producer_byte_rate         the request's bytes               it was executed
     consumer_byte_rate         the answer's bytes                it is about to be made
-    request_percentage         ns of the handler and of the      it was executed
+    request_percentage         ns of the handler or the          it was executed
                                coordinator that executed it,
-                               not of its processor
+                               and of its processor
     controller_mutation_rate   partitions made or deleted        it is executed
 
 Whoever is over one of them is answered at once all the same, is told in the answer for
@@ -15,8 +15,10 @@ time counts. Percentages are of one process's time; their throttle is never long
 a window, since time that was taken cannot be had back.
 
 What is set is in the metadata log, of which every handler reads the news before it
-executes a request; what was done is in the shared table. A handler that is killed may
-have charged a request that another then executes: so much too much is counted, once.
+executes a request; what was done is in the shared table. What a processor did for a
+request is a share of what it did altogether (ipc/network_costs.py). A handler that is
+killed may have charged a request that another then executes: so much too much is
+counted, once.
 
 Source: Kafka's ClientQuotaManager, ClientRequestQuotaManager, RequestHandlerHelper;
 KIP-13, 55, 124, 219, 599.
@@ -38,6 +40,7 @@ from mpbroker.ipc.layout import (
     connection_row,
     slot_row,
 )
+from mpbroker.ipc.network_costs import network_ns
 from mpbroker.ipc.quota_table import GONE, QuotaKind, QuotaRow, QuotaTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
@@ -173,7 +176,10 @@ class ClientQuotas:
                 length = self._words[slot_row(request.slot) + SLOT_REQUEST_LENGTH]
                 self._charge_and_mute(QuotaKind.PRODUCE, request, length)
             if request.api_key not in _EXEMPT and answer is not NO_RESPONSE:
-                self._charge_and_mute(QuotaKind.REQUEST, request, self._time(request))
+                length = len(answer) if isinstance(answer, bytes) else 0
+                self._charge_and_mute(
+                    QuotaKind.REQUEST, request, self._time(request, length)
+                )
         if request.throttle_ms and isinstance(answer, bytes):
             return with_throttle(request, answer)
         return answer
@@ -181,14 +187,19 @@ class ClientQuotas:
     def charge_time(self, request: Request, spent_ns: int) -> None:
         """Charge what the coordinator did for a request; before it is answered."""
         if request.api_key not in _EXEMPT:
+            spent_ns += self._network_time(request, 0)
             self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
 
-    def _time(self, request: Request) -> int:
-        """For how long this process has been at a request, in ns."""
+    def _network_time(self, request: Request, answer_length: int) -> int:
+        length = self._words[slot_row(request.slot) + SLOT_REQUEST_LENGTH]
+        return network_ns(self._words, request.slot, length + answer_length)
+
+    def _time(self, request: Request, answer_length: int) -> int:
+        """For how long this process and its processor are at a request, in ns."""
         row = slot_row(request.slot)
         begun, parked = self._words[row + SLOT_DEQUEUED], self._words[row + SLOT_PARKED]
         end = parked if parked > begun else self._now_ns()
-        return max(0, end - begun)
+        return max(0, end - begun) + self._network_time(request, answer_length)
 
     def _charge_and_mute(self, kind: QuotaKind, request: Request, amount: int) -> None:
         throttle_ms = self.charge(kind, request, amount)
@@ -240,7 +251,8 @@ class ClientQuotas:
         if not self._set:
             return True
         bytes_ms = self.charge(QuotaKind.FETCH, request, records_bytes)
-        time_ms = self.charge(QuotaKind.REQUEST, request, self._time(request))
+        spent_ns = self._time(request, records_bytes)
+        time_ms = self.charge(QuotaKind.REQUEST, request, spent_ns)
         throttle_ms = max(bytes_ms, time_ms)
         if not throttle_ms:
             return True

@@ -17,6 +17,7 @@ from mpbroker.ipc.layout import (
     SLOT_RECEIVED,
     slot_row,
 )
+from mpbroker.ipc.network_costs import network_ns
 from mpbroker.ipc.request_metrics import (
     Stage,
     bounds_s,
@@ -97,6 +98,16 @@ def test_each_stage_gets_the_time_that_was_spent_in_it(rig):
         assert stages[stage].counts[bucket_of(ns)] == 1
     parts = sum(each.sum_ns for each in stages[: Stage.TOTAL])
     assert stages[Stage.TOTAL].sum_ns == parts >= 708 * MS
+
+
+def test_a_processor_says_what_a_request_costs_it(rig):
+    assert network_ns(rig.memory.control.words, 0, 0) == 0
+    for _ in range(50):  # seconds with fewer requests say nothing
+        ask(rig, answers=200)
+        rig.processor._housekeep()
+        if network_ns(rig.memory.control.words, 0, 0):
+            return
+    pytest.fail("nothing after 10,000 requests")
 
 
 def test_a_request_that_did_not_wait_has_no_remote_time(rig):

@@ -13,10 +13,12 @@ from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
     CONTROL_WORDS,
+    PROCESSOR_UNIT_COST,
     SLOT_DEQUEUED,
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
     connection_row,
+    processor_row,
     slot_row,
 )
 from mpbroker.ipc.quota_table import PROBES, QuotaKind, QuotaTable
@@ -305,6 +307,27 @@ def test_the_longest_throttle_counts(clients):
     body = ProduceResponse(responses=[]).encode(9)
     clients.quotas.settle(request, body)
     assert request.throttle_ms == 1000  # of 100 for the bytes
+
+
+def test_a_request_costs_what_its_processor_did_for_it_too(clients):
+    clients.set(100, "-", None, "request_percentage")
+    unit = processor_row(0) + PROCESSOR_UNIT_COST
+    clients.words[unit] = MS
+    request = clients.request(size=65536)
+    try:
+        clients.now += 5 * MS
+        body = MetadataResponse(brokers=[], topics=[]).encode(9)
+        clients.quotas.settle(request, body)
+        clients.quotas.charge_time(request, 3 * MS)
+        clients.quotas.charge_fetch(request, 3 * 65536)
+    finally:
+        clients.words[unit] = 0
+    [quota] = quota_table.read_quotas(clients.table._segment, SAMPLES, S, 0, 1 << 62)
+    answered = len(body) * MS >> 16
+    # Three times the request, an answer, and a fetch's.
+    assert quota.charged == pytest.approx(
+        (5 + 2 + 3 + 2 + 5 + 5) * MS + answered, abs=3
+    )
 
 
 def test_what_brokers_ask_each_other_is_exempt(clients):

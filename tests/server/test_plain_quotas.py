@@ -7,7 +7,13 @@ import signal
 import pytest
 
 from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.layout import CONNECTION_MUTED_UNTIL, SLOT_CONNECTION, connection_row
+from mpbroker.ipc.layout import (
+    CONNECTION_MUTED_UNTIL,
+    PROCESSOR_UNIT_COST,
+    SLOT_CONNECTION,
+    connection_row,
+    processor_row,
+)
 from mpbroker.ipc.layout import slot_row as slot_words
 from mpbroker.ipc.quota_table import QuotaKind, QuotaTable, read_quotas
 from mpbroker.protocol.messages.produce import ProduceResponse
@@ -102,6 +108,20 @@ def test_who_is_within_its_quota_takes_the_short_way_and_is_counted(make_stage):
     assert short.charged() == usual.charged()
     [spent] = short.charged(QuotaKind.REQUEST)
     assert spent > 0
+
+
+def test_what_the_processor_did_is_charged_in_the_short_way_too(make_stage):
+    spent = []
+    for stage in (make_stage(), make_stage(short=False)):
+        stage.set(TIME, 1e12)
+        words = stage.memory.control.words
+        # So long that what the handler takes does not count beside it.
+        words[processor_row(0) + PROCESSOR_UNIT_COST] = 10**12
+        assert [stage.produce(size=65536 // 8) for _ in range(10)] == [0] * 10
+        spent += stage.charged(QuotaKind.REQUEST)
+    short, usual = spent
+    assert short / 10**12 == pytest.approx(10 + 10 / 8, abs=0.1)
+    assert short == pytest.approx(usual, rel=0.01)
 
 
 def test_who_would_be_over_it_is_throttled_and_counted_once(make_stage):

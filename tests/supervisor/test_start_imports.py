@@ -30,7 +30,8 @@ BEFORE_THE_FORK = """
     config.sources
     _core ipc ipc.arena ipc.black_box ipc.client_software ipc.compiled ipc.doorbell
     ipc.error_counts ipc.errors ipc.fdpass
-    ipc.lane ipc.layout ipc.log_levels ipc.parts ipc.partition_table ipc.request_metrics
+    ipc.lane ipc.layout ipc.log_levels ipc.network_costs ipc.parts
+    ipc.partition_table ipc.request_metrics
     ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment ipc.shared_log_cell
     ipc.transaction_table
     network network.acceptor network.acceptor_guard network.arrivals
