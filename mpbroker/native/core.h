@@ -219,12 +219,11 @@ int is_configured(void);
 /* -- death in tests ------------------------------------------------------------------- */
 
 extern int64_t steps_done, step_to_die_at;
-extern int counts_steps; /* nobody pays for what only tests ask */
 void die_here(void);
 
 #define STEP()                                                                        \
     do {                                                                              \
-        if (counts_steps && ++steps_done == step_to_die_at)                           \
+        if (++steps_done == step_to_die_at)                                           \
             die_here();                                                               \
     } while (0)
 
