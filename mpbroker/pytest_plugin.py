@@ -145,7 +145,7 @@ class MpbrokerServer:
         Raises:
             ApiError: the broker refused, for example because it is there already.
         """
-        # Imported here: pytest loads this module at every start, with or without use.
+        # Imported late: pytest loads this module at every start, with or without use.
         from mpbroker.client.addresses import parse_addresses
         from mpbroker.client.admin import create_topic
         from mpbroker.client.cluster import Cluster
@@ -169,6 +169,12 @@ class MpbrokerServer:
         except ProcessLookupError:
             pass  # gone already
         self._process.wait()
+
+
+def _import_client() -> None:
+    """Import what `MpbrokerServer.create_topic` does, while a broker starts."""
+    import mpbroker.client.admin
+    import mpbroker.client.cluster  # noqa: F401
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -203,13 +209,19 @@ class _Spare:
             self._next = directory, server
 
     @contextmanager
-    def take(self) -> Iterator[MpbrokerServer]:
-        """Wait until it serves, and have it for a while."""
+    def take(self, *, with_client: bool = False) -> Iterator[MpbrokerServer]:
+        """Wait until it serves, and have it for a while.
+
+        Args:
+            with_client: whether topics are made next, so that waiting can be used.
+        """
         self.prepare()
         assert self._next is not None
         (directory, server), self._next = self._next, None
         with directory:
             try:
+                if with_client:
+                    _import_client()
                 server.wait_until_ready()
                 yield server
             finally:
@@ -223,10 +235,15 @@ class _Spare:
                 pass
 
 
-def _server(config: Mapping[str, object]) -> Iterator[MpbrokerServer]:
+def _server(
+    config: Mapping[str, object], *, with_client: bool = False
+) -> Iterator[MpbrokerServer]:
     with tempfile.TemporaryDirectory(prefix="mpbroker-") as directory:
-        server = MpbrokerServer(Path(directory), config)
+        server = MpbrokerServer(Path(directory), config, wait=False)
         try:
+            if with_client:
+                _import_client()
+            server.wait_until_ready()
             yield server
         finally:
             server.stop()
@@ -267,7 +284,12 @@ def mpbroker_server(
     config: dict[str, object] = {}
     for marker in reversed(list(request.node.iter_markers("mpbroker_config"))):
         config |= marker.args[0]
-    taken = contextmanager(_server)(config) if config else _mpbroker_spare.take()
+    with_client = request.node.get_closest_marker("mpbroker_topics") is not None
+    taken = (
+        contextmanager(_server)(config, with_client=with_client)
+        if config
+        else _mpbroker_spare.take(with_client=with_client)
+    )
     with taken as server:
         _create_marked_topics(request, server)
         if _is_wanted_again(request):
