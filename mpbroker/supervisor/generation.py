@@ -63,8 +63,10 @@ from mpbroker.supervisor.roles import become_child
 
 _LOG = get_logger(__name__)
 
-# So long requests that are being executed may take; nobody is answered meanwhile.
-_RETIRE_S: Final = 2.0
+# So long requests that are being executed may take; nobody is answered meanwhile. On a
+# machine that stands still at times a second is nothing, and giving up costs a pause as
+# well.
+_RETIRE_S: Final = 10.0
 _KILL_S: Final = 10.0
 _COLLECT_S: Final = 2.0
 _RETIRING: Final = (Role.ACCEPTOR, Role.HANDLER)

@@ -162,7 +162,8 @@ class Supervisor(Loop):
 
         remove_leftovers()
         self._telemetry = Telemetry()
-        for child in self.children:
+        # Who takes over from another generation waits for the keeper's sockets.
+        for child in sorted(self.children, key=lambda c: c.role is not Role.KEEPER):
             if child.is_alive:
                 continue
             if child.role in _LATER:

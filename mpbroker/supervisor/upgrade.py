@@ -50,10 +50,15 @@ from mpbroker.supervisor.takeover import (
 
 _LOG = get_logger(__name__)
 
-_TRIAL_S: Final = 60.0
+_TRIAL_S: Final = 120.0
+# The trial must not take the processor from those who serve.
+_TRIAL_NICENESS: Final = 5
 # So long other changes of processes may take before the program is replaced.
 _QUIET_S: Final = 60.0
-_RENEWAL_S: Final = 60.0
+_RENEWAL_S: Final = 60.0  # for each step
+# So many children start at a time beside those who serve: with all at once, clients
+# of a machine with few cores wait for them.
+_AT_ONCE: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 _PROOF_S: Final = 10.0
 _LOOK_S: Final = 0.02
 # A new child that dies so often does not work, whatever killed it.
@@ -175,6 +180,7 @@ class Upgrade:
             environ.pop(name, None)
         for number in HANDLED:
             signal.signal(number, signal.SIG_DFL)
+        os.nice(_TRIAL_NICENESS)
         os.execvpe(self._command[0], self._command, environ)
 
     def _ended(self, status: int) -> None:
@@ -288,12 +294,12 @@ class Renewal:
             for child in children
             if child.role is role and not are_ours
         ]
+        self._beside = [
+            child for child in children if child.role not in _ALONE and not are_ours
+        ]
         self._round: Round | None = None
         self._round_ended = False
         self.is_done = False
-        for child in children:
-            if child.role not in _ALONE and not are_ours:
-                child.replaced = True
 
     def turn(self) -> float | None:
         """Do what is due; return in how many seconds to come again."""
@@ -331,6 +337,14 @@ class Renewal:
         )
 
     def _next(self) -> None:
+        self._deadline = time.monotonic() + _RENEWAL_S
+        if self._beside:
+            few, self._beside = self._beside[:_AT_ONCE], self._beside[_AT_ONCE:]
+            for child in few:
+                # A resize may have retired it meanwhile.
+                if child in self._children and child.state is not ChildState.DRAINING:
+                    child.replaced = True
+            return
         while self._alone:
             child, pid = self._alone.pop(0)
             if child in self._children and child.pid == pid:
