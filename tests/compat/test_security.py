@@ -250,6 +250,40 @@ def test_kcat(secured: Secured, topic_name: str, protocol: str, mechanism: str) 
     assert done.stdout == b"a record\n"
 
 
+@pytest.mark.skipif(not have_java_tools(), reason="no Apache Kafka in .downloads/java")
+@pytest.mark.timeout(300)  # a second for each of two tools, ten where cores are busy
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"), [("SSL", ""), ("SASL_SSL", "SCRAM-SHA-512")]
+)
+def test_javas_producer_and_consumer(
+    secured: Secured, topic_name: str, tmp_path: Path, protocol: str, mechanism: str
+) -> None:
+    settings = {
+        "security.protocol": protocol,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": secured.authority,
+    }
+    if mechanism:
+        settings["sasl.mechanism"] = mechanism
+        settings["sasl.jaas.config"] = (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required"
+            f' username="{USER}" password="{PASSWORD}";'
+        )
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    common = ("--bootstrap-server", secured.address(protocol), "--topic", topic_name)
+    producer = "org.apache.kafka.tools.ConsoleProducer"
+    lines = "".join(f"record {number}\n" for number in range(100))
+    run_java(producer, *common, "--producer.config", str(file), stdin=lines)
+    # As a member of a group, whose coordinator it finds over the same listener.
+    read = run_java(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *(*common, "--consumer.config", str(file), "--from-beginning"),
+        *("--max-messages", "100", "--timeout-ms", str(TIMEOUT_S * 1000)),
+    )
+    assert read == lines
+
+
 # -- what outlives what ---------------------------------------------------------------
 
 
