@@ -266,10 +266,14 @@ def test_connections_are_listed_with_who_and_since_when(make_broker, ask, ctl):
     broker = make_broker(QUICK)
     host, port = broker.bootstrap.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as client:
-        (found,) = wait_until(
-            lambda: json.loads(ctl(broker, "connections", "--json").out)
-        )
-        assert (found["peer"], found["port"]) == client.getsockname()
+
+        def only_ours():
+            # The broker's own, made at its start, may be there for another moment.
+            found = json.loads(ctl(broker, "connections", "--json").out)
+            names = [(each["peer"], each["port"]) for each in found]
+            return found if names == [client.getsockname()] else None
+
+        (found,) = wait_until(only_ours)
         assert found["state"] == "READING" and found["age_s"] >= 0
         assert ctl(broker, "connections", "--state", "sending").code == 10
         assert ctl(broker, "connections", "--peer", "127.*").code == 0
@@ -384,7 +388,7 @@ def test_a_broker_that_drains_refuses_the_new_and_serves_the_old(make_broker, ct
 
     broker = make_broker(QUICK)
     (address,) = parse_addresses(broker.bootstrap)
-    with Cluster([address], 20) as old:
+    with Cluster([address], 60) as old:
         old.metadata([])
         assert ctl(broker, "drain", "--for", "600", "--wait", "0").code == 0
         with pytest.raises(OSError):
@@ -433,11 +437,16 @@ def test_a_full_ring_holds_requests_up_until_it_has_room(fragile, mpbroker, ctl,
 
 
 def test_a_stopped_process_goes_on_when_it_is_told_to(fragile, ctl, ask):
-    (handler,) = processes(ask(fragile, "status"), "handler")
-    assert ctl(fragile, "inject", "stop", "handler", "0").code == 0
-    wait_until(lambda: process_state(handler["pid"]) == "T")
-    assert ctl(fragile, "inject", "continue", "handler", "0").code == 0
-    wait_until(lambda: process_state(handler["pid"]) in ("S", "R"))
+    def goes_on():
+        """Or it took so long that the supervisor has replaced it: try again then."""
+        (handler,) = processes(ask(fragile, "status"), "handler")
+        assert ctl(fragile, "inject", "stop", "handler", "0").code == 0
+        wait_until(lambda: process_state(handler["pid"]) in ("T", "Z", ""))
+        ctl(fragile, "inject", "continue", "handler", "0")
+        wait_until(lambda: process_state(handler["pid"]) != "T")
+        return process_state(handler["pid"]) in ("S", "R", "D")
+
+    wait_until(goes_on)
 
 
 def test_a_fault_that_a_role_does_not_have_is_refused(fragile, ctl):

@@ -134,19 +134,19 @@ def test_a_broker_out_of_descriptors_serves_those_it_has(tmp_path: Path) -> None
         pids = broker.processes().keys()
         with wire.Connection(address_of(broker)) as first:
             first.ask(wire.api_versions())
-            crowd = [wire.Connection(address_of(broker), 5.0) for _ in range(too_many)]
+            crowd = [wire.Connection(address_of(broker), 60.0) for _ in range(too_many)]
             first.ask(wire.api_versions())
             for connection in crowd:
                 connection.close()
 
             def serves_new_ones() -> bool:
                 try:
-                    with wire.Connection(address_of(broker), 1.0) as late:
+                    with wire.Connection(address_of(broker), 5.0) as late:
                         late.ask(wire.api_versions())
                         return True
                 except OSError:
                     return False
 
-            wait_until("new connections are served", serves_new_ones, 30.0)
+            wait_until("new connections are served", serves_new_ones, 90.0)
             first.ask(wire.api_versions())
         assert broker.processes().keys() == pids
