@@ -230,7 +230,7 @@ def test_lines_go_out_while_the_input_stays_open(fake_broker):
         assert process.stdin is not None
         process.stdin.write(b"first\n")
         process.stdin.flush()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not fake_broker.logs["one", 0] and time.monotonic() < deadline:
             os.sched_yield()
         assert pairs(fake_broker) == [(None, b"first")]

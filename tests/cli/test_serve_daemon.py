@@ -23,7 +23,7 @@ def daemon(tmp_path):
     yield done, pid_file
     if pid_file.exists():
         os.kill(int(pid_file.read_text()), signal.SIGTERM)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while pid_file.exists() and time.monotonic() < deadline:
             os.sched_yield()
 

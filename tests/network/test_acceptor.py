@@ -230,7 +230,7 @@ def test_without_descriptors_a_connection_is_refused_and_none_is_a_spin(hall, ca
 
     assert fork(accept) == 0
     for client in hall.clients:
-        client.settimeout(30)
+        client.settimeout(90)
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""  # closed, not left hanging
     assert hall.handed(0) == 0

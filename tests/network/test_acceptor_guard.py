@@ -125,7 +125,7 @@ def test_whoever_comes_too_fast_is_rescued_by_nobody(porch):
             closed = 0
             for client in clients:
                 if client.getsockname()[1] not in porch.look():
-                    client.settimeout(30.0)
+                    client.settimeout(90.0)
                     with contextlib.suppress(ConnectionResetError):
                         assert client.recv(1) == b""
                     closed += 1

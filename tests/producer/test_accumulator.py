@@ -401,7 +401,7 @@ def test_closing_wakes_all_who_wait_and_refuses_the_next():
 
 
 def until(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

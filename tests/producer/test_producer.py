@@ -77,7 +77,7 @@ def test_every_level_of_acks_keeps_the_order(
     for i in range(200):
         producer.send(topic, b"%d" % i)
     producer.flush(30)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(read(topic)[0]) < 200 and time.monotonic() < deadline:
         time.sleep(0.01)  # acks=0: nobody says when it is there
     assert [r.value for r in read(topic)[0]] == [b"%d" % i for i in range(200)]

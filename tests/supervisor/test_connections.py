@@ -92,7 +92,7 @@ def test_half_an_answer_is_sent_on(broker):
     payload = os.urandom(LARGE)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
-        sock.settimeout(30)
+        sock.settimeout(90)
         host, _, port = broker.bootstrap.rpartition(":")
         sock.connect((host, int(port)))
         ask(sock, ApiKey.PRODUCE, 9, produce_body(payload))

@@ -84,7 +84,7 @@ class Server:
     def answers(self, client, count=1):
         """Turn the loop until so many answers have come, or the end of the stream."""
         reader, found = FrameReader(MAX_ANSWER_BYTES), []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while len(found) < count and time.monotonic() < deadline:
             self.loop.turn(0.01)
             with contextlib.suppress(BlockingIOError):
@@ -94,7 +94,7 @@ class Server:
                 reader.feed(data)
             while (answer := reader.next_map()) is not None:
                 found.append(answer)
-        assert len(found) >= count, f"{found} within 30 s"
+        assert len(found) >= count, f"{found} within 90 s"
         return found
 
     def close(self):
@@ -359,7 +359,7 @@ def test_a_stranger_is_told_that_it_may_not_although_it_could_connect(
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(20)
+            client.settimeout(90)
             client.connect(server.path)
             with contextlib.suppress(OSError):
                 client.sendall(say("let me in"))
@@ -374,7 +374,7 @@ def test_a_stranger_is_told_that_it_may_not_although_it_could_connect(
         }
 
     stranger = Child(ask)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while stranger.is_alive and time.monotonic() < deadline:
         server.loop.turn(0.01)
     assert stranger.wait() == 0

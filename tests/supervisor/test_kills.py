@@ -170,7 +170,7 @@ def test_a_fetch_that_waits_survives_its_handler_and_is_answered_once(make_broke
             consumer.recv(1)
         for number in (0, 1):
             kill(broker, "handler", number)
-        consumer.settimeout(30)
+        consumer.settimeout(90)
         ask(producer, ApiKey.PRODUCE, 9, produce_body(b"at last"))
         answer = receive_frame(consumer)
         assert answer[:4] == b"\0\0\0\x07"

@@ -231,7 +231,7 @@ def test_whoever_says_nothing_does_not_keep_others_out(broker):
 def test_what_is_no_request_for_us_gets_an_error(broker, sent, expected):
     where = urlsplit(url_of(broker))
     with socket.create_connection((where.hostname, where.port)) as sock:
-        sock.settimeout(30)
+        sock.settimeout(90)
         sock.sendall(sent)
         assert sock.recv(100).split(b" ")[1] == expected
 
@@ -267,7 +267,7 @@ def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
 
 def test_errors_are_counted_by_api_and_code(broker):
     with socket.create_connection(broker.bootstrap.rsplit(":", 1)) as sock:
-        sock.settimeout(30)
+        sock.settimeout(90)
         frame = produce_request("no-such-topic", 0, b"")
         sock.sendall(len(frame).to_bytes(4, "big") + frame)
         assert sock.recv(100)
