@@ -199,3 +199,12 @@ def test_plots_draw_single_points_zeros_and_gaps():
     gap = lines({"a": [(0, 1), (1, 1), (9, 1), (10, 1)]}, unit="", gap_s=3)
     assert gap.count("<polyline") == 2
     assert "None" in bars({}, unit="", note={})
+
+
+def test_a_bar_has_room_for_its_name_and_the_whole_of_it_under_the_pointer():
+    name = "a-topic-with-a-rather-long-name.of.a.department-17"
+    drawn = bars({name: {"records": 3}}, unit="records", note={})
+    (shown,) = re.findall(r'text-anchor="end">(.*?)</text>', drawn)
+    assert len(shown) <= 28
+    assert shown.startswith("a-topic-with") and shown.endswith("department-17")
+    assert f"<title>{name}: records 3 records</title>" in drawn

@@ -26,7 +26,8 @@ svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-se
 svg text { fill: #374151; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; margin: .6em 0; }
-th, td { padding: 3px 10px; border-bottom: 1px solid #e5e7eb; text-align: left; }
+th, td { padding: 3px 8px; border-bottom: 1px solid #e5e7eb; text-align: left;
+         white-space: nowrap; }
 th { font-weight: 600; border-bottom: 1px solid #9ca3af; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .none { color: #6b7280; }
@@ -108,7 +109,7 @@ def _latency(found: Findings) -> list[str]:
             {row["api"]: {stage: row[stage] for stage in stages} for row in shown},
             unit="ms",
             note={
-                row["api"]: f"{sum(row[stage] for stage in stages):.3g} ms"
+                row["api"]: f"{_ms(sum(row[stage] for stage in stages))} ms"
                 for row in shown
             },
         ),
