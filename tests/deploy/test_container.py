@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +19,7 @@ import yaml
 
 from mpbroker.cli import main
 from mpbroker.config import BrokerConfig
+from tests.support.unit_sandbox import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -141,6 +145,66 @@ def test_the_commands_in_the_image_exist(capsys):
     assert "--quiet" in capsys.readouterr().out
 
 
+def environment_here(folder):
+    """The image's, with directories of ours for its own, and any port of loopback."""
+    environ = environment()
+    del environ["PATH"]
+    for name, here in (("STATE_DIRECTORY", "data"), ("RUNTIME_DIRECTORY", "run")):
+        (folder / here).mkdir()
+        environ[name] = str(folder / here)
+    environ["MPBROKER_LISTENERS"] = re.sub(
+        r"//0\.0\.0\.0:\d+$", "//127.0.0.1:0", environ["MPBROKER_LISTENERS"]
+    )
+    return environ
+
+
+def health(environ):
+    """Run what HEALTHCHECK runs; return its exit code.
+
+    A container has one broker; here there may be others, so it is told where to look.
+    """
+    (check,) = texts("HEALTHCHECK")
+    program, *arguments = json.loads(check.partition("CMD")[2])
+    done = subprocess.run(
+        [sys.executable, "-m", program, *arguments, "--timeout", "60"]
+        + ["--data-dir", environ["STATE_DIRECTORY"]],
+        env={**os.environ, **environ},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode
+
+
+def test_what_the_image_runs_serves_is_healthy_and_stops_when_told(tmp_path):
+    """Its entry point, environment, health check and stop signal, without the image."""
+    environ = environment_here(tmp_path)
+    assert health(environ) != 0
+    entry = [json.loads(text)[0] for text in texts("ENTRYPOINT") + texts("CMD")]
+    read_end, write_end = os.pipe()
+    broker = subprocess.Popen(
+        [sys.executable, "-m", *entry, f"--ready-fd={write_end}"],
+        env={**os.environ, **environ},
+        cwd=environ["STATE_DIRECTORY"],
+        pass_fds=[write_end],
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(write_end)
+    try:
+        with open(read_end) as ready:
+            started = json.loads(ready.readline())
+        assert started["data_dir"] == environ["STATE_DIRECTORY"]
+        assert list(Path(environ["RUNTIME_DIRECTORY"]).iterdir())  # the control socket
+        assert health(environ) == 0
+        (number,) = texts("STOPSIGNAL")
+        broker.send_signal(signal.Signals[number])
+        assert broker.wait(120) == 0
+    finally:
+        broker.kill()
+        broker.wait()
+    assert health(environ) != 0
+
+
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
@@ -157,6 +221,30 @@ def test_compose_builds_this_and_keeps_the_data():
     assert any(
         each.startswith(environment()["RUNTIME_DIRECTORY"]) for each in broker["tmpfs"]
     )
+
+
+def test_compose_says_nothing_that_compose_does_not_know():
+    """Source: the Compose specification, top level and services."""
+    assert set(COMPOSE) <= {"name", "services", "volumes", "networks"}
+    for broker in COMPOSE["services"].values():
+        assert set(broker) <= {
+            *("image", "build", "environment", "ports", "volumes", "read_only"),
+            *("tmpfs", "cap_drop", "security_opt", "ulimits", "stop_grace_period"),
+            *("restart", "command", "healthcheck", "depends_on", "networks"),
+        }
+        assert set(broker["build"]) <= {"context", "dockerfile", "args", "target"}
+        assert re.fullmatch(
+            r"no|always|unless-stopped|on-failure(:\d+)?", broker["restart"]
+        )
+        assert re.fullmatch(r"(\d+(h|m|s|ms))+", broker["stop_grace_period"])
+        assert all(type(each) is str for each in broker["environment"].values())
+
+
+def test_compose_waits_for_the_end_as_long_as_the_broker_may_take():
+    (broker,) = COMPOSE["services"].values()
+    grace = int(broker["stop_grace_period"].removesuffix("s"))
+    (stop,) = settings_of(ROOT / "systemd" / "mpbroker.service")["TimeoutStopSec"]
+    assert grace >= int(stop.removesuffix("s"))
 
 
 def test_compose_tells_every_client_an_address_that_it_can_reach():
