@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from mpbroker.protocol.api_key import ApiKey
@@ -23,7 +25,7 @@ from mpbroker.protocol.record_batch import RecordBatchBuilder
 from tests.supervisor.load import ask, create_topic, dial, frame, receive_frame
 
 VERSION = 12
-NOW = 1_700_000_000_000
+NOW = time.time_ns() // 1_000_000  # what is old is deleted while it is looked at
 
 
 class Consumer:

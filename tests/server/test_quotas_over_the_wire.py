@@ -6,6 +6,8 @@ happens, and a rate in how much of it is counted.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from mpbroker.protocol.api_key import ApiKey
@@ -41,7 +43,8 @@ PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 
 def batch(size):
     builder = RecordBatchBuilder()
-    builder.append(1_700_000_000_000, None, b"x" * size)
+    # Of now: what is old is deleted while it is looked at.
+    builder.append(time.time_ns() // 1_000_000, None, b"x" * size)
     return bytes(builder.build())
 
 
