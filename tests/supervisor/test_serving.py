@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +17,12 @@ from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.layout import HANDLER_BUSY_SLOT, handler_row
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    EntityData,
+    EntryData,
+    OpData,
+)
 from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.supervisor.control_attach import attach
 from tests.supervisor.load import (
@@ -29,6 +37,7 @@ from tests.supervisor.load import (
     read_log,
     receive_frame,
 )
+from tests.supervisor.test_dynamic_configs import limits_of
 from tests.supervisor.test_kills import fetch_body
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
@@ -40,6 +49,28 @@ def test_a_broker_that_was_asked_to_stop_leaves_nothing(make_broker):
     assert read_telemetry(name)["pid"] == broker.pid
     broker.stop()  # which looks for processes and names
     assert read_telemetry(name) is None
+
+
+def test_connections_that_are_held_for_their_rate_end_with_the_broker(make_broker):
+    """Held by the acceptor for up to an hour, which no stop waits for."""
+    broker = make_broker({"quota.window.size.seconds": 3600})
+    entity = EntityData(entity_type="ip", entity_name="127.0.0.1")
+    op = OpData(key="connection_creation_rate", value=0.0, remove=False)
+    request = AlterClientQuotasRequest(
+        entries=[EntryData(entity=[entity], ops=[op])], validate_only=False
+    )
+    with dial(broker) as served:
+        before = limits_of(broker)
+        ask(served, ApiKey.ALTER_CLIENT_QUOTAS, 1, request.encode(1))
+        wait_until(lambda: limits_of(broker) != before)
+        held = [dial(broker) for _ in range(3)]
+        wait_until(lambda: "its quota connection_creation_rate" in broker.log_tail())
+        assert api_versions(served)
+        assert not select.select(held, [], [], 0)[0]
+        broker.stop()
+        for sock in (served, *held):
+            with sock, contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
