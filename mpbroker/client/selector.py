@@ -19,7 +19,10 @@ from mpbroker.client.addresses import Address
 from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.settings import ClientSettings
 
-# Large enough that a fetch of megabytes takes few system calls.
+# What one system call may receive: a page for answers to a producer, since to allocate
+# more and give it back costs as much as all the rest, up to what lets a fetch of
+# megabytes take few of them.
+_LEAST_RECEIVE_BYTES: Final = 4096
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
@@ -55,6 +58,7 @@ class PlaintextChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._room = _LEAST_RECEIVE_BYTES
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -66,10 +70,16 @@ class PlaintextChannel:
         return True
 
     def receive(self) -> bytes | None:
+        room = self._room
         try:
-            return self._socket.recv(_RECEIVE_BYTES)
+            data = self._socket.recv(room)
         except BlockingIOError:
             return None
+        if len(data) == room:
+            self._room = min(room * 8, _RECEIVE_BYTES)
+        elif len(data) * 8 < room:
+            self._room = max(room // 8, _LEAST_RECEIVE_BYTES)
+        return data
 
     def send(self, data: memoryview) -> int:
         try:

@@ -12,6 +12,7 @@ from mpbroker.client.errors import SslAuthenticationError
 from mpbroker.config_def import ConfigError, ConfigValue
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_RECORD_BYTES: Final = 16 * 1024  # more than a record of TLS is never read at once
 _TLS_VERSIONS: Final = {
     "TLSv1.2": ssl.TLSVersion.TLSv1_2,
     "TLSv1.3": ssl.TLSVersion.TLSv1_3,
@@ -78,7 +79,7 @@ class TlsChannel:
         try:
             # What lies decrypted here no poll would tell of.
             while size < _RECEIVE_BYTES or self._tls.pending():
-                chunk = self._tls.recv(_RECEIVE_BYTES)
+                chunk = self._tls.recv(_RECORD_BYTES)
                 if not chunk:
                     return b"".join(chunks)  # if there are some, the end comes again
                 chunks.append(chunk)

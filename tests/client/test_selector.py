@@ -78,6 +78,21 @@ def test_what_the_socket_does_not_take_at_once_goes_later_and_in_order(
         assert not selector.is_sending(1)
 
 
+def test_answers_of_all_sizes_come_whole_and_in_order(selector, server):
+    sizes = [1, 4096, 5_000_000, 10, 4097, 300_000, 262_144, 3]
+    answers = [os.urandom(size) for size in sizes]
+    with connect(selector, server) as peer:
+        for answer in answers:
+            sending = threading.Thread(target=peer.sendall, args=(answer,))
+            sending.start()
+            found = b""
+            while len(found) < len(answer):
+                poll_until(selector, lambda: bool(selector.received))
+                found += b"".join(data for _, data in selector.received)
+            sending.join()
+            assert found == answer
+
+
 def test_the_peers_end_is_told_after_what_it_said(selector, server):
     peer = connect(selector, server)
     peer.sendall(b"last words")
