@@ -15,6 +15,7 @@ struct layout L;
 static int configured;
 
 int64_t steps_done, step_to_die_at = -1;
+int counts_steps;
 
 void
 die_here(void)
@@ -168,6 +169,7 @@ die_at_step(PyObject *module, PyObject *number)
     int64_t steps = PyLong_AsLongLong(number);
     if (steps == -1 && PyErr_Occurred())
         return NULL;
+    counts_steps = 1;
     step_to_die_at = steps < 1 ? -1 : steps_done + steps;
     Py_RETURN_NONE;
 }
@@ -175,6 +177,7 @@ die_at_step(PyObject *module, PyObject *number)
 static PyObject *
 py_steps_done(PyObject *module, PyObject *unused)
 {
+    counts_steps = 1;
     return PyLong_FromLongLong(steps_done);
 }
 
@@ -198,7 +201,8 @@ static PyMethodDef methods[] = {
     {"on_repair", on_repair, METH_O, "Call this whenever a lock's owner had died."},
     {"crc32c", py_crc32c, METH_O, "CRC-32C of bytes, for tests."},
     {"die_at_step", die_at_step, METH_O, "Be killed at the n-th step from now on."},
-    {"steps_done", py_steps_done, METH_NOARGS, "How many steps there were so far."},
+    {"steps_done", py_steps_done, METH_NOARGS,
+     "How many steps there were since this was first asked."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -166,23 +166,30 @@ class RequestHandler:
     def _execute(self, slots: list[int]) -> None:
         words, row, execute_plain = self._words, self._row, self._execute_plain
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
-        before = started = time.monotonic_ns()
+        before = since = started = time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
         # More than one are taken only if more than one wait.
         self._group_commit.is_alone = len(slots) == 1
+        # Totals are noted for all that come one after another and are of one API.
+        current, alike = NO_API, 0
         for slot in slots:
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before
             api_key = execute_plain(slot)
             if api_key is None:
                 api_key = self._execute_one(slot)
-            now = time.monotonic_ns()
-            totals[requests + api_key] += 1
-            totals[spent + api_key] += now - before
-            before = now
-            if now - started > _SLOW_NS:
+            if api_key != current:
+                if alike:
+                    totals[requests + current] += alike
+                    totals[spent + current] += before - since
+                current, alike, since = api_key, 0, before
+            alike += 1
+            before = time.monotonic_ns()
+            if before - started > _SLOW_NS:
                 self._channel.flush()
-                started = now
+                started = before
+        totals[requests + current] += alike
+        totals[spent + current] += before - since
         words[row + HANDLER_BUSY_SLOT] = 0
         words[row + HANDLER_COUNTERS + HandlerCounter.REQUESTS] += len(slots)
 

@@ -58,6 +58,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "cost_percent": Unit("% of throughput", 1),
     "cost_low_percent": Unit("% 1st quartile", 1),
     "cost_high_percent": Unit("% 3rd quartile", 1),
+    "pairs": Unit("pairs of runs", 0),
     "plain_in_mb_per_cpu_s": Unit("MB/CPU s in, in the clear", 0),
     "plain_out_mb_per_cpu_s": Unit("MB/CPU s out, in the clear", 0),
     "tls_in_mb_per_cpu_s": Unit("MB/CPU s in, TLS", 0),

@@ -34,6 +34,10 @@ class LoadFailedError(Exception):
     """The load generator gave up; the message says over what."""
 
 
+class NoAnswerError(LoadFailedError):
+    """Nothing was wrong, and nothing was answered in the time there was."""
+
+
 class Template(NamedTuple):
     """A request and what its answer has to look like."""
 
@@ -168,7 +172,8 @@ def run_load(
     """Keep `connections` times `depth` requests under way and measure the broker.
 
     Raises:
-        LoadFailedError: a wrong answer, a closed connection, or no answer at all.
+        LoadFailedError: a wrong answer, or a closed connection.
+        NoAnswerError: there was none at all.
     """
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "script"
@@ -194,5 +199,5 @@ def run_load(
         raise LoadFailedError(f"load generator: exit code {process.returncode}")
     result = json.loads(line)
     if not result["answered"]:
-        raise LoadFailedError(f"no answer in {measure_s} s")
+        raise NoAnswerError(f"no answer in {measure_s} s")
     return LoadResult(**result, broker_cpu_s=cpu)

@@ -83,6 +83,12 @@ def _arguments() -> argparse.Namespace:
         help="hold pauses to what is promised, net of the machine's own; what others"
         " compute at the same time is in them, so on a quiet machine only",
     )
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="with --pauses: others compute here, so that waiting for a core counts as"
+        " the machine's, whoever had it; without, only that a core was away",
+    )
     return parser.parse_args()
 
 
@@ -124,14 +130,11 @@ def timed_kills(
     folder: Path, arguments: argparse.Namespace, clock: Clock
 ) -> list[Result]:
     """Kill processes of each kind once they have served for half a second."""
-    stalls = Stalls() if arguments.pauses else None
+    stalls = Stalls(real_time=not arguments.shared) if arguments.pauses else None
     campaign = Campaign(folder, arguments.connections, arguments.seed, stalls=stalls)
     try:
         if stalls is not None and not stalls.are_the_cores_own:
-            print(
-                "No real-time priority: waiting for a core counts as the machine's.",
-                file=sys.stderr,
-            )
+            print("Waiting for a core counts as the machine's.", file=sys.stderr)
         if arguments.peace:
             say(campaign.peace(arguments.peace))
         for role, count, promises in (

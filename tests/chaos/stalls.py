@@ -3,10 +3,11 @@
 A thread pinned to each core sleeps for two milliseconds, again and again, and notes
 when it was woken late. It runs at real-time priority where that is allowed: then
 nothing of ours, and nobody else's process, can be what kept it; the core itself was
-away, as when a hypervisor gives it to others. Elsewhere it has its parent's priority,
-and what waited for a core counts as well.
+away, as when a hypervisor gives it to others. Elsewhere, or if that is wanted, it has
+its parent's priority, and waiting for a core counts as well, whoever had it: others on
+a machine that is shared, but the broker's own processes too.
 
-    python -m tests.chaos.stalls FD PARENT    the process; FD: memory as drawn below
+    python -m tests.chaos.stalls FD PARENT REAL_TIME    FD: memory as drawn below
 
     word 0            1: at real-time priority, -1: not, 0: does not look yet
     then a core each  _CORE_WORDS words: the clock when it last looked, how many stalls
@@ -15,6 +16,7 @@ and what waited for a core counts as well.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import subprocess
@@ -44,9 +46,13 @@ def overlap_s(intervals: Iterable[Interval], begin: float, end: float) -> float:
 
 
 class Stalls:
-    """The watching process, and what it has seen. Close it."""
+    """The watching process, and what it has seen. Close it.
 
-    def __init__(self) -> None:
+    Args:
+        real_time: see nothing but cores that are away, where that is allowed.
+    """
+
+    def __init__(self, *, real_time: bool = True) -> None:
         cores = len(os.sched_getaffinity(0))
         size = (1 + cores * _CORE_WORDS) * 8
         fd = os.memfd_create("chaos-stalls")
@@ -54,7 +60,9 @@ class Stalls:
         self._cores = [1 + core * _CORE_WORDS for core in range(cores)]
         self._words = memoryview(mmap.mmap(fd, size)).cast("q")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(fd), str(os.getpid())], pass_fds=(fd,)
+            [sys.executable, "-m", __name__]
+            + [str(number) for number in (fd, os.getpid(), int(real_time))],
+            pass_fds=(fd,),
         )
         os.close(fd)
         while self._process.poll() is None and not self.has_looked:
@@ -115,13 +123,13 @@ def _watch(words: memoryview, core: int, cpu: int) -> None:
         last = now
 
 
-def _main(fd: int, parent: int) -> None:
+def _main(fd: int, parent: int, real_time: int) -> None:
     words = memoryview(mmap.mmap(fd, 0)).cast("q")
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        words[0] = 1
-    except PermissionError:
-        words[0] = -1
+    words[0] = -1
+    if real_time:
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            words[0] = 1
     for number, cpu in enumerate(sorted(os.sched_getaffinity(0))):
         core = 1 + number * _CORE_WORDS
         threading.Thread(target=_watch, args=(words, core, cpu), daemon=True).start()
@@ -130,4 +138,4 @@ def _main(fd: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]))
+    _main(*map(int, sys.argv[1:]))
