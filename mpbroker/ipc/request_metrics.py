@@ -33,6 +33,7 @@ from mpbroker.ipc.layout import (
     API_ROWS,
     API_STAGES,
     API_TABLES,
+    API_VERSIONS,
     HISTOGRAM_BUCKETS,
     HISTOGRAM_SHIFT,
     HISTOGRAM_WORDS,
@@ -60,6 +61,7 @@ from mpbroker.ipc.segment import Segment
 _SIZE_BYTES: Final = 4
 _SHORTEST_HEADER: Final = 8
 _NO_API: Final = API_ROWS - 1
+_LAST_VERSION: Final = API_VERSIONS - 1
 _LAST_BUCKET: Final = HISTOGRAM_BUCKETS - 1
 _SLOT: Final = Struct(f"{SLOT_WORDS}q")
 # By the length of the time in bits.
@@ -147,8 +149,16 @@ class RequestMetrics:
         if not dequeued <= parked <= completed:
             parked = completed
         key = _NO_API
-        if length >= _SHORTEST_HEADER and not arena[offset]:
-            key = min(arena[offset + 1], _NO_API)
+        version = 0
+        if (
+            length >= _SHORTEST_HEADER
+            and not arena[offset]
+            and arena[offset + 1] < API_ROWS
+        ):
+            key = arena[offset + 1]
+            version = arena[offset + 3]
+            if arena[offset + 2] or version > _LAST_VERSION:
+                version = _LAST_VERSION
         # The least of Python for all that: it is much of what a request costs here.
         at = self._table + key * API_ROW_WORDS
         words[at + API_REQUEST_BYTES] += length + _SIZE_BYTES
@@ -166,6 +176,7 @@ class RequestMetrics:
             if ns:
                 words[at + HISTOGRAM_BUCKETS] += ns
             at += HISTOGRAM_WORDS
+        words[at + version] += 1
         above = words[METRICS + METRICS_LOG_ABOVE]
         if above and sent - received >= above - 1:
             self._log_request(
@@ -228,6 +239,7 @@ class ApiMetrics(NamedTuple):
     request_bytes: int
     response_bytes: int
     stages: list[Histogram]
+    versions: dict[int, int]  # requests by version
 
     @property
     def requests(self) -> int:
@@ -249,6 +261,11 @@ def read_apis(words: memoryview, processors: range) -> dict[int, ApiMetrics]:
                 total[API_REQUEST_BYTES],
                 total[API_RESPONSE_BYTES],
                 [_histogram(total, stage) for stage in range(API_STAGES)],
+                {
+                    version: count
+                    for version, count in enumerate(total[-API_VERSIONS:])
+                    if count
+                },
             )
     return found
 

@@ -68,6 +68,7 @@
     X(API_REQUEST_BYTES, "layout.API_REQUEST_BYTES")                                  \
     X(API_RESPONSE_BYTES, "layout.API_RESPONSE_BYTES")                                \
     X(API_HISTOGRAMS, "layout.API_HISTOGRAMS")                                        \
+    X(API_VERSIONS, "layout.API_VERSIONS")                                            \
     X(HISTOGRAM_WORDS, "layout.HISTOGRAM_WORDS")                                      \
     X(HISTOGRAM_BUCKETS, "layout.HISTOGRAM_BUCKETS")                                  \
     X(HISTOGRAM_SHIFT, "layout.HISTOGRAM_SHIFT")                                      \

@@ -449,11 +449,13 @@ record(const processor_end *self, int64_t slot, int64_t taken, int64_t sent)
     sent = later(sent, taken);
     uint8_t none[8] = {0};
     const uint8_t *head = none;
-    int64_t key = L.API_ROWS - 1;
+    int64_t key = L.API_ROWS - 1, version = 0;
     if (length >= 8 && has_bytes(&self->arena, offset, 8)) {
         head = self->arena.base + offset;
-        if (head[0] == 0 && head[1] < L.API_ROWS)
+        if (head[0] == 0 && head[1] < L.API_ROWS) {
             key = head[1];
+            version = head[2] << 8 | head[3];
+        }
     }
     int64_t at = L.API_TABLES + (self->processor * L.API_ROWS + key) * L.API_ROW_WORDS;
     int64_t response_bytes = load(control, row + L.SLOT_RESPONSE_LENGTH);
@@ -467,6 +469,7 @@ record(const processor_end *self, int64_t slot, int64_t taken, int64_t sent)
         STEP();
         add(control, at + L.HISTOGRAM_BUCKETS, ns);
     }
+    add(control, at + (version < L.API_VERSIONS ? version : L.API_VERSIONS - 1), 1);
     int64_t above = load_relaxed(control, L.METRICS + L.METRICS_LOG_ABOVE);
     if (above && sent - received >= above - 1) {
         const int64_t sizes[2] = {length + SIZE_BYTES, response_bytes};

@@ -85,6 +85,15 @@ def test_requests_and_their_bytes_are_counted_by_api(rig):
     assert found[0].request_bytes == found[0].response_bytes == 3 * len(frame(PRODUCE))
 
 
+def test_requests_are_counted_by_version(rig):
+    for version in (9, 9, 3, 0, 30, 31, 32, 255, 256, 0x7FFF):
+        ask(rig, b"\0\0" + version.to_bytes(2, "big") + bytes(8))
+    ask(rig, b"\0\x12\0\x04" + bytes(8))
+    found = metrics(rig)
+    assert found[0].versions == {0: 1, 3: 1, 9: 2, 30: 1, 31: 5}
+    assert found[18].versions == {4: 1}
+
+
 def test_each_stage_gets_the_time_that_was_spent_in_it(rig):
     rig.answer = stamped(rig, queue=3 * MS, local=5 * MS, remote=700 * MS)
     ask(rig)
@@ -132,6 +141,7 @@ def test_stamps_that_are_missing_or_out_of_order_take_no_time_back(rig):
 def test_what_is_no_request_is_counted_as_no_api(rig, payload):
     ask(rig, payload)
     assert list(metrics(rig)) == [API_ROWS - 1]
+    assert metrics(rig)[API_ROWS - 1].versions == {0: 1}
 
 
 def test_a_successor_goes_on_counting(rig):

@@ -177,6 +177,10 @@ class Collector:
             executed.add(count, api=api_name(key))
             spent.add(spent_ns / _NS, api=api_name(key))
         answered = counter("mpbroker_requests_total", "Requests answered.")
+        versions = counter(
+            "mpbroker_requests_by_version_total",
+            "The same by the request's version, 31 being all from there on.",
+        )
         taken = counter("mpbroker_request_bytes_total", "Their bytes.")
         given = counter("mpbroker_response_bytes_total", "The bytes of their answers.")
         times = histogram(
@@ -187,6 +191,8 @@ class Collector:
         for key, api in read_apis(words, range(MAX_PROCESSORS)).items():
             name = api_name(key)
             answered.add(api.requests, api=name)
+            for version, count in api.versions.items():
+                versions.add(count, api=name, version=version)
             taken.add(api.request_bytes, api=name)
             given.add(api.response_bytes, api=name)
             for stage in Stage:
@@ -196,7 +202,7 @@ class Collector:
         )
         for (key, code), count in sorted(self.errors().items()):
             errors.add(count, api=api_name(key), error=error_name(code))
-        return executed, spent, answered, taken, given, times, errors
+        return executed, spent, answered, versions, taken, given, times, errors
 
     def _executed(self) -> dict[int, tuple[int, int]]:
         total: dict[int, tuple[int, int]] = {}

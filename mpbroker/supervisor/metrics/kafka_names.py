@@ -51,7 +51,7 @@ def kafka_families(families: Sequence[Family]) -> Iterable[Family]:
         yield family
     yield _by_request(
         "kafka_network_requestmetrics_requests_total",
-        by_name["mpbroker_requests_total"],
+        by_name["mpbroker_requests_by_version_total"],
     )
     yield _partitions(by_name["mpbroker_log_end_offset"])
     brokers = gauge("kafka_brokers", "Brokers of the cluster.")
@@ -70,9 +70,10 @@ def kafka_families(families: Sequence[Family]) -> Iterable[Family]:
 
 
 def _by_request(name: str, source: Family) -> Family:
-    family = counter(name, "Requests by API.")
+    family = counter(name, "Requests by API and version.")
     for _, labels, value in source.samples:
-        family.add(value, request=dict(labels)["api"])
+        of = dict(labels)
+        family.add(value, request=of["api"], version=of["version"])
     return family
 
 

@@ -65,6 +65,23 @@ def test_requests_are_counted_by_api_with_their_stages(broker):
     assert now['mpbroker_request_bytes_total{api="Produce"}'] > 100
 
 
+def test_requests_are_counted_by_version_under_kafkas_name_too(broker):
+    now = metrics(broker)
+    total = now['mpbroker_requests_total{api="Produce"}']
+    for name, label in (
+        ("mpbroker_requests_by_version_total", "api"),
+        ("kafka_network_requestmetrics_requests_total", "request"),
+    ):
+        start = f'{name}{{{label}="Produce",version="'
+        versions = {
+            int(key.removeprefix(start).rstrip('"}')): count
+            for key, count in now.items()
+            if key.startswith(start)
+        }
+        assert sum(versions.values()) == total
+        assert set(versions) <= set(range(3, 14))
+
+
 def test_logs_and_the_lag_of_groups_are_shown(broker):
     place = 'topic="flights",partition="0"'
 
