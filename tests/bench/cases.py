@@ -140,8 +140,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),
     ("flatness/produce/2000-connections", "cpu_ratio"): Limit(1.3),
     ("python-producers/latency", "p99_times_kafka_python"): Limit(1),
-    **{
     ("python-producers/latency", "p99_times_aiokafka"): Limit(1),
+    **{
         (f"python-producers/{kind}", metric): Limit(value, at_least=True)
         for kind in ("100B/none", "100B/lz4", "1KiB/none", "1KiB/lz4")
         for metric, value in (
