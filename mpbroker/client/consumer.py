@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -36,9 +36,13 @@ from mpbroker.client.fetcher import (
 from mpbroker.client.group_member import GroupMember, RebalancedError
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.config_def import ConfigError
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.record_batch import iter_records
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+
+_Partitions = list[TopicPartition]
+_Offsets = dict[TopicPartition, int]
 
 
 class ConsumerRecord(NamedTuple):
@@ -226,9 +230,20 @@ class Consumer:
     ) -> dict[TopicPartition, int]:
         """Return the first offset at or after a time (EARLIEST, LATEST, or ms).
 
-        A partition that has none is at its end.
+        A partition that has none is at its end. While one moves, or is new and not
+        everywhere yet, it is asked for again, for request.timeout.ms.
         """
+        deadline = time.monotonic() + self._timeout_s
         wanted = [TopicPartition(*partition) for partition in partitions]
+        while True:
+            try:
+                return self._ask_offsets(wanted, timestamp)
+            except ApiError as error:
+                if not error.error_code.retriable or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_INTERVAL_S)
+
+    def _ask_offsets(self, wanted: _Partitions, timestamp: int) -> _Offsets:
         leaders = self._leaders(wanted)
         answers = list_offsets(
             self._cluster,
@@ -247,7 +262,7 @@ class Consumer:
         """Return the offset that comes next of a partition that is read."""
         where = self._check_assigned(partition)
         if where not in self._positions:
-            self._find_positions()
+            self._find_positions(self.offsets_for)
         return self._positions[where]
 
     def _leaders(
@@ -260,22 +275,22 @@ class Consumer:
                 leaders[TopicPartition(name, entry.partition_index)] = entry.leader_id
         return {where: leaders[where] for where in partitions if where in leaders}
 
-    def _find_positions(self) -> None:
+    def _find_positions(self, ask: Callable[[_Partitions, int], _Offsets]) -> None:
         missing = [where for where in self._assigned if where not in self._positions]
         if missing and self._member is not None:
             self._positions |= self._member.committed(missing)
             missing = [where for where in missing if where not in self._positions]
         if missing:
-            self._positions |= self._reset(missing)
+            self._positions |= ask(missing, self._reset_time(missing))
 
-    def _reset(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def _reset_time(self, partitions: list[TopicPartition]) -> int:
         reset = self._settings.offset_reset
         if reset == "none":
             names = ", ".join(map(str, partitions))
             raise NoOffsetError(
                 f"no position for {names}, and auto.offset.reset=none; seek first"
             )
-        return self.offsets_for(partitions, EARLIEST if reset == "earliest" else LATEST)
+        return EARLIEST if reset == "earliest" else LATEST
 
     # -- reading -----------------------------------------------------------------------
 
@@ -346,20 +361,25 @@ class Consumer:
         """Return what brokers answer; none after waiting a little, for many reasons."""
         try:
             if self._assigned and self._fetcher is None:
-                self._find_positions()
+                self._find_positions(self._ask_offsets)
                 self._fetcher = self._make_fetcher()
             if self._fetcher is not None and self._fetcher.positions:
                 return self._fetcher.fetch()
         except OffsetOutOfRangeError as error:
             if self._settings.offset_reset == "none":
                 raise
-            (offset,) = self._reset([error.partition]).values()
+            lost = [error.partition]
+            (offset,) = self.offsets_for(lost, self._reset_time(lost)).values()
             self.seek(error.partition, offset)
             return []
         except (LeaderLostError, BrokerUnavailableError):
             self._fetcher = None
             if time.monotonic() >= deadline:
                 raise
+        except ApiError as error:
+            if not error.error_code.retriable:
+                raise
+            # A leader that has moved, or is new: found at the next turn.
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.client import consumer as consumer_module
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import EARLIEST, create_topic
+from mpbroker.client.admin import EARLIEST, LATEST, create_topic
 from mpbroker.client.assignor import (
     ASSIGNORS,
     Subscription,
@@ -28,7 +30,8 @@ from mpbroker.client.errors import ClientError
 from mpbroker.client.group_admin import describe_group
 from mpbroker.config_def import ConfigError
 from mpbroker.producer import Producer
-from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
 
 # Of the first record. Records of 1970 would be gone as soon as retention looks at them.
 START_MS = time.time_ns() // 1_000_000
@@ -115,6 +118,40 @@ def test_without_a_position_and_a_rule_it_says_so(make_consumer, topic):
     consumer.assign([(topic, 0)])
     with pytest.raises(NoOffsetError, match="seek"):
         consumer.poll(10)
+
+
+@pytest.fixture
+def refuse_offsets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ErrorCode]]:
+    """Have the next questions for offsets refused: refuse_offsets(code, ...)."""
+    ask = consumer_module.list_offsets
+    left: list[ErrorCode] = []
+
+    def refuse(*codes: ErrorCode) -> list[ErrorCode]:
+        left.extend(codes)
+        return left
+
+    def answer(*arguments: Any, **options: Any) -> Any:
+        if left:
+            raise ApiError(left.pop(0))
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(consumer_module, "list_offsets", answer)
+    return refuse
+
+
+def test_a_leader_that_does_not_know_of_it_yet_is_asked_again(
+    make_consumer, topic, refuse_offsets
+):
+    consumer = make_consumer(auto_offset_reset="earliest")
+    consumer.assign([(topic, 0)])
+    left = refuse_offsets(*[ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3)
+    assert values(consumer, 10) == list(range(10))
+    assert not left
+    refuse_offsets(ErrorCode.LEADER_NOT_AVAILABLE)
+    assert consumer.offsets_for([(topic, 0)], LATEST) == {(topic, 0): 10}
+    refuse_offsets(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(ApiError, match="TOPIC_AUTHORIZATION_FAILED"):
+        consumer.offsets_for([(topic, 0)], LATEST)
 
 
 def test_groups_need_an_id(make_consumer):
