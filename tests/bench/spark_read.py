@@ -7,9 +7,10 @@ so that every value is looked at and the count is proved. Stream: micro-batches 
 rows / 4 into memory nobody reads (noop), the first one left out, since it starts the
 Python workers. "Overhead" is what a trigger takes besides its batch: asking for
 offsets, planning, writing the checkpoint. Runs alternate; the best and the median of
-the rounds are shown, with the machine's load at the time, and the CPU seconds that a
-million rows took of Spark and its Python workers: what others do on the machine
-changes these least.
+the rounds are shown, with the machine's load at the time, the median of each round's
+rate against the others' in that round, and the CPU seconds that a million rows took of
+Spark and its Python workers: what others do on the machine changes these least. Part of
+them is the query's own, whatever it reads; a query of few rows shows that part.
 
 "ceiling" is a Python data source that makes the same Arrow batches out of memory: what
 Spark takes to bring them to its JVM, and so the bound of any Python source.
@@ -18,6 +19,7 @@ Spark takes to bring them to its JVM, and so the bound of any Python source.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -46,6 +48,7 @@ PARTITIONS: Final = 4
 TOPIC: Final = "bench"
 VALUE_BYTES: Final = 100
 CEILING_BATCH_ROWS: Final = 10_000
+FEW_ROWS: Final = 4_000
 
 
 def fill(bootstrap: str, rows: int) -> None:
@@ -140,11 +143,15 @@ def cpu_seconds(broker: Broker) -> float:
 
 
 def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
-    """Return the seconds that a whole read took."""
+    """Return the seconds that a read of the first rows took."""
+    each = rows // PARTITIONS
     frame = spark.read.format(kind).options(
         **{
             "kafka.bootstrap.servers": bootstrap,
             "subscribe": TOPIC,
+            "endingOffsets": json.dumps(
+                {TOPIC: {str(number): each for number in range(PARTITIONS)}}
+            ),
             "rows": str(rows),
         }
     )
@@ -155,7 +162,6 @@ def batch(spark: SparkSession, kind: str, bootstrap: str, rows: int) -> float:
         .collect()[0]
     )
     seconds = time.perf_counter() - started
-    each = rows // PARTITIONS
     assert tuple(found) == (
         rows,
         rows * VALUE_BYTES,
@@ -216,7 +222,7 @@ def main(argv: Sequence[str]) -> None:
         jars = ",".join(map(str, sorted(SPARK_DIR.glob("*.jar"))))
     else:
         print("Spark's own connector is not in .downloads/spark: measured alone")
-    spent: dict[str, list[float]] = defaultdict(list)
+    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
     overheads: dict[str, list[float]] = defaultdict(list)
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with (
@@ -228,12 +234,13 @@ def main(argv: Sequence[str]) -> None:
         spark.dataSource.register(CeilingSource)
         for number in range(arguments.rounds + 1):
             for kind in ("ceiling", *kinds):
-                before = cpu_seconds(broker)
-                took_s = batch(spark, kind, broker.bootstrap, arguments.rows)
-                if number:  # the first one starts workers and compiles code
-                    figures[kind, "batch"].append(arguments.rows / took_s)
-                    cpu = (cpu_seconds(broker) - before) / arguments.rows * 1e6
-                    spent[kind].append(cpu)
+                for rows in (FEW_ROWS, arguments.rows):
+                    before = cpu_seconds(broker)
+                    took_s = batch(spark, kind, broker.bootstrap, rows)
+                    if number:  # the first one starts workers and compiles code
+                        spent[kind, rows].append(cpu_seconds(broker) - before)
+                        if rows != FEW_ROWS:
+                            figures[kind, "batch"].append(rows / took_s)
         for kind in kinds:
             for done in stream(spark, kind, broker.bootstrap, arguments.rows):
                 figures[kind, "stream"].append(done.rows_per_s)
@@ -251,8 +258,17 @@ def main(argv: Sequence[str]) -> None:
             f"{kind:>9}  stream: overhead of a trigger best {min(seconds):.2f} s,"
             f" median {statistics.median(seconds):.2f}"
         )
-    for kind, seconds_each in spent.items():
-        print(f"{kind:>9}   batch: {min(seconds_each):.2f} CPU s a million rows")
+    for other in ("ceiling", *kinds[1:]):
+        pairs = zip(figures[kinds[0], "batch"], figures[other, "batch"], strict=True)
+        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+        print(f"{kinds[0]:>9}   batch: {ratio:.2f} of the rate of {other}")
+    for kind in ("ceiling", *kinds):
+        own, whole = (min(spent[kind, rows]) for rows in (FEW_ROWS, arguments.rows))
+        more = (whole - own) / (arguments.rows - FEW_ROWS) * 1e6
+        print(
+            f"{kind:>9}   batch: {whole:.2f} CPU s: {own:.2f} the query's own, and"
+            f" {more:.2f} for each million rows"
+        )
 
 
 if __name__ == "__main__":
