@@ -438,3 +438,27 @@ def test_kafka_transactions_shows_an_open_transaction_and_aborts_it(
     )
     producers = transactions(bootstrap, "describe-producers", *where)
     assert producers["CurrentTransactionStartOffset"] == "None"
+
+
+@needs_java
+def test_kafka_transactions_takes_no_transaction_that_is_known_for_hanging(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """It asks for the partitions' producers, for all transactions, and for each."""
+    topic = make_topic(2)
+    producer = transactional(bootstrap, topic)
+    producer.begin_transaction()
+    producer.produce(topic, b"left open", partition=1)
+    producer.flush(30)
+    said = run_java(
+        f"{TOOLS}.TransactionsCommand",
+        *("--bootstrap-server", bootstrap, "find-hanging"),
+        *("--topic", topic, "--max-transaction-timeout", "0"),
+    )
+    (head,) = said.splitlines()
+    assert head.split() == [
+        *("Topic", "Partition", "ProducerId", "ProducerEpoch"),
+        *("CoordinatorEpoch", "StartOffset", "LastTimestamp", "Duration(min)"),
+    ]
+    producer.commit_transaction()
+    assert values(bootstrap, topic, 2) == [b"left open"]
