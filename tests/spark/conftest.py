@@ -115,14 +115,14 @@ def make_topic(bootstrap: str) -> Iterator[Callable[..., str]]:
     def make(partitions: int = 1, **config: str) -> str:
         name = f"spark-{uuid.uuid4().hex[:12]}"
         topic = NewTopic(name, partitions, 1, config=config)
-        admin.create_topics([topic])[name].result(30)
+        admin.create_topics([topic])[name].result(90)
         names.append(name)
         return name
 
     yield make
     if names:
         for future in admin.delete_topics(names).values():
-            future.result(30)
+            future.result(90)
 
 
 @pytest.fixture
@@ -136,6 +136,6 @@ def delete_records(bootstrap: str) -> Callable[[str, int, int], None]:
         for future in admin.delete_records(
             [TopicPartition(topic, partition, offset)]
         ).values():
-            future.result(30)
+            future.result(90)
 
     return delete

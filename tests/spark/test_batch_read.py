@@ -32,7 +32,7 @@ def produce(bootstrap):
                 headers=headers,
                 on_delivery=lambda error, _: error and failed.append(error),
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(90) == 0
         assert not failed
 
     return write

@@ -158,7 +158,7 @@ def test_no_row_is_lost_or_doubled_whoever_is_killed(
     broker = make_broker()
     broker.config["listeners"] = f"PLAINTEXT://{broker.bootstrap}"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic("rows", PARTITIONS, 1)])["rows"].result(30)
+    admin.create_topics([NewTopic("rows", PARTITIONS, 1)])["rows"].result(90)
     lake = tmp_path / "lake"
     description = tmp_path / "rows.toml"
     description.write_text(
@@ -204,7 +204,7 @@ def test_no_row_is_lost_or_doubled_whoever_is_killed(
         for number in range(sent, sent + ROUND):
             value = b'{"number":%d}' % number
             producer.produce("rows", value, partition=number % PARTITIONS)
-        assert producer.flush(60) == 0
+        assert producer.flush(90) == 0
         sent += ROUND
 
     def committed():

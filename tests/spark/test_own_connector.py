@@ -30,7 +30,7 @@ def fill(bootstrap, topic):
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "zstd"})
     for number in range(500):
         producer.produce(topic, b"%d" % number, b"k", partition=number % 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def rows_of(frame):

@@ -8,11 +8,12 @@ import time
 
 import pyarrow.dataset
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from mpbroker.spark.pipeline.description import PipelineError, parse
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.run import preview, run_description
+from tests.spark.topic_records import topic_records
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -33,27 +34,15 @@ def put(bootstrap):
                 partition=index % partitions,
                 timestamp=BASE_MS + index * 1000,
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(90) == 0
 
     return write
 
 
 @pytest.fixture
 def get(bootstrap):
-    """Return a partition's (key, value, timestamp, headers), through librdkafka."""
-
-    def read(topic, partition=0):
-        consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": "g", "enable.partition.eof": 1}
-        )
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        found = []
-        while (message := consumer.poll(30)) is not None and not message.error():
-            found.append(message)
-        consumer.close()
-        return found
-
-    return read
+    """Return a partition's messages."""
+    return lambda topic, partition=0: topic_records(bootstrap, topic, partition)
 
 
 @pytest.fixture

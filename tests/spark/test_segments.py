@@ -44,8 +44,8 @@ def test_the_files_show_what_the_broker_shows(spark, own_broker, read, make_topi
             )
             sent.append((key, value))
             if number % 100 == 99:
-                producer.flush(30)  # more batches than one
-        assert producer.flush(30) == 0
+                producer.flush(90)  # more batches than one
+        assert producer.flush(90) == 0
     segments = spark.read.format("mpbroker-segments").options(
         path=str(own_broker.data_dir), subscribe=topic, includeHeaders="true"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+
+from tests.spark.topic_records import topic_records
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -13,26 +14,10 @@ def consume(bootstrap):
     """Read a partition from its start through librdkafka, until there is no more."""
 
     def read(topic, partition=0):
-        consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "none",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-            }
-        )
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        found = []
-        while True:
-            message = consumer.poll(30)
-            assert message is not None
-            if message.error():
-                break
-            found.append(
-                (message.key(), message.value(), tuple(message.headers() or ()))
-            )
-        consumer.close()
-        return found
+        return [
+            (message.key(), message.value(), tuple(message.headers() or ()))
+            for message in topic_records(bootstrap, topic, partition)
+        ]
 
     return read
 

@@ -15,7 +15,7 @@ def put(bootstrap, topic, first, end, partitions):
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(first, end):
         producer.produce(topic, str(number), partition=number % partitions)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_every_record_once_over_restarts_limits_and_new_partitions(
     put(bootstrap, topic, 1_000, 1_030, 2)
     assert run(topic, maxOffsetsPerTrigger=400) == [30]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(90)
     put(bootstrap, topic, 1_030, 1_060, 3)
     assert sum(run(topic)) == 30
     rows = spark.read.parquet(str(tmp_path / "rows")).select("value").collect()
