@@ -18,7 +18,7 @@ LOOK_S: Final = 5
 _LINES: Final = 6
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff;
-       max-width: 960px; margin: 2em auto; padding: 0 1em; }
+       max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; margin-bottom: 0; }
 h2 { font-size: 1.15em; margin: 2em 0 .3em; }
 p { margin: .3em 0 .8em; color: #4b5563; }
@@ -26,7 +26,7 @@ svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-se
 svg text { fill: #374151; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; margin: .6em 0; }
-th, td { padding: 3px 8px; border-bottom: 1px solid #e5e7eb; text-align: left;
+th, td { padding: 3px 7px; border-bottom: 1px solid #e5e7eb; text-align: left;
          white-space: nowrap; }
 th { font-weight: 600; border-bottom: 1px solid #9ca3af; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
