@@ -31,8 +31,10 @@ from mpbroker.network.tcp_counters import socket_cookie
 
 _LOG = get_logger(__name__)
 
-# The keeper sends a successor's sockets within milliseconds, if it lives.
-_DELIVERY_S: Final = 3.0
+# The keeper sends a successor's sockets within milliseconds, if it lives; if not, its
+# own successor says that there are none. Only a machine that is too busy to start it
+# lets us wait longer, and to give up closes connections. Below a lease (leases.py).
+_DELIVERY_S: Final = 20.0
 _POLL_S: Final = 0.05
 # Rarely is a connection handed over again sooner. One may wait here for a whole life:
 # that of the processor that retired before it had read it.
