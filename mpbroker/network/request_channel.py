@@ -6,6 +6,7 @@ both sides; bytes are never copied between processes.
 """
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -398,7 +399,7 @@ class HandlerEnd:
         self._words[slot_row(slot) + SLOT_SESSION_CLAIM] = claim
 
     def progress(self, slot: int) -> list[int]:
-        """What earlier executions of this request have appended: base offsets."""
+        """What earlier executions have noted; of a produce, base offsets."""
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         done = words[row + SLOT_PROGRESS]
         if not done:
@@ -416,6 +417,14 @@ class HandlerEnd:
         if 0 <= in_block < BLOCK_BYTES:
             return PROGRESS_WORDS
         return progress_words(words[row + SLOT_REQUEST_LENGTH] + 4)
+
+    def note_intent(self, slot: int, words: Sequence[int]) -> None:
+        """Note what a request is about to change, as far as there is room."""
+        row = slot_row(slot)
+        fitting = array("q", words[: self.progress_capacity(slot)])
+        where = self._words[row + SLOT_PROGRESS_OFFSET] >> 3
+        self._arena.words[where : where + len(fitting)] = fitting
+        self._words[row + SLOT_PROGRESS] = len(fitting)  # the commit
 
     def note_progress(self, slot: int, ordinal: int, word: int) -> None:
         """Note a partition that was done without an append of its own."""

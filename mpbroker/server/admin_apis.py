@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class AdminApis:
         endpoint: Callable[[Request], tuple[str, int]],
         permit: Permit | None = None,
         levels: LoggerLevels | None = None,
+        intent: Callable[[Request], Intent] = no_intent,
     ) -> None:
         """Take what the handlers need.
 
@@ -54,6 +56,7 @@ class AdminApis:
             permit: what is to be called before a request makes partitions; None:
                 nothing.
             levels: of all processes' loggers; None: they cannot be asked for.
+            intent: where a request notes what it is about to change.
         """
         self._definition = definition
         self._config_texts = config_texts
@@ -66,6 +69,7 @@ class AdminApis:
         self._endpoint = endpoint
         self._permit = permit or no_permit
         self._levels = levels
+        self._intent = intent
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes]]:
         """Return what answers each API."""
@@ -100,6 +104,7 @@ class AdminApis:
             self._registry,
             node_id=self._node_id,
             permit=self._permit(request, 3),
+            intent=self._intent(request),
         ).encode(request.api_version)
 
     def _delete_records(self, request: Request) -> bytes:

@@ -26,6 +26,7 @@ from mpbroker.server.admin_apis import AdminApis, Permit, no_permit
 from mpbroker.server.dispatcher import Api
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
+from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.quota_apis import QuotaApis
 from mpbroker.server.request import FORWARDED, Deferred, Request
@@ -161,6 +162,7 @@ class ApiTable:
         quotas: ClientQuotas | None = None,
         authorisation: Authorisation | None = None,
         levels: LoggerLevels | None = None,
+        intent: Callable[[Request], Intent] = no_intent,
     ) -> None:
         """Make the table.
 
@@ -174,6 +176,7 @@ class ApiTable:
             quotas: how many topics a client may change; None: as many as it likes.
             authorisation: says who may do what; None: everybody everything.
             levels: of all processes' loggers; None: they cannot be asked for.
+            intent: where a request notes what it is about to change.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -192,6 +195,7 @@ class ApiTable:
         self._table = table
         self._logs = logs
         self._note_software = note_software
+        self._intent = intent
         self._permit: Permit = no_permit if quotas is None else quotas.permit
         self._api_versions_bodies: dict[tuple[int, bytes], tuple[bytes, str, str]] = {}
         handlers: dict[ApiKey, Callable[[Request], Any]] = {
@@ -218,6 +222,7 @@ class ApiTable:
             endpoint=self._endpoint,
             permit=self._permit,
             levels=levels,
+            intent=intent,
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry).handlers()
@@ -366,6 +371,7 @@ class ApiTable:
             node_id=self._node_id,
             num_partitions=self._num_partitions,
             permit=self._permit(request, 6),
+            intent=self._intent(request),
         ).encode(request.api_version)
 
     def _delete_topics(self, request: Request) -> bytes:
@@ -380,6 +386,7 @@ class ApiTable:
             enabled=self._delete_topics_enabled,
             delete_logs=self._delete_logs,
             permit=self._permit(request, 5),
+            intent=self._intent(request),
         ).encode(request.api_version)
 
     def _delete_logs(self, topic: Topic) -> None:

@@ -223,14 +223,18 @@ class TopicRegistry:
         return created
 
     def create_topics(
-        self, wanted: Sequence[NewTopic], *, validate_only: bool = False
+        self,
+        wanted: Sequence[NewTopic],
+        *,
+        validate_only: bool = False,
+        about_to: Callable[[list[Topic | ApiError]], None] = lambda _: None,
     ) -> list[Topic | ApiError]:
         """Create topics with one write to disk; answer each in its place.
 
         An ApiError instead of a topic is INVALID_TOPIC_EXCEPTION (illegal name, or one
         that collides with another's), TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS (fewer
-        than 1, or no room in the partition table) or INVALID_CONFIG. With
-        ``validate_only`` nothing is written and the topics are not registered.
+        than 1, or no room in the partition table) or INVALID_CONFIG. ``about_to`` is
+        told before anything is written; with ``validate_only`` nothing is.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR; nothing was created.
@@ -241,6 +245,7 @@ class TopicRegistry:
             results = [draft.create(new) for new in wanted]
             if validate_only or not draft.records:
                 return results
+            about_to(results)
             self._commit(draft.records)
             return [
                 result if isinstance(result, ApiError) else self._topics[result.name]

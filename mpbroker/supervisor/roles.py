@@ -35,6 +35,7 @@ from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch_session import FetchSessions
 from mpbroker.server.fetching import FetchService
 from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.intent import SlotIntent
 from mpbroker.server.plain_requests import PlainRequests
 from mpbroker.server.producing import ProduceService
 from mpbroker.server.purgatory import Purgatory
@@ -276,6 +277,7 @@ class Roles:
             quotas=quotas,
             authorisation=authorisation,
             levels=memory.log_levels,
+            intent=lambda request: SlotIntent(channel, request.slot),
         )
         if is_control:
             apis.serve_no_data()

@@ -2,8 +2,9 @@
 
 python -m tests.supervisor.dying_by_line ROLE POINTS MEAN serve ...
 
-ROLE is handler, processor, both of them, keeper, or acceptor. Points are the source
-lines of the Python twins, or the steps of the compiled core.
+ROLE is handler, admin (a handler as well, at the lines of what changes topics),
+processor, both of them, keeper, or acceptor. Points are the source lines of the Python
+twins, or the steps of the compiled core.
 """
 
 # ruff: noqa: E402 - the environment comes first
@@ -51,6 +52,21 @@ FILES = tuple(
     )
 )
 
+ADMIN_FILES = tuple(
+    f"mpbroker/{name}.py"
+    for name in (
+        "network/request_channel",
+        "server/intent",
+        "server/handlers/create_partitions",
+        "server/handlers/create_topics",
+        "server/handlers/delete_topics",
+        "server/request_handler",
+        "storage/log_manager",
+        "storage/metadata_log",
+        "storage/topics",
+    )
+)
+
 # A life of a few milliseconds is a good one here, and no request is to blame.
 child._GOOD_LIFE_S = 0.0
 supervisor._MAX_FAILURES = 10**9
@@ -63,7 +79,7 @@ def _doomed(run):
         picker = random.Random(os.getpid())
         point = 1 + int(picker.expovariate(1 / MEAN))
         if POINTS == "lines":
-            kill_at_line(point, FILES)
+            kill_at_line(point, ADMIN_FILES if ROLE == "admin" else FILES)
         else:
             kill_at_step(point)
         run(self, *arguments)
@@ -79,7 +95,7 @@ def _spared(watch):
     return watch_and_live
 
 
-if ROLE in ("handler", "both"):
+if ROLE in ("handler", "admin", "both"):
     Roles.run_handler = _doomed(Roles.run_handler)
 if ROLE in ("processor", "both"):
     Roles.run_processor = _doomed(Roles.run_processor)

@@ -31,7 +31,6 @@ from tests.support.broker import Broker
 
 TIMEOUT_S: Final = 90.0
 TOPIC: Final = "load"
-TOPIC_ALREADY_EXISTS: Final = 36
 _PRODUCE_VERSION: Final = 9
 
 
@@ -73,22 +72,13 @@ def api_versions(sock: socket.socket) -> bytes:
     return bytes(ask(sock, ApiKey.API_VERSIONS, 0, b""))
 
 
-def create_topic(
-    broker: Broker, name: str = TOPIC, partitions: int = 1, *, may_exist: bool = False
-) -> None:
-    """Create a topic.
-
-    Args:
-        may_exist: a handler may die between the record and the answer, and the next one
-            finds the topic there.
-    """
+def create_topic(broker: Broker, name: str = TOPIC, partitions: int = 1) -> None:
     topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
     request = CreateTopicsRequest(topics=[topic], timeout_ms=10_000)
     with dial(broker) as sock:
         body = ask(sock, ApiKey.CREATE_TOPICS, 5, request.encode(5))
     answer = CreateTopicsResponse.decode(5, body)
-    good = {0, TOPIC_ALREADY_EXISTS} if may_exist else {0}
-    assert answer.topics[0].error_code in good, answer
+    assert answer.topics[0].error_code == 0, answer
 
 
 def produce_body(payload: bytes, acks: int = 1, partition: int = 0) -> bytes:

@@ -17,9 +17,25 @@ import pytest
 
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from mpbroker.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from mpbroker.protocol.messages.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
 from tests.bench import wire
 from tests.chaos.events import control_socket
-from tests.supervisor.load import Load, create_topic, read_log
+from tests.supervisor.load import Load, ask, create_topic, dial, read_log
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
@@ -63,7 +79,7 @@ def verify(broker: Broker, load: Load) -> None:
 )
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path, role, points, mean, acks):
     with dying(tmp_path, role, points, mean) as broker:
-        create_topic(broker, may_exist=True)
+        create_topic(broker)
         with Load(broker, 6, acks) as load:
             load.run(RECORDS)
     verify(broker, load)
@@ -81,7 +97,7 @@ def test_connections_move_between_processors_that_die(tmp_path, role, points, me
     """From one size to the next, wherever the last resize has got to."""
     picker = random.Random(mean)
     with dying(tmp_path, role, points, mean) as broker:
-        create_topic(broker, may_exist=True)
+        create_topic(broker)
         with ControlClient(control_socket(broker), 30.0) as client:
             with Load(broker, 12) as load:
                 for _ in range(RECORDS // 15):
@@ -90,6 +106,42 @@ def test_connections_move_between_processors_that_die(tmp_path, role, points, me
             client.request("resize", processors=2)
             wait_until(lambda: not client.request("figures")["resizing"])
     verify(broker, load)
+
+
+def test_topics_are_changed_once_and_the_client_is_told_so(tmp_path):
+    """Whether its handler dies before a change, or between that and the answer."""
+    with dying(tmp_path, "admin", "lines", 4000) as broker, dial(broker) as sock:
+        for number in range(RECORDS // 6):
+            name = f"topic-{number}"
+            assert create(sock, name) == ErrorCode.NONE, broker.log_tail()
+            assert create(sock, name) == ErrorCode.TOPIC_ALREADY_EXISTS
+            assert grow(sock, name, 3) == ErrorCode.NONE, broker.log_tail()
+            assert grow(sock, name, 3) == ErrorCode.INVALID_PARTITIONS
+            assert delete(sock, name) == ErrorCode.NONE, broker.log_tail()
+            assert delete(sock, name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "died: signal 9" in broker.log_path.read_text()
+
+
+def create(sock: socket.socket, name: str) -> int:
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+    request = CreateTopicsRequest(topics=[topic], timeout_ms=10_000)
+    body = ask(sock, ApiKey.CREATE_TOPICS, 5, request.encode(5))
+    return CreateTopicsResponse.decode(5, body).topics[0].error_code
+
+
+def grow(sock: socket.socket, name: str, count: int) -> int:
+    topic = CreatePartitionsTopic(name=name, count=count, assignments=None)
+    request = CreatePartitionsRequest(
+        topics=[topic], timeout_ms=10_000, validate_only=False
+    )
+    body = ask(sock, ApiKey.CREATE_PARTITIONS, 2, request.encode(2))
+    return CreatePartitionsResponse.decode(2, body).results[0].error_code
+
+
+def delete(sock: socket.socket, name: str) -> int:
+    request = DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000)
+    body = ask(sock, ApiKey.DELETE_TOPICS, 4, request.encode(4))
+    return DeleteTopicsResponse.decode(4, body).responses[0].error_code
 
 
 def test_a_connection_outlives_the_acceptor_that_has_just_accepted_it(tmp_path):

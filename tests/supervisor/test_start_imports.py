@@ -61,7 +61,8 @@ BEFORE_THE_FORK = """
     storage.partition_directory storage.partition_log storage.partition_view
     storage.producer_replay storage.producer_snapshot storage.producer_state
     storage.read_plan
-    config.authorizer_keys protocol.acl server.acl_apis storage.acl_records
+    config.authorizer_keys protocol.acl server.acl_apis server.intent
+    storage.acl_records
     supervisor.authorisation
     storage.segment_list storage.segment_recovery storage.sync_ring storage.time_index
     storage.topic_names storage.topics storage.txn_index

@@ -18,6 +18,7 @@ from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+from mpbroker.server.intent import NO_INTENT, Intent
 from mpbroker.storage.topics import Topic
 
 
@@ -37,16 +38,21 @@ def handle_create_partitions(
     *,
     node_id: int,
     permit: Callable[[int], None] | None = None,
+    intent: Intent = NO_INTENT,
 ) -> CreatePartitionsResponse:
     """Grow what can be grown; answer every topic that was named.
 
     Args:
         permit: told how many partitions would be made; raises ApiError if that is too
             many for the sender's quota.
+        intent: gets how many partitions there were, in the place in which each topic is
+            named, so that growth that is there already is known for this request's.
     """
+    earlier = intent.earlier()
+    counts = [*earlier, *[0] * (len(request.topics) - len(earlier))]
     named = Counter(wanted.name for wanted in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
-    for wanted in request.topics:
+    for place, wanted in enumerate(request.topics):
         result = CreatePartitionsTopicResult(
             name=wanted.name, error_code=ErrorCode.NONE
         )
@@ -55,12 +61,19 @@ def handle_create_partitions(
             if named[wanted.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             topic = registry.topic(wanted.name)
+            if topic is not None and 0 < counts[place] < wanted.count == len(
+                topic.partitions
+            ):
+                continue
             _check_assignments(wanted, topic, node_id)
             if permit is not None and topic is not None:
                 registry.create_partitions(
                     wanted.name, wanted.count, validate_only=True
                 )
                 permit(wanted.count - len(topic.partitions))
+            if topic is not None and not request.validate_only:
+                counts[place] = len(topic.partitions)
+                intent.note(counts)
             registry.create_partitions(
                 wanted.name, wanted.count, validate_only=request.validate_only
             )

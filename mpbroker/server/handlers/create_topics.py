@@ -19,6 +19,7 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
 from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from mpbroker.storage.topics import NewTopic, Topic
@@ -33,8 +34,14 @@ _SOURCE_DEFAULT: Final = 5
 class Registry(Protocol):
     """The part of the TopicRegistry that is used here."""
 
+    def topic(self, name: str) -> Topic | None: ...
+
     def create_topics(
-        self, wanted: Sequence[NewTopic], *, validate_only: bool = False
+        self,
+        wanted: Sequence[NewTopic],
+        *,
+        validate_only: bool = False,
+        about_to: Callable[[list[Topic | ApiError]], None] = ...,
     ) -> list[Topic | ApiError]: ...
 
 
@@ -46,6 +53,7 @@ def handle_create_topics(
     node_id: int,
     num_partitions: int,
     permit: Callable[[int], None] | None = None,
+    intent: Intent = NO_INTENT,
 ) -> CreateTopicsResponse:
     """Create what can be created; answer every topic that was named once.
 
@@ -53,10 +61,18 @@ def handle_create_topics(
         num_partitions: the broker's default, for topics that do not say.
         permit: told how many partitions would be made; raises ApiError if that is too
             many for the sender's quota.
+        intent: gets the new topics' ids, by which those that are there already are
+            known for this request's.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was created.
     """
+    earlier = noted_ids(intent.earlier())
+
+    def about_to(drafted: list[Topic | ApiError]) -> None:
+        made = (each.topic_id for each in drafted if not isinstance(each, ApiError))
+        intent.note(id_words([*earlier, *made]))
+
     named = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatableTopicResult] = {}
     wanted: list[NewTopic] = []
@@ -76,12 +92,17 @@ def handle_create_topics(
             results[topic.name] = CreatableTopicResult()
     if permit is not None:
         wanted = _permitted(wanted, registry, permit, results)
-    created = registry.create_topics(wanted, validate_only=request.validate_only)
+    created = registry.create_topics(
+        wanted, validate_only=request.validate_only, about_to=about_to
+    )
     for new, outcome in zip(wanted, created, strict=True):
-        if isinstance(outcome, ApiError):
-            results[new.name] = _refusal(new.name, outcome)
-        else:
+        made = registry.topic(new.name) if earlier else None
+        if not isinstance(outcome, ApiError):
             results[new.name] = _success(outcome, version)
+        elif made is not None and made.topic_id in earlier:
+            results[new.name] = _success(made, version)
+        else:
+            results[new.name] = _refusal(new.name, outcome)
     return CreateTopicsResponse(topics=list(results.values()))
 
 

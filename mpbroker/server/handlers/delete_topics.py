@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -17,9 +17,10 @@ from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from mpbroker.server.intent import NO_ID, NO_INTENT, Intent, id_words, noted_ids
 from mpbroker.storage.topics import Topic
 
-_NO_ID = bytes(16)
+_GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class Registry(Protocol):
@@ -40,6 +41,7 @@ def handle_delete_topics(
     enabled: bool,
     delete_logs: Callable[[Topic], None],
     permit: Callable[[int], None] | None = None,
+    intent: Intent = NO_INTENT,
 ) -> DeleteTopicsResponse:
     """Delete what exists; answer every topic that was named.
 
@@ -48,10 +50,13 @@ def handle_delete_topics(
         delete_logs: takes a deleted topic's partitions off line.
         permit: told how many partitions would go; raises ApiError if that is too many
             for the sender's quota.
+        intent: gets the topics' ids, in the place in which each is named, so that those
+            that are gone already are known for this request's.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was deleted.
     """
+    earlier = noted_ids(intent.earlier())
     wanted = list(request.topics) if version >= 6 else []
     if version < 6:
         wanted = [DeleteTopicState(name=name) for name in request.topic_names]
@@ -59,7 +64,8 @@ def handle_delete_topics(
     found: list[Topic] = []
     places: list[DeletableTopicResult] = []
     results = []
-    for (name, topic_id), times in named.items():
+    ids = [NO_ID] * len(named)
+    for place, ((name, topic_id), times) in enumerate(named.items()):
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
         try:
@@ -75,11 +81,18 @@ def handle_delete_topics(
             if permit is not None:
                 permit(len(topic.partitions))
         except ApiError as error:
-            _refuse(result, error)
+            noted = earlier[place] if place < len(earlier) else NO_ID
+            if error.error_code in _GONE and noted != NO_ID:
+                ids[place] = result.topic_id = noted
+            else:
+                _refuse(result, error)
         else:
+            ids[place] = topic.topic_id
             result.name, result.topic_id = topic.name, topic.topic_id
             found.append(topic)
             places.append(result)
+    if found:
+        intent.note(id_words(ids))
     outcomes = registry.delete_topics(found) if found else []
     for topic, result, refused in zip(found, places, outcomes, strict=True):
         if refused is not None:
@@ -92,7 +105,7 @@ def handle_delete_topics(
 def _find(name: str | None, topic_id: bytes, times: int, registry: Registry) -> Topic:
     if times > 1:
         raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.")
-    if name is not None and topic_id != _NO_ID:
+    if name is not None and topic_id != NO_ID:
         raise ApiError(
             ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be set."
         )

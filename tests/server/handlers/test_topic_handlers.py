@@ -320,3 +320,127 @@ def test_each_partition_answers_with_its_new_start_or_its_error(registry):
         ("none", 0, -1, unknown),
         ("__consumer_offsets", 0, -1, ErrorCode.INVALID_TOPIC_EXCEPTION),
     }
+
+
+# -- executed again -------------------------------------------------------------------
+
+
+class Notes:
+    """A slot's words, which outlive whoever wrote them."""
+
+    def __init__(self) -> None:
+        self.words: list[int] = []
+
+    def earlier(self):
+        return list(self.words)
+
+    def note(self, words) -> None:
+        self.words = list(words)
+
+
+class Killed(BaseException):
+    """Right after the note: nothing is changed yet."""
+
+
+class LastNotes(Notes):
+    """Those of somebody who dies over them."""
+
+    def note(self, words) -> None:
+        super().note(words)
+        raise Killed
+
+
+def lives(change):
+    """What ``change`` answers when it is done at once, again, and after a death."""
+    notes = Notes()
+    first = change("at once", notes)
+    second = change("at once", notes)  # its answer was lost
+    dying = LastNotes()
+    with pytest.raises(Killed):
+        change("after a death", dying)
+    notes.words = dying.words
+    third = change("after a death", notes)
+    return first, second, third
+
+
+def test_topics_are_created_once_whoever_dies_over_it(registry):
+    def change(name, notes):
+        request = create.CreateTopicsRequest(
+            topics=[new_topic(name=name.replace(" ", "-")), new_topic(name="there")]
+        )
+        answer = handle_create_topics(
+            request, 7, registry, node_id=1, num_partitions=5, intent=notes
+        )
+        return [(topic.error_code, topic.topic_id) for topic in answer.topics]
+
+    first, second, third = lives(change)
+    assert first == second
+    assert first[0] == (ErrorCode.NONE, registry.topic("at-once").topic_id)
+    assert first[1][0] == ErrorCode.TOPIC_ALREADY_EXISTS
+    assert third[0] == (ErrorCode.NONE, registry.topic("after-a-death").topic_id)
+    again = change("at once", Notes())  # another request
+    assert again[0][0] == ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_topics_are_deleted_once_whoever_dies_over_it(registry, by_id):
+    names = {"at once": "one", "after a death": "two"}
+    ids = {name: registry.create_topic(name, 1).topic_id for name in names.values()}
+
+    def change(name, notes):
+        state = delete.DeleteTopicState(name=names[name])
+        if by_id:
+            state = delete.DeleteTopicState(name=None, topic_id=ids[names[name]])
+        unknown = delete.DeleteTopicState(name="unknown")
+        answer = handle_delete_topics(
+            delete.DeleteTopicsRequest(topics=[unknown, state]),
+            6,
+            registry,
+            enabled=True,
+            delete_logs=lambda _: None,
+            intent=notes,
+        )
+        return [(each.error_code, each.topic_id) for each in answer.responses]
+
+    first, second, third = lives(change)
+    unknown = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, bytes(16))
+    assert first == second == [unknown, (ErrorCode.NONE, ids["one"])]
+    assert third == [unknown, (ErrorCode.NONE, ids["two"])]
+    assert change("at once", Notes())[1][0] != ErrorCode.NONE  # another request
+
+
+def test_topics_grow_once_whoever_dies_over_it(registry):
+    names = {"at once": "one", "after a death": "two"}
+    for name in names.values():
+        registry.create_topic(name, 1)
+
+    def change(name, notes):
+        wanted = [
+            grow.CreatePartitionsTopic(name="there", count=2, assignments=None),
+            grow.CreatePartitionsTopic(name=names[name], count=4, assignments=None),
+        ]
+        answer = handle_create_partitions(
+            grow.CreatePartitionsRequest(topics=wanted),
+            registry,
+            node_id=1,
+            intent=notes,
+        )
+        return [each.error_code for each in answer.results]
+
+    answers = lives(change)
+    assert answers == ([ErrorCode.INVALID_PARTITIONS, ErrorCode.NONE],) * 3
+    assert [len(registry.topic(name).partitions) for name in names.values()] == [4, 4]
+    assert change("at once", Notes())[1] == ErrorCode.INVALID_PARTITIONS
+
+
+def test_what_is_only_validated_is_not_noted(registry):
+    notes = Notes()
+    handle_create_topics(
+        create.CreateTopicsRequest(topics=[new_topic()], validate_only=True),
+        7,
+        registry,
+        node_id=1,
+        num_partitions=5,
+        intent=notes,
+    )
+    assert notes.words == []
