@@ -269,8 +269,10 @@ class CoordinatorProcess:
         self._call = None
         started = time.monotonic_ns()
         answer = self._dispatcher.dispatch(request)
+        done = time.monotonic_ns()
         if self.quotas is not None:
-            self.quotas.charge_time(request, time.monotonic_ns() - started)
+            self.quotas.charge_time(request, done - started)
+        self._channel.note_wait(slot, done)
         if isinstance(answer, bytes) or answer is CLOSE:
             # Malformed, or it met a bug of ours; what it had begun must not answer it
             # a second time.

@@ -372,6 +372,10 @@ class HandlerEnd:
             words[row + SLOT_STATE] & _KEEP_GENERATION | self._parked
         )
 
+    def note_wait(self, slot: int, now_ns: int) -> None:
+        """From now on a claimed request waits for others, or for the disk."""
+        self._words[slot_row(slot) + SLOT_PARKED] = now_ns
+
     def unpark(self, slot: int) -> None:
         words, row = self._words, SLOTS + slot * SLOT_WORDS
         words[row + SLOT_STATE] = (

@@ -82,6 +82,19 @@ def test_requests_are_counted_by_version_under_kafkas_name_too(broker):
         assert set(versions) <= set(range(3, 14))
 
 
+def test_who_waits_for_the_members_of_a_group_is_not_at_work(broker):
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "late"})
+    consumer.subscribe(["flights"])  # and three seconds for others to come
+    wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment())
+    consumer.close()
+    now = metrics(broker)
+    local, remote = (
+        now[f'mpbroker_request_stage_seconds_sum{{api="JoinGroup",stage="{stage}"}}']
+        for stage in ("local", "remote")
+    )
+    assert remote > local
+
+
 def test_logs_and_the_lag_of_groups_are_shown(broker):
     place = 'topic="flights",partition="0"'
 
