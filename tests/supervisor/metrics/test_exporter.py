@@ -279,8 +279,9 @@ def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
         assert not producer.flush(30)
         address, before = url_of(made), pids_of(made, "exporter")
         produced = 'mpbroker_requests_total{api="Produce"}'
-        count = metrics(made)[produced]
-        with ControlClient(str(made.data_dir / "control.sock"), 30.0) as client:
+        # Counted behind its answer, which the client has already.
+        count = wait_until(lambda: metrics(made).get(produced))
+        with ControlClient(str(made.data_dir / "control.sock"), 90.0) as client:
             client.request("upgrade", argv=None)
         wait_until(lambda: str(told(made).get("upgrade", "")).startswith("done"))
         assert url_of(made) == address
