@@ -43,6 +43,13 @@ class SignalSocket:
         return []
 
     def close(self) -> None:
+        """Hear no more: who ends is not to be ended by another's impatience.
+
+        Python gives signals that it has handlers for back to the kernel when it ends,
+        and SIGTERM would then be the exit status of a broker that has stopped.
+        """
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         self._receiver.close()
         self._sender.close()

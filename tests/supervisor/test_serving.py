@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -71,6 +73,26 @@ def test_connections_that_are_held_for_their_rate_end_with_the_broker(make_broke
         for sock in (served, *held):
             with sock, contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
+
+
+def test_asked_to_stop_again_and_again_it_stops_in_order(make_broker):
+    """In the interpreter's last moments too."""
+    broker = make_broker()
+    pidfd = os.pidfd_open(broker.pid)
+
+    def insist() -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            while True:
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                time.sleep(0.0002)
+
+    impatient = threading.Thread(target=insist)
+    impatient.start()
+    try:
+        broker.stop()
+    finally:
+        impatient.join()
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
