@@ -120,7 +120,6 @@ class RecordAccumulator:
         self.occupied: AbstractSet[int] = frozenset()
         # Since when a node has batches that it does not take.
         self._stalled_since_ms: dict[int, float] = {}
-        self.split_count = 0
 
     # -- appending ---------------------------------------------------------------------
 
@@ -408,14 +407,14 @@ class RecordAccumulator:
                 break
             if self._rules is not None and not self._rules.may_drain(batch):
                 continue
-            self._take(queue, batch, now_ms)
+            self._take(queue, batch)
             batch.key_of_leader = self._leader_key(batch, snapshot)
             taken.append(batch)
             size += batch.size
             self._drain_index[node] = start + step + 1
         return taken
 
-    def _take(self, queue: PartitionQueue, batch: ProducerBatch, now_ms: float) -> None:
+    def _take(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         queue.batches.popleft()
         if not queue.batches:
             del self._active[queue]
@@ -423,7 +422,6 @@ class RecordAccumulator:
             queue.open = None
             self._note_closed(queue, batch.size)
         batch.is_closed = True
-        batch.drained_ms = now_ms
         if batch.payload is None:
             # Sequences count records, which are not encoded yet.
             batch.record_count = len(batch.records)
@@ -471,7 +469,6 @@ class RecordAccumulator:
         children = batch.split(
             self._settings.codec, self._settings.compression_level, limit
         )
-        self.split_count += 1
         sequence = batch.base_sequence
         with self.lock:
             self._incomplete.pop(batch, None)

@@ -139,7 +139,6 @@ class ProducerBatch:
         "charge",
         "children",
         "created_ms",
-        "drained_ms",
         "error",
         "errors",
         "in_retry",
@@ -207,7 +206,6 @@ class ProducerBatch:
         self.backoff_ms = 0.0  # since the last attempt
         self.last_attempt_ms = created_ms
         self.last_refusal = ""  # how the last try ended, if it was to be tried again
-        self.drained_ms = created_ms
         self.key_of_leader = (-1, -1)  # node and leader epoch of the last attempt
         self.base_offset = NO_OFFSET
         self.log_append_time = NO_TIMESTAMP
