@@ -3,9 +3,10 @@
     task      init (aborts what its predecessor left open, and fences it); if the batch
               is marked as committed: nothing. Else all rows, and the mark, in one
               transaction that is left open.
-    driver    all tasks done: commits their transactions. A task failed for good: aborts
-              them. What neither hears of (a task that did not know it was dead, a
-              killed driver's) the broker aborts after transaction.timeout.ms.
+    driver    all tasks done: commits their transactions. A task failed for good: says
+              that the write is abandoned, and then aborts them: a task that begins too
+              late to be aborted reads that it is, and opens nothing. What neither hears
+              of (a killed driver's) the broker aborts after transaction.timeout.ms.
 
 The mark is a consumer group's offset, committed in the same transaction: "of this query
 and task, all batches below are in". So a driver that dies between two commits leaves no
@@ -33,7 +34,12 @@ from mpbroker.client.group_admin import committed_offsets
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 from mpbroker.producer.transaction_calls import PreparedTransaction
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from mpbroker.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
@@ -123,6 +129,24 @@ class Coordinators:
                     f"transaction {name} cannot be aborted: {error}"
                 ) from error
 
+    def abandon(self, write: str) -> None:
+        """Say of a write that no task of it may begin any more.
+
+        It is said by a transactional id that exists, which needs no topic and no more
+        rights than the tasks' own.
+
+        Args:
+            write: its name, as of `new_name`.
+
+        Raises:
+            CommitError: not said in a minute.
+        """
+        self.fence([_abandoned(write)])
+
+    def is_abandoned(self, write: str) -> bool:
+        """Return whether `abandon` was said of a write."""
+        return self._ask(partial(_exists, _abandoned(write)))
+
     def _ask(self, ask: Callable[[Cluster], T]) -> T:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
@@ -159,6 +183,22 @@ def _fence(name: str, cluster: Cluster) -> None:
         request, InitProducerIdResponse, max_version=_INIT_MAX_VERSION
     )
     check_error(answer.error_code, "its end")
+
+
+def _exists(name: str, cluster: Cluster) -> bool:
+    answer = _coordinator(cluster, name).request(
+        DescribeTransactionsRequest(transactional_ids=[name]),
+        DescribeTransactionsResponse,
+    )
+    (state,) = answer.transaction_states
+    if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        return False
+    check_error(state.error_code, f"whether {name} exists")
+    return True
+
+
+def _abandoned(write: str) -> str:
+    return f"{_PREFIX}{write}-abandoned"
 
 
 def _coordinator(cluster: Cluster, transactional_id: str) -> Broker:

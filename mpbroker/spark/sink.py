@@ -209,6 +209,12 @@ class _Sink:
                 for _ in batches:
                     pass  # whoever makes them expects that they are taken
                 return Written(0)
+            # Asked after the ids are ours: who abandons says so before it fences them.
+            if self._coordinators.is_abandoned(self._name):
+                raise CommitError(
+                    "the write was abandoned before this task began, since another task"
+                    " of it failed for good; that task's error says why"
+                )
             producer.begin_transaction()
             count, topic = self._send(producer, batches)
             if topic is None:
@@ -268,6 +274,7 @@ class _Sink:
             return
         known = [each.transactional_id for each in _prepared(messages)]
         try:
+            self._coordinators.abandon(self._name)
             self._coordinators.fence(all_tasks(len(messages), self._name, known))
         except CommitError as error:
             # The broker does it after transaction.timeout.ms, or has done so.

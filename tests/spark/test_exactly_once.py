@@ -114,6 +114,27 @@ def test_what_a_failed_batch_has_prepared_is_never_seen(
     assert consume(topic, count=1) == ["a"]
 
 
+@pytest.mark.parametrize("others_prepared", [True, False])
+def test_a_task_that_begins_after_its_write_was_abandoned_opens_nothing(
+    consume, make_topic, query, bootstrap, monkeypatch, others_prepared
+):
+    topic = make_topic()
+    writer = make_writer(bootstrap, topic)
+
+    def write(task):
+        monkeypatch.setattr(sink, "this_task", lambda _: Task(query, 0, task))
+        return writer.write(iter([pa.RecordBatch.from_pydict({"value": ["late"]})]))
+
+    writer.abort([write(0) if others_prepared else None, None], 0)
+    for task in (0, 1):
+        with pytest.raises(CommitError, match="abandoned before this task began"):
+            write(task)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"after")
+    assert producer.flush(90) == 0
+    assert consume(topic, count=1) == ["after"]
+
+
 def test_what_nobody_ends_expires(write, consume, make_topic, query, bootstrap):
     topic = make_topic()
     late = None
