@@ -129,8 +129,12 @@ def load_producers(
     producers = load_newest_snapshot(segments.directory, end)
     if producers is None:
         # A clean stop leaves a snapshot wherever there was a producer (or it was a
-        # broker that knew none): then there is no need to read a whole log for nothing.
-        producers = ProducerState(end if hints.clean else log_start_offset)
+        # broker that knew none): what it closed need not be read for nothing. What
+        # came since must be: other processes have appended it, if it is we who are
+        # late.
+        closed_at = hints.recovery_point if hints.clean else -1
+        known = log_start_offset <= closed_at <= end
+        producers = ProducerState(closed_at if known else log_start_offset)
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
     producers.now_ms = now_ms
     replay_log(producers, segments, state)

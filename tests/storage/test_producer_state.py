@@ -15,7 +15,7 @@ from mpbroker.protocol.control_record import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.storage import producer_recall, producer_replay
+from mpbroker.storage import log_loader, producer_recall, producer_replay
 from mpbroker.storage.errors import CorruptLogError, CorruptSnapshotError
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
@@ -243,6 +243,57 @@ def test_another_process_learns_of_producers_from_the_log(open_log: OpenLog) -> 
         send(other, 0, sequence + 1)
     assert refusal(log, 0, 21) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(other, 0, 18) == send(log, 0, 18)
+
+
+def test_a_process_that_looks_late_knows_what_others_wrote_since_a_clean_start(
+    open_log: OpenLog,
+) -> None:
+    # Nobody has written a snapshot: the log was empty, or was not there, by then.
+    hints = LoadHints(clean=True)
+    log = open_log(hints=hints)
+    first = [send(log, 0, sequence) for sequence in range(3)]
+    late = open_log(row=log.row.index, hints=hints)
+    assert [send(late, 0, sequence) for sequence in range(3)] == first
+    assert refusal(late, 0, 7) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(late, 0, 3) == 3
+
+
+def test_a_process_that_looks_late_knows_of_transactions_open_since_a_clean_start(
+    open_log: OpenLog,
+) -> None:
+    hints = LoadHints(clean=True)
+    log = open_log(hints=hints)
+    log.append(batch(b"plain"), now_ms=1)
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    late = open_log(row=log.row.index, hints=hints)
+    late.append(batch(b"t", producer=(8, 0, 0), transactional=True), now_ms=1)
+    assert late.last_stable_offset() == 1
+    late = open_log(row=log.row.index, hints=hints)
+    late.append(marker(commit=False), now_ms=1)
+    assert late.last_stable_offset() == 2
+    found = late.read(1, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions == [(7, 1)]
+
+
+def test_what_a_clean_stop_closed_is_not_read_for_producers(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    for _ in range(5):
+        log.append(batch(b"plain"), now_ms=1)
+    log = open_log(hints=LoadHints(clean=True, recovery_point=5))
+    send(log, 0, 0)
+    late = open_log(row=log.row.index, hints=LoadHints(clean=True, recovery_point=5))
+    began = []
+    replay = log_loader.replay_log
+
+    def noted(producers: ProducerState, *rest: object) -> None:
+        began.append(producers.end_offset)
+        replay(producers, *rest)
+
+    monkeypatch.setattr(log_loader, "replay_log", noted)
+    assert send(late, 0, 0) == 5
+    assert began == [5]
 
 
 def test_an_open_transaction_holds_the_last_stable_offset(open_log: OpenLog) -> None:
