@@ -210,7 +210,9 @@ class Compaction:
             # Odd: whoever reads waits; whoever takes our lock over finishes the swap.
             row.structure_version += 1
             writer.install()
-            for base in reversed(bases[1:]):
+            # Oldest first: whoever finishes for us may leave the rest of them, and then
+            # a tombstone must not be gone before the values that it deletes.
+            for base in bases[1:]:
                 deleted += rename_deleted(log.directory, base)
             install_swap(log.directory, bases[0])
             row.structure_version += 1

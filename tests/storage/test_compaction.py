@@ -17,12 +17,13 @@ from mpbroker.protocol.control_record import (
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.record_batch import BatchHeader, Codec, iter_records
+from mpbroker.storage import compaction
 from mpbroker.storage.compaction import Compaction
 from mpbroker.storage.key_map import KeyMap
 from mpbroker.storage.log_cleaner import assess
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.retention import apply_retention
+from mpbroker.storage.retention import apply_retention, rename_deleted
 from tests.storage.batches import (
     batch,
     batches_in,
@@ -72,8 +73,8 @@ def compact(
     log: PartitionLog, now_ms: int = 0, clean: int | None = None, max_keys: int = 10_000
 ) -> int:
     chosen = assess(log, clean, now_ms)
-    compaction = Compaction(log, now_ms, max_keys)
-    return compaction.run(chosen.first_dirty, chosen.first_uncleanable).clean_offset
+    run = Compaction(log, now_ms, max_keys).run
+    return run(chosen.first_dirty, chosen.first_uncleanable).clean_offset
 
 
 def roll(log: PartitionLog) -> None:
@@ -334,6 +335,44 @@ def test_a_compaction_killed_at_any_line_loses_no_newest_record(
             # Its start tidied the files under the first row's feet.
             log.row.structure_version += 2
     assert died > 10
+
+
+def test_a_tombstone_never_goes_before_the_value_that_it_deletes(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(**_COMPACT)
+    put(log, "a", "1")
+    put(log, "b", "1")
+    roll(log)
+    put(log, "k", "deleted later")
+    roll(log)
+    put(log, "a", "2")
+    put(log, "c", "1")
+    put(log, "k", None)
+    roll(log)
+    for key in "abc":
+        put(log, key, "9" * 200)
+    roll(log)
+    # There is room for three keys: the tombstone is copied, and its time begins.
+    small = open_log(row=log.row.index, **{**_COMPACT, "segment_bytes": 60})
+    clean = compact(small, now_ms=5_000, max_keys=3)
+    assert clean == 4
+    assert (2, b"k", b"deleted later") in records(log)
+
+    def dying(directory: str, base_offset: int) -> list[str]:
+        rename_deleted(directory, base_offset)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    def compact_and_die() -> None:
+        monkeypatch.setattr(compaction, "rename_deleted", dying)
+        mine = open_log(row=log.row.index, **_COMPACT)
+        compact(mine, now_ms=9_000, clean=clean)
+
+    assert fork(compact_and_die) == -signal.SIGKILL
+    for reader in (open_log(row=log.row.index, **_COMPACT), open_log(**_COMPACT)):
+        of_k = [value for _, key, value in records(reader) if key == b"k"]
+        assert of_k in ([], [None])
 
 
 def test_a_full_key_map_refuses_new_keys_only() -> None:
