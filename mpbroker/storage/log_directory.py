@@ -18,9 +18,12 @@ from mpbroker.storage.checkpoints import (
     CLEANER_OFFSET,
     LOG_START_OFFSET,
     RECOVERY_POINT,
+    TOPIC_IDS,
     TopicPartition,
     read_offsets,
+    read_topic_ids,
     write_offsets,
+    write_topic_ids,
 )
 from mpbroker.storage.errors import (
     CheckpointError,
@@ -35,7 +38,7 @@ from mpbroker.storage.log_files import (
     write_file,
 )
 from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.partition_directory import directory_name
+from mpbroker.storage.partition_directory import directory_name, encode_topic_id
 
 LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
@@ -59,6 +62,9 @@ class LogDirectory:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._closed_ends: dict[TopicPartition, int] = {}
+        # Of whom all this speaks, by name; None: of whoever is there.
+        self._topic_ids: dict[str, str] | None = None
 
     def open(self) -> None:
         """Make it if absent, lock it, and read what the last owner left.
@@ -75,6 +81,7 @@ class LogDirectory:
             self._start_offsets = self._read(LOG_START_OFFSET)
             self.clean = os.path.exists(marker)
             if self.clean:
+                self._closed_ends = dict(self._recovery_points)
                 # From here on, a crash means recovery.
                 os.unlink(marker)
                 sync_directory(self.path)
@@ -120,6 +127,21 @@ class LogDirectory:
             if start > min(base_offsets(name, LOG_SUFFIX), default=0):
                 self._start_offsets[topic, partition] = start
 
+    def know_topics(self, topic_ids: Mapping[str, bytes]) -> None:
+        """Take note of the topics there are at this start; the last of what is read.
+
+        What the checkpoints say of another topic that had one's name is forgotten.
+        """
+        known = _texts(topic_ids)
+        noted = self._read_topic_ids()
+        if noted is not None:
+            same = _same(known, noted)
+            self._recovery_points = _of(self._recovery_points, same)
+            self._closed_ends = _of(self._closed_ends, same)
+            told = {p: o for p, o in self._start_offsets.items() if p in self._ends}
+            self._start_offsets = {**_of(self._start_offsets, same), **told}
+        self._topic_ids = known
+
     def _lock(self) -> None:
         self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
         try:
@@ -141,16 +163,33 @@ class LogDirectory:
             logger.warning("ignored: %s", error)
             return {}
 
+    def _read_topic_ids(self) -> dict[str, str] | None:
+        try:
+            return read_topic_ids(f"{self.path}/{TOPIC_IDS}")
+        except CheckpointError as error:
+            logger.warning("ignored: %s", error)
+            return {}
+
     def hints(
-        self, partition: TopicPartition, producer_id_expiration_ms: int
+        self,
+        partition: TopicPartition,
+        topic_id: bytes,
+        producer_id_expiration_ms: int,
     ) -> LoadHints:
         """Return what is known of a partition from before this start."""
+        ids = self._topic_ids
+        if ids is not None and ids.get(partition[0]) != encode_topic_id(topic_id):
+            # It came since; what is known is of one of that name that has gone.
+            return LoadHints(
+                self.clean, producer_id_expiration_ms=producer_id_expiration_ms
+            )
         return LoadHints(
             self.clean,
             self._recovery_points.get(partition, 0),
             self._start_offsets.get(partition, 0),
             producer_id_expiration_ms,
             self._ends.get(partition, 0),
+            self._closed_ends.get(partition, -1),
         )
 
     def write_checkpoints(
@@ -158,24 +197,38 @@ class LogDirectory:
         recovery_points: Mapping[TopicPartition, int],
         start_offsets: Mapping[TopicPartition, int],
         known: Collection[TopicPartition],
+        topic_ids: Mapping[str, bytes],
     ) -> None:
-        """Write both checkpoints.
+        """Write both checkpoints, and forget in all three the topics that have gone.
 
         Args:
             start_offsets: those that are not their first segment's base offset.
             known: all partitions in here; those without a new recovery point were not
                 touched and keep what they had at start, others are forgotten.
+            topic_ids: of all topics, by name.
         """
-        points = {p: o for p, o in self._recovery_points.items() if p in known}
+        ids, before = _texts(topic_ids), self._topic_ids
+        same = set(ids) if before is None else _same(ids, before)
+        points = {
+            p: o for p, o in _of(self._recovery_points, same).items() if p in known
+        }
         starts = {
             p: o
-            for p, o in self._start_offsets.items()
+            for p, o in _of(self._start_offsets, same).items()
             if p in known and p not in recovery_points
         }
         self._recovery_points = {**points, **recovery_points}
         self._start_offsets = {**starts, **start_offsets}
         write_offsets(f"{self.path}/{RECOVERY_POINT}", self._recovery_points)
         write_offsets(f"{self.path}/{LOG_START_OFFSET}", self._start_offsets)
+        self._topic_ids = ids
+        noted = self._read_topic_ids()
+        cleaned = self.cleaner_offsets()
+        kept = _of(cleaned, ids if noted is None else _same(ids, noted))
+        if kept != cleaned:
+            self.write_cleaner_offsets(kept)
+        if ids != noted:
+            write_topic_ids(f"{self.path}/{TOPIC_IDS}", ids)
 
     def cleaner_offsets(self) -> dict[TopicPartition, int]:
         return self._read(CLEANER_OFFSET)
@@ -193,6 +246,21 @@ class LogDirectory:
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _of(
+    offsets: Mapping[TopicPartition, int], names: Collection[str]
+) -> dict[TopicPartition, int]:
+    return {p: offset for p, offset in offsets.items() if p[0] in names}
+
+
+def _same(ids: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
+    """Return the names that mean the same topic in both."""
+    return {name for name, topic_id in ids.items() if before.get(name) == topic_id}
+
+
+def _texts(topic_ids: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: encode_topic_id(its_id) for name, its_id in topic_ids.items()}
 
 
 def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:

@@ -54,6 +54,7 @@ class LoadHints(NamedTuple):
     log_start_offset: int = 0
     producer_id_expiration_ms: int = 86_400_000
     checked_end: int = 0  # all below was checked, and is in the page cache at least
+    closed_end: int = -1  # where it ended at that clean stop, if that is known
 
 
 class LoadedLog(NamedTuple):
@@ -132,9 +133,8 @@ def load_producers(
         # broker that knew none): what it closed need not be read for nothing. What
         # came since must be: other processes have appended it, if it is we who are
         # late.
-        closed_at = hints.recovery_point if hints.clean else -1
-        known = log_start_offset <= closed_at <= end
-        producers = ProducerState(closed_at if known else log_start_offset)
+        known = hints.clean and log_start_offset <= hints.closed_end <= end
+        producers = ProducerState(hints.closed_end if known else log_start_offset)
     producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
     producers.now_ms = now_ms
     replay_log(producers, segments, state)

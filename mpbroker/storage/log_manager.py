@@ -115,7 +115,9 @@ class LogManager:
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"the directory of {name} cannot be made: {error}",
             ) from error
-        hints = parent.hints((topic.name, partition), self._expiration_ms)
+        hints = parent.hints(
+            (topic.name, partition), topic.topic_id, self._expiration_ms
+        )
         log = PartitionLog(directory, row, topic.config, hints)
         log.release_descriptors = self.close_files
         self._logs[index] = log

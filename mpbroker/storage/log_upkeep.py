@@ -55,6 +55,7 @@ class LogUpkeep:
         self._cleaner = cleaner
         self._deleted: list[tuple[int, str]] = []  # when to remove (ms), path
         self._searched = False
+        self._noted = False  # of which topics the checkpoints speak
         self._flushed_ms: dict[int, int] = {}
         self._snapshot_sizes: dict[int, int] = {}
 
@@ -84,6 +85,9 @@ class LogUpkeep:
         """
         if self._cleaner is None:
             return 0
+        if not self._noted:
+            # The one before us may have died before it took note of a deletion.
+            self.write_checkpoints()
         candidates = [
             (topic, partition)
             for topic, partition in self._partitions()
@@ -174,6 +178,7 @@ class LogUpkeep:
         Due every log.flush.offset.checkpoint.interval.ms. A recovery point is what is
         known to be on disk, with the indexes below it.
         """
+        self._noted = True
         for directory, logs in self._by_directory().items():
             points: dict[TopicPartition, int] = {}
             starts: dict[TopicPartition, int] = {}
@@ -193,7 +198,9 @@ class LogUpkeep:
                     starts[partition] = start
                 log.close()
             try:
-                directory.write_checkpoints(points, starts, set(logs))
+                directory.write_checkpoints(
+                    points, starts, set(logs), self._topic_ids()
+                )
             except OSError as error:
                 logger.error("checkpoints of %s: %s", directory.path, error)
 
@@ -229,12 +236,17 @@ class LogUpkeep:
                     logger.error("%s is not closed cleanly: %s", log.directory, error)
                     clean = False
             try:
-                directory.write_checkpoints(points, starts, set(logs))
+                directory.write_checkpoints(
+                    points, starts, set(logs), self._topic_ids()
+                )
                 if clean:
                     directory.mark_clean()
             except OSError as error:
                 logger.error("%s is not closed cleanly: %s", directory.path, error)
         self._manager.close()
+
+    def _topic_ids(self) -> dict[str, bytes]:
+        return {topic.name: topic.topic_id for topic in self._topics.topics()}
 
     # -- walking -----------------------------------------------------------------------
 

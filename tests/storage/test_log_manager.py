@@ -104,6 +104,8 @@ def start(table: PartitionTable, tmp_path: Path) -> Start:
     def start_it(topics: Topics, *names: str) -> Broker:
         paths = [str(tmp_path / name) for name in names or ("data",)]
         directories = open_log_directories(paths)
+        for directory in directories:
+            directory.know_topics({t.name: t.topic_id for t in topics.topics()})
         manager = LogManager(directories, table, topics)
         return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
 
@@ -455,6 +457,84 @@ def test_dirty_logs_are_compacted_and_how_far_is_kept(
         b"6",
         b"7",
     ]
+    broker.die()
+
+
+@pytest.fixture
+def cut(start: Start, topics: Topics) -> Broker:
+    """A broker whose topic t begins at 15, as it is in the checkpoints."""
+    topics.create("t", segment_bytes=200)
+    broker = start(topics)
+    log = broker.manager.log("t", 0)
+    for _ in range(20):
+        log.append(batch(b"x" * 50), now_ms=1)
+    assert log.delete_records(15) == 15
+    broker.upkeep.write_checkpoints()
+    return broker
+
+
+def test_a_topic_made_again_begins_at_0(
+    cut: Broker, start: Start, topics: Topics
+) -> None:
+    cut.stop()
+    topics = topics.again()
+    broker = start(topics)
+    assert broker.manager.log("t", 0).earliest() == 15
+    broker.manager.delete_topic(topics.delete("t"))
+    topics.create("t", segment_bytes=200)
+    log = broker.manager.log("t", 0)
+    assert log.append(batch(b"new"), now_ms=1).base_offset == 0
+    broker.die()
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_went(
+    cut: Broker, start: Start, topics: Topics, count: int
+) -> None:
+    cut.manager.delete_topic(topics.delete("t"))
+    topics.create("t", segment_bytes=200)
+    log = cut.manager.log("t", 0)
+    sent = [(number, b"%d" % number) for number in range(count)]
+    for _, value in sent:
+        log.append(batch(value), now_ms=1)
+    cut.die()
+    broker = start(topics.again())
+    assert read_all(broker.manager.log("t", 0)) == sent
+    broker.die()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_topic_made_again_is_compacted_from_its_beginning(
+    start: Start, topics: Topics, noted: bool
+) -> None:
+    def fill(broker: Broker) -> None:
+        topics.create("c", cleanup_policy=("compact",), segment_bytes=600)
+        log = broker.manager.log("c", 0)
+        for number in range(60):
+            log.append(batch((b"%d" % (number % 3), b"v" * 40)), now_ms=1)
+
+    broker = start(topics)
+    fill(broker)
+    assert broker.upkeep.run_cleaner(1) == 1
+    old = topics.delete("c")
+    if noted:
+        broker.upkeep.forget_topic(old)
+    else:  # the housekeeper died
+        broker.manager.delete_topic(old)
+        broker = broker._replace(upkeep=LogUpkeep(broker.manager, topics, LogCleaner()))
+    fill(broker)
+    assert broker.upkeep.run_cleaner(1) == 1
+    assert len(read_all(broker.manager.log("c", 0))) < 12
+    broker.die()
+
+
+def test_a_damaged_file_of_topic_ids_is_no_reason_to_believe_the_others(
+    cut: Broker, start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    cut.stop()
+    (tmp_path / "data" / "checkpoint-topic-ids").write_bytes(b"0\n7\nt \xff")
+    broker = start(topics.again())
+    assert broker.manager.log("t", 0).latest() == 20
     broker.die()
 
 

@@ -281,9 +281,10 @@ def test_what_a_clean_stop_closed_is_not_read_for_producers(
     log = open_log()
     for _ in range(5):
         log.append(batch(b"plain"), now_ms=1)
-    log = open_log(hints=LoadHints(clean=True, recovery_point=5))
+    hints = LoadHints(clean=True, recovery_point=5, closed_end=5)
+    log = open_log(hints=hints)
     send(log, 0, 0)
-    late = open_log(row=log.row.index, hints=LoadHints(clean=True, recovery_point=5))
+    late = open_log(row=log.row.index, hints=hints)
     began = []
     replay = log_loader.replay_log
 
