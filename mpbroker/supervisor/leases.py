@@ -161,11 +161,14 @@ class Leases:
 
 
 def process_state(pid: int) -> str:
-    """The letter of proc_pid_stat(5); "" if the process is gone."""
+    """The letter of proc_pid_stat(5); "" if the process is gone.
+
+    Likewise while there is no descriptor to look with: then nobody is judged.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return ""
 
 

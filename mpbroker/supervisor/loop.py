@@ -6,20 +6,24 @@ once, for while it runs nobody sees to the dead.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from mpbroker.ipc.black_box import note_failure
 from mpbroker.logger import get_logger, shut_down
+from mpbroker.supervisor.signals import reset_in_child
 
 _LOG = get_logger(__name__)
 
 TICK_S: Final = 1.0
+
+_T = TypeVar("_T")
 
 
 class Loop:
@@ -73,15 +77,17 @@ class Loop:
         Returns:
             What kills it; None if it could not be started, which has ended it.
         """
+
+        def begin() -> None:
+            self.close_ours()
+            run()
+
         try:
-            pid = os.fork()
+            pid = fork(begin)
         except OSError as error:
             _LOG.error("fork: %s", error.strerror)
             ended(1 << 8)
             return None
-        if pid == 0:
-            self.close_ours()
-            live(run)
         pidfd = self._asides[pid] = os.pidfd_open(pid)
         self.only_ours.add(pidfd)
 
@@ -113,7 +119,9 @@ class Loop:
 
     def run_turns(self) -> float:
         """Call what is called in each turn; return how long to wait at most, s."""
-        waits = [wait for turn in self._turns if (wait := turn()) is not None]
+        waits = [
+            wait for turn in self._turns if (wait := _unless_full(turn)) is not None
+        ]
         now = time.monotonic()
         waits.extend(task.due - now for task in self._tasks)
         return max(0.0, min([TICK_S, *waits]))
@@ -128,7 +136,21 @@ class Loop:
         for task in self._tasks:
             if task.due <= now:
                 task.due = now + task.interval_s
-                task.run()
+                _unless_full(task.run)
+
+
+def _unless_full(run: Callable[[], _T]) -> _T | None:
+    """Do what is done again and again; or not, while there is no descriptor for it.
+
+    Whoever has taken them all gives some back, and nobody who is served must suffer.
+    """
+    try:
+        return run()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        _LOG.warning("put off: %s", error)
+        return None
 
 
 class _Task:
@@ -142,10 +164,29 @@ class _Task:
         self.due = time.monotonic() + interval_s
 
 
+def fork(run: Callable[[], None]) -> int:
+    """Run something in a child; return its process id. A pidfd of it can be opened.
+
+    Raises:
+        OSError: too many processes or descriptors; there is no child.
+    """
+    # The place of the pidfd, until then: better no child than one that nobody watches.
+    place = os.pidfd_open(os.getpid())
+    try:
+        pid = os.fork()
+    finally:
+        os.close(place)
+    if pid == 0:
+        live(run)
+    return pid
+
+
 def live(run: Callable[[], None]) -> NoReturn:
     """A child's whole life; never returns."""
     status = 1
     try:
+        # First of all: a signal for the child would be taken for one of its parent's.
+        reset_in_child()
         run()
         status = 0
     except BaseException as error:  # noqa: BLE001 - whatever ended it is told

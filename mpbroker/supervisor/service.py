@@ -257,7 +257,7 @@ class Service:
 
 
 def in_uninterruptible_sleep(pid: int, proc: str = "/proc") -> bool:
-    """Whether a process waits for a device; False if there is none.
+    """Whether a process waits for a device; False if there is none, or none can look.
 
     Source: proc_pid_stat(5), field 3.
     """
@@ -265,5 +265,5 @@ def in_uninterruptible_sleep(pid: int, proc: str = "/proc") -> bool:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             # The command's name, in parentheses, may contain anything.
             return file.read().rpartition(b")")[2].split()[0] == b"D"
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return False

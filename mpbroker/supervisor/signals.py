@@ -4,7 +4,7 @@ A signal handler may interrupt any line, one that holds a shared mutex too. So n
 ours does anything: Python writes the signal's number to the wake-up descriptor, and
 the supervisor reads it when it is ready to act.
 
-Source: signal.set_wakeup_fd; signal(7).
+Source: signal.set_wakeup_fd; signal(7); wait(2), "NOTES" on SIGCHLD.
 """
 
 import contextlib
@@ -30,6 +30,9 @@ class SignalSocket:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, _ignore)
+        # Whoever started us may ignore it, and that is inherited: the kernel would reap
+        # our children itself, and nobody could ask how they ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A program before us may have left them blocked, so that none was lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 

@@ -30,7 +30,7 @@ from mpbroker.supervisor.child import (
     count_of_role,
 )
 from mpbroker.supervisor.listeners import Listener, Origin
-from mpbroker.supervisor.loop import TICK_S, Loop, live
+from mpbroker.supervisor.loop import TICK_S, Loop, fork
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.pools import Pools, child_words
@@ -198,7 +198,7 @@ class Supervisor(Loop):
         if row is not None:
             self._words[row.incarnation] = child.incarnation
         try:
-            pid = os.fork()
+            pid = fork(partial(self._run, child))
         except OSError as error:
             _LOG.error(
                 "%s %d cannot be started: fork: %s; tried again in %d s",
@@ -209,11 +209,6 @@ class Supervisor(Loop):
             )
             child.restart_at = time.monotonic() + _FORK_RETRY_S
             return
-        if pid == 0:
-            self.close_ours()
-            box = box_number(child.role.value, child.number)
-            open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
-            live(child.run)
         child.started(pid)
         count_of_role(self._words, METRICS_STARTS, child.role)
         self._watch_child(child)
@@ -221,6 +216,13 @@ class Supervisor(Loop):
             self._words[row.pid] = pid
         else:
             child.happens(ChildEvent.REPORTED_READY)  # its backlog is served already
+
+    def _run(self, child: Child) -> None:
+        """In the child."""
+        self.close_ours()
+        box = box_number(child.role.value, child.number)
+        open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
+        child.run()
 
     def _all_ready(self) -> bool:
         changed = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from tests.bench import wire
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
+from tests.supervisor.load import children
 from tests.support.broker import Broker
 
 KAFKA_STORAGE_ERROR = 56
@@ -150,3 +154,34 @@ def test_a_broker_out_of_descriptors_serves_those_it_has(tmp_path: Path) -> None
             wait_until("new connections are served", serves_new_ones, 90.0)
             first.ask(wire.api_versions())
         assert broker.processes().keys() == pids
+
+
+def test_ctl_clients_that_use_up_the_supervisors_descriptors_stop_nobody(
+    make_broker: Callable[..., Broker],
+) -> None:
+    broker = make_broker({"num.io.threads": 2})
+    path = str(broker.data_dir / "control.sock")
+    handlers = children(broker, "handler")
+    room = 8
+    used = len(os.listdir(f"/proc/{broker.pid}/fd"))
+    before = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (used + room, before[1]))
+    with contextlib.ExitStack() as crowd:
+        for _ in range(2 * room):  # no more than wait to be accepted
+            sock = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(path)
+        said = "control socket: cannot accept"
+        wait_until("it is at its limit", lambda: said in broker.log_tail(), 90.0)
+        # It still sees who dies, and forks.
+        os.kill(handlers["handler", 0], signal.SIGKILL)
+        died = f"handler 0 (pid {handlers['handler', 0]}) died"
+        wait_until("a death is seen", lambda: died in broker.log_tail(), 90.0)
+        with wire.Connection(address_of(broker)) as connection:
+            connection.ask(wire.api_versions())
+    resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, before)
+
+    def replaced() -> bool:
+        now = children(broker, "handler")
+        return len(now) == 2 and now["handler", 0] != handlers["handler", 0]
+
+    wait_until("the dead one has a successor", replaced, 90.0)
