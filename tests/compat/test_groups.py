@@ -43,6 +43,7 @@ from tests.compat.test_other_languages import needs_kafkajs
 from tests.conftest import BOOTSTRAP_VARIABLE, OtherBroker
 from tests.support.broker import Broker
 from tests.support.children import TIMEOUT_S, wait_until
+from tests.support.ports import reusable_port
 
 # Members are processes: they take seconds to start where cores are busy.
 pytestmark = pytest.mark.timeout(300)
@@ -326,8 +327,9 @@ def test_who_waits_for_a_group_or_its_coordinator_slows_no_produce_and_no_fetch(
 def test_offsets_and_groups_outlive_the_whole_broker(
     make_broker: MakeBroker, topic_name: str
 ) -> None:
-    broker = make_broker(CONFIG)
-    port = broker.bootstrap.rpartition(":")[2]
+    broker = make_broker(
+        {**CONFIG, "listeners": f"PLAINTEXT://127.0.0.1:{reusable_port()}"}
+    )
     make_topic(broker, topic_name)
     produce(broker, topic_name, 10)
     with Group(broker.bootstrap, "g", topic_name) as group:
@@ -336,7 +338,6 @@ def test_offsets_and_groups_outlive_the_whole_broker(
         group.wait_until(has_everything(group, 10), "all records are read")
         wait_for_commits(broker, group, topic_name, 10)
         broker.kill()
-        broker.config["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
         broker.start()
         assert committed(broker, "g", topic_name) == dict.fromkeys(
             range(PARTITIONS), 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
@@ -11,13 +10,13 @@ import pytest
 from mpbroker.producer import NetworkError, Producer
 from tests.producer.conftest import read_all
 from tests.producer.cutting_proxy import CuttingProxy
+from tests.support.ports import reusable_port
 
 
 @pytest.fixture
 def proxied(make_broker):
     """A broker that tells clients to come through a proxy, and that proxy."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = reusable_port()
     proxy = CuttingProxy(port)
     broker = make_broker(
         {
@@ -95,8 +94,7 @@ def test_without_idempotence_a_lost_answer_without_retries_is_told(proxied):
 def test_a_broker_killed_and_started_again_mid_stream_has_every_record_once(
     make_broker,
 ):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = reusable_port()
     broker = make_broker(
         {"listeners": f"PLAINTEXT://127.0.0.1:{port}", "num.partitions": "2"}
     )

@@ -27,6 +27,7 @@ from mpbroker.producer import (
     SerializationError,
 )
 from tests.producer.conftest import until_known
+from tests.support.ports import reusable_port
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -256,8 +257,7 @@ def test_a_broker_that_says_nothing_is_named_when_metadata_does_not_come(silent_
 
 
 def test_a_broker_that_is_not_there_is_named_too():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = reusable_port()
     with Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=2000) as producer:
         error = producer.send("t", b"x").exception(30)
     assert "connection refused" in str(error)
@@ -377,6 +377,65 @@ def test_a_forked_child_is_told_to_make_its_own(make_producer, new_topic, read):
         assert b"make a producer here after the fork" in answer.read()
     producer.send(topic, b"parent again").result(30)
     assert [r.value for r in read(topic)[0]] == [b"parent", b"parent again"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_what_was_not_acknowledged_before_a_fork_is_not_waited_for_in_the_child(
+    make_producer, new_topic
+):
+    topic = new_topic()
+    producer = make_producer(linger_ms=60_000)
+    producer.partitions_for(topic)
+    future = producer.send(topic, b"parent's")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, repr(future.exception(60)).encode())
+            producer.flush()
+        except ProducerForkedError:
+            os.write(writer, b" and flush() too")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        told = answer.read()
+    assert b"ProducerForkedError" in told
+    assert told.endswith(b" and flush() too")
+    producer.flush(90)
+    assert future.exception(0) is None
+
+
+def test_closing_reaches_a_batch_that_was_being_sealed_meanwhile(
+    make_producer, new_topic, read, monkeypatch
+):
+    topic = new_topic()
+    producer = make_producer(linger_ms=60_000, batch_size=1000)
+    producer.partitions_for(topic)
+    first = producer.send(topic, b"x" * 900)
+    accumulator, sleeping = producer._accumulator, threading.Event()
+    closing = threading.Thread(target=producer.close)
+    seal, poll = accumulator.seal, producer._client.poll
+
+    def poll_when_closed(wait_ms, now_ms):
+        if accumulator.is_closed:
+            sleeping.set()  # about to wait for whatever comes
+        poll(wait_ms, now_ms)
+
+    def close_before(batch):
+        if threading.current_thread() is threading.main_thread():
+            closing.start()
+            assert sleeping.wait(90)
+        seal(batch)
+
+    monkeypatch.setattr(producer._client, "poll", poll_when_closed)
+    monkeypatch.setattr(accumulator, "seal", close_before)
+    with pytest.raises(ProducerClosedError):
+        producer.send(topic, b"y" * 900)
+    closing.join(60)
+    assert not closing.is_alive()
+    assert first.exception(0) is None
 
 
 def test_many_threads_may_send(make_producer, new_topic, read):

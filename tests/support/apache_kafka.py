@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Final
 
 from tests.client import certificates
 from tests.support.fetch_clients import JAVA_DIR, fetch_java_tools
+from tests.support.ports import reusable_port
 
 START_TIMEOUT_S: Final = 180
 
@@ -126,7 +126,7 @@ class ApacheKafka:
         return self.bootstrap
 
     def _write_properties(self) -> Path:
-        self.listeners = {name: f"127.0.0.1:{_free_port()}" for name in PROTOCOLS}
+        self.listeners = {name: f"127.0.0.1:{reusable_port()}" for name in PROTOCOLS}
         identity = self.data_dir.with_name(self.data_dir.name + ".pem")
         identity.write_text(certificates.BROKER_KEY + certificates.BROKER)
         properties = self.data_dir.with_name(self.data_dir.name + ".properties")
@@ -134,7 +134,7 @@ class ApacheKafka:
             _PROPERTIES.format(
                 listeners=",".join(f"{k}://{v}" for k, v in self.listeners.items()),
                 protocol_map=",".join(f"{name}:{name}" for name in PROTOCOLS),
-                controller_port=_free_port(),
+                controller_port=reusable_port(),
                 data_dir=self.data_dir,
                 identity=identity,
                 mechanisms=",".join(_MECHANISMS),
@@ -176,12 +176,6 @@ class ApacheKafka:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:
