@@ -18,6 +18,7 @@ from mpbroker.protocol.batch_header import (
     RecordBatchError,
     parse_batch_header,
 )
+from mpbroker.spark.file_systems import find
 from mpbroker.spark.segment_index import parse_offset_checkpoint
 
 LOG: Final = ".log"
@@ -83,10 +84,7 @@ def open_path(path: str) -> tuple[fs.FileSystem, str]:
         SegmentError: there is no such directory, or the URI is of an unknown kind.
     """
     try:
-        if "://" in path:
-            found, inside = fs.FileSystem.from_uri(path)
-        else:
-            found, inside = fs.LocalFileSystem(), path.rstrip("/") or "/"
+        found, inside = find(path)
         info = found.get_file_info(inside)
     except (pa.ArrowInvalid, OSError, NotImplementedError) as error:
         raise SegmentError(f"path={path!r} cannot be read: {error}") from error

@@ -42,11 +42,15 @@ from mpbroker.producer import Producer
 from mpbroker.producer.config import PRODUCER_CONFIG, ProducerSettings
 from mpbroker.producer.transaction_calls import PreparedTransaction
 from mpbroker.spark.exactly_once import (
+    Abandoned,
     CommitError,
     Coordinators,
-    all_tasks,
+    Task,
+    checkpoint_query,
     mark,
     new_name,
+    query_of,
+    task_ids,
     this_task,
 )
 from mpbroker.spark.options import (
@@ -82,6 +86,7 @@ class SinkOptions:
     topic: str | None
     client: ClientSettings
     exactly_once: bool = False
+    checkpoint: str | None = None  # a stream's
 
 
 @dataclass
@@ -124,7 +129,13 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
             "kafka.transactional.id is chosen by exactlyOnce, one a task; remove it"
         )
     client = parse_client_settings(given)
-    return SinkOptions(settings, given.get("topic"), client, exactly_once)
+    return SinkOptions(
+        settings,
+        given.get("topic"),
+        client,
+        exactly_once,
+        given.get("checkpointlocation"),
+    )
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
@@ -174,12 +185,18 @@ def _are_headers(kind: ArrayType) -> bool:
 
 
 class _Sink:
-    """Writes one task's rows; on the driver, ends what tasks have prepared."""
+    """Writes one task's rows; on the driver, ends what tasks have prepared.
 
-    def __init__(self, options: SinkOptions) -> None:
+    Args:
+        name: of a write that is no stream's.
+    """
+
+    def __init__(self, options: SinkOptions, name: str | None = None) -> None:
         self._options = options
         self._coordinators = Coordinators(options.client)
-        self._name = new_name()
+        self._name = name
+        # Before there were tasks; None: whoever planned them could not say.
+        self._abandoned: Abandoned | None = None if name is None else Abandoned()
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Send all rows and wait until all are acknowledged.
@@ -210,7 +227,7 @@ class _Sink:
                     pass  # whoever makes them expects that they are taken
                 return Written(0)
             # Asked after the ids are ours: who abandons says so before it fences them.
-            if self._coordinators.is_abandoned(self._name):
+            if self._is_abandoned(task):
                 raise CommitError(
                     "the write was abandoned before this task began, since another task"
                     " of it failed for good; that task's error says why"
@@ -224,6 +241,12 @@ class _Sink:
         finally:
             # Aborts what is open and was not prepared: it would be in readers' way.
             producer.close()
+
+    def _is_abandoned(self, task: Task) -> bool:
+        known = self._abandoned
+        if known is None:
+            return False
+        return self._coordinators.times_abandoned(task.query) != known
 
     def _send(
         self, producer: Producer, batches: Iterator[pa.RecordBatch]
@@ -272,13 +295,29 @@ class _Sink:
         """
         if not self._options.exactly_once:
             return
-        known = [each.transactional_id for each in _prepared(messages)]
+        query = self._query()
+        for each in _prepared(messages):
+            query = query_of(each)
+        if query is None:
+            logger.warning(
+                "transactions of this batch are in the way of readers until it comes"
+                " again, or until kafka.transaction.timeout.ms: they are named by the"
+                " query's id, which only the checkpoint says; give its path as the"
+                " option checkpointLocation of this writer"
+            )
+            return
         try:
-            self._coordinators.abandon(self._name)
-            self._coordinators.fence(all_tasks(len(messages), self._name, known))
+            self._coordinators.abandon(query)
+            self._coordinators.fence(task_ids(query, len(messages)))
         except CommitError as error:
             # The broker does it after transaction.timeout.ms, or has done so.
             logger.warning("%s", error)
+
+    def _query(self) -> str | None:
+        """Return what names the write's transactions, None if it cannot be known."""
+        if self._name is not None or self._options.checkpoint is None:
+            return self._name
+        return checkpoint_query(self._options.checkpoint)
 
 
 def _prepared(
@@ -324,7 +363,13 @@ def _rows(
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """``df.write.format("mpbroker")``."""
+    """``df.write.format("mpbroker")``.
+
+    A stream's foreachBatch may write several frames so: each is a write of its own.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options, new_name())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self.write_rows(iterator)
@@ -337,7 +382,19 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """``df.writeStream.format("mpbroker")``."""
+    """``df.writeStream.format("mpbroker")``; Spark makes several for each batch."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Set off to the tasks of a batch, knowing what was abandoned before them.
+
+        Raises:
+            ApiError, BrokerUnavailableError: the coordinator does not say, in a minute.
+        """
+        if self._options.exactly_once and self._abandoned is None:
+            query = self._query()
+            if query is not None:
+                self._abandoned = self._coordinators.times_abandoned(query)
+        return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self.write_rows(iterator)

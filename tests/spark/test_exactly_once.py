@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from contextlib import suppress
 
@@ -17,6 +19,7 @@ from mpbroker.producer.errors import ProducerError
 from mpbroker.spark import sink
 from mpbroker.spark.exactly_once import CommitError, Task
 from mpbroker.spark.options import OptionError
+from mpbroker.spark.source import MpbrokerDataSource
 from tests.spark.topic_records import topic_records
 
 pytestmark = pytest.mark.timeout(900)
@@ -43,6 +46,24 @@ def write(bootstrap, monkeypatch):
 def make_writer(bootstrap, topic, **options):
     given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, **options}
     return sink.StreamWriter(sink.parse_sink_options({**given, "exactlyOnce": "true"}))
+
+
+def after_spark_planned(writer):
+    """Return what tasks get: Spark ends batches with writers that it makes anew."""
+    return pickle.loads(pickle.dumps(writer))
+
+
+@pytest.fixture
+def still_readable(bootstrap, consume):
+    """Check that no open transaction is in the way of who reads what is committed."""
+
+    def check(topic, *values):
+        producer = Producer({"bootstrap.servers": bootstrap})
+        producer.produce(topic, b"after")
+        assert producer.flush(90) == 0
+        assert consume(topic, count=1 + len(values)) == sorted(["after", *values])
+
+    return check
 
 
 @pytest.fixture
@@ -115,24 +136,147 @@ def test_what_a_failed_batch_has_prepared_is_never_seen(
 
 
 @pytest.mark.parametrize("others_prepared", [True, False])
-def test_a_task_that_begins_after_its_write_was_abandoned_opens_nothing(
-    consume, make_topic, query, bootstrap, monkeypatch, others_prepared
+def test_a_task_that_begins_after_its_batch_was_abandoned_opens_nothing(
+    still_readable,
+    commit,
+    make_topic,
+    query,
+    bootstrap,
+    monkeypatch,
+    tmp_path,
+    others_prepared,
 ):
     topic = make_topic()
-    writer = make_writer(bootstrap, topic)
+    (tmp_path / "metadata").write_text(f'{{"id":"{query}"}}')
 
-    def write(task):
+    def stream_writer():
+        return make_writer(bootstrap, topic, checkpointLocation=f"file:{tmp_path}")
+
+    def write(writer, task):
         monkeypatch.setattr(sink, "this_task", lambda _: Task(query, 0, task))
         return writer.write(iter([pa.RecordBatch.from_pydict({"value": ["late"]})]))
 
-    writer.abort([write(0) if others_prepared else None, None], 0)
+    tasks = after_spark_planned(stream_writer())
+    prepared = write(tasks, 0) if others_prepared else None
+    stream_writer().abort([prepared, None], 0)
     for task in (0, 1):
         with pytest.raises(CommitError, match="abandoned before this task began"):
-            write(task)
+            write(tasks, task)
+    still_readable(topic)
+    # The query is started again: the batch comes again, and that is another write.
+    commit(write(after_spark_planned(stream_writer()), 1))
+    still_readable(topic, "after", "late")
+
+
+def test_a_task_of_a_batch_query_begins_nothing_when_it_was_abandoned(
+    still_readable, make_topic, bootstrap
+):
+    topic = make_topic()
+    options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
+    options["exactlyOnce"] = "true"
+    writer = sink.BatchWriter(sink.parse_sink_options(options))
+    tasks, driver = after_spark_planned(writer), after_spark_planned(writer)
+    driver.abort([None])
+    with pytest.raises(CommitError, match="abandoned before this task began"):
+        tasks.write(iter([pa.RecordBatch.from_pydict({"value": ["late"]})]))
+    still_readable(topic)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"id": 7}'])
+def test_who_cannot_know_the_query_says_what_to_give(
+    bootstrap, tmp_path, caplog, content
+):
+    if content is not None:
+        (tmp_path / "metadata").write_text(content)
+    for options in ({}, {"checkpointLocation": str(tmp_path)}):
+        writer = make_writer(bootstrap, "unused", **options)
+        after_spark_planned(writer).abort([None], 0)
+        assert "give its path as the option checkpointLocation" in caplog.text
+        caplog.clear()
+
+
+class StuckSource(MpbrokerDataSource):
+    """Its tasks send what they have, and are never done."""
+
+    @classmethod
+    def name(cls):
+        return "stuck"
+
+    def streamWriter(self, schema, overwrite):  # noqa: N802
+        return StuckWriter(sink.parse_sink_options(self.options))
+
+
+class StuckWriter(sink.StreamWriter):
+    def write(self, iterator):
+        def rows():
+            yield from iterator
+            while True:
+                time.sleep(1)
+
+        return super().write(rows())
+
+
+def test_a_stream_that_is_stopped_in_a_batch_leaves_nothing_in_readers_way(
+    spark, read_stream, bootstrap, make_topic, consume, still_readable, tmp_path
+):
+    spark.dataSource.register(StuckSource)
+    source, target = make_topic(), make_topic()
     producer = Producer({"bootstrap.servers": bootstrap})
-    producer.produce(topic, b"after")
+    producer.produce(source, b"row")
     assert producer.flush(90) == 0
-    assert consume(topic, count=1) == ["after"]
+
+    def start():
+        stream = read_stream(subscribe=source, startingOffsets="earliest").load()
+        return (
+            stream.select("value")
+            .writeStream.format("stuck")
+            .option("kafka.bootstrap.servers", bootstrap)
+            .option("topic", target)
+            .option("exactlyOnce", "true")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+
+    stream = start()
+    while not consume(target, "read_uncommitted"):
+        if not stream.isActive:  # Python was too slow to start for Spark
+            stream = start()
+    stream.stop()
+    still_readable(target)
+
+
+def test_each_write_of_a_foreach_batch_is_a_write_of_its_own(
+    read_stream, finish, bootstrap, make_topic, consume, tmp_path
+):
+    source, one, other = make_topic(), make_topic(), make_topic()
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(source, b"row")
+    assert producer.flush(90) == 0
+
+    def write(frame, _):
+        for topic in (one, other):
+            writer = frame.select("value").write.format("mpbroker").mode("append")
+            writer = writer.option("kafka.bootstrap.servers", bootstrap)
+            writer.option("topic", topic).option("exactlyOnce", "true").save()
+
+    stream = read_stream(subscribe=source, startingOffsets="earliest").load()
+    writer = stream.writeStream.foreachBatch(write).trigger(availableNow=True)
+    finish(writer.option("checkpointLocation", str(tmp_path)).start)
+    assert consume(one, count=1) == consume(other, count=1) == ["row"]
+
+
+def test_two_tries_of_a_task_at_once_are_refused(spark, bootstrap, make_topic):
+    frame = spark.range(1).selectExpr("string(id) value")
+    writer = frame.write.format("mpbroker").mode("append")
+    writer = writer.options(
+        **{"kafka.bootstrap.servers": bootstrap, "topic": make_topic()}
+    )
+    spark.sparkContext.setLocalProperty("spark.speculation", "true")
+    try:
+        with pytest.raises(Exception, match=r"set spark\.speculation=false"):
+            writer.option("exactlyOnce", "true").save()
+    finally:
+        spark.sparkContext.setLocalProperty("spark.speculation", None)
 
 
 def test_what_nobody_ends_expires(write, consume, make_topic, query, bootstrap):

@@ -25,6 +25,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.ports import reusable_port
+
 KILLS = int(os.environ.get("MPBROKER_SPARK_KILLS", "2"))
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 4
@@ -155,8 +157,7 @@ def test_no_row_is_lost_or_doubled_whoever_is_killed(
     cluster, environ, make_broker, tmp_path
 ):
     address, workers = cluster
-    broker = make_broker()
-    broker.config["listeners"] = f"PLAINTEXT://{broker.bootstrap}"
+    broker = make_broker({"listeners": f"PLAINTEXT://127.0.0.1:{reusable_port()}"})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic("rows", PARTITIONS, 1)])["rows"].result(90)
     lake = tmp_path / "lake"

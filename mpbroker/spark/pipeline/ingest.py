@@ -14,9 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-from pyarrow import fs
-
+from mpbroker.spark.checkpoint import query_id
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import (
     Description,
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_METADATA: Final = "metadata"
 _STARTS: Final = 30
 _NO_PYTHON: Final = "failed to connect back"
 _DEFAULTS: Final = {
@@ -75,7 +72,7 @@ class BatchSink:
                 path=description.dead_letter.path, format=description.dead_letter.format
             )
             self.bad = open_table(dead, bad_schema(), description.name)
-        known = query_id(description.checkpoint)
+        known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
         self._claimed = False
@@ -118,7 +115,7 @@ class BatchSink:
     def _claim(self) -> None:
         if self._claimed:
             return
-        query = query_id(self._description.checkpoint)
+        query = checkpoint_query(self._description.checkpoint)
         if query is None:
             raise PipelineError(f"{self._description.checkpoint} has no metadata yet")
         for table in self._tables():
@@ -146,14 +143,17 @@ class BatchSink:
         return rows
 
 
-def query_id(checkpoint: str) -> str | None:
-    """Return the id that Spark gave a checkpoint, None while it has none."""
+def checkpoint_query(checkpoint: str) -> str | None:
+    """Return the id that Spark gave a checkpoint, None while it has none.
+
+    Raises:
+        PipelineError: it cannot be read, or is none of Spark's.
+    """
     files, inside = open_directory(checkpoint)
-    path = f"{inside}/{_METADATA}"
-    if files.get_file_info(path).type != fs.FileType.File:
-        return None
-    with files.open_input_stream(path) as stream:
-        return str(orjson.loads(stream.read())["id"])
+    try:
+        return query_id(files, inside)
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"checkpoint {checkpoint!r}: {error}") from error
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:

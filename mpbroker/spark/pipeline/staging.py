@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from mpbroker.spark.file_systems import find
 from mpbroker.spark.pipeline.decode import Decoder, bad_schema
 from mpbroker.spark.pipeline.description import PipelineError, Table, ValueFormat
 
@@ -52,10 +53,7 @@ def open_directory(path: str, *, make: bool = False) -> tuple[fs.FileSystem, str
         PipelineError: it cannot be used.
     """
     try:
-        if "://" in path:
-            found, inside = fs.FileSystem.from_uri(path)
-        else:
-            found, inside = fs.LocalFileSystem(), path
+        found, inside = find(path)
         if make:
             found.create_dir(inside, recursive=True)
     except (pa.ArrowInvalid, OSError, NotImplementedError) as error:
