@@ -11,7 +11,9 @@ Source: Kafka's LogLoader.
 """
 
 import os
+from bisect import bisect_left
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from mpbroker.ipc.partition_table import LogState
@@ -44,6 +46,7 @@ from mpbroker.storage.segment_recovery import (
 from mpbroker.storage.txn_index import AbortedTransaction, restore_aborted
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
+_last_offset: Final = attrgetter("last_offset")
 
 
 class LoadHints(NamedTuple):
@@ -167,7 +170,8 @@ def _recover_producers(
     for segment, following in pairwise([*segments.from_offset(point), None]):
         assert segment is not None
         until = end if following is None else following.base_offset
-        here = [e for e in aborted if segment.base_offset <= e.last_offset < until]
+        first = bisect_left(aborted, segment.base_offset, key=_last_offset)
+        here = aborted[first : bisect_left(aborted, until, key=_last_offset)]
         restore_aborted(segment.txn_index_path, here, point)
     return producers
 

@@ -27,7 +27,9 @@ class LogLookup(LogReader):
         """Return the end of what readers of committed data may see."""
         state = self.state()
         unstable = state.first_unstable_offset
-        return unstable if unstable >= 0 else state.log_end_offset
+        if unstable < 0:
+            return state.log_end_offset
+        return max(unstable, self._words[self._start_word])
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEntry:
         """Return the largest epoch not above ``epoch`` and where it ends."""

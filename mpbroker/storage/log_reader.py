@@ -15,7 +15,7 @@ from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.partition_view import PartitionView
 from mpbroker.storage.read_plan import ReadPlan
-from mpbroker.storage.txn_index import read_aborted
+from mpbroker.storage.txn_index import find_aborted
 
 _POSITIONS_KEPT: Final = 64
 _ATTEMPTS: Final = 10
@@ -91,7 +91,8 @@ class LogReader(PartitionView):
             if not start_offset <= fetch_offset <= end_offset:
                 self._out_of_range(fetch_offset, start_offset, end_offset)
             unstable = state[8]
-            stable_offset = unstable if unstable >= 0 else end_offset
+            # What is still open may have begun with records that are deleted since.
+            stable_offset = max(unstable, start_offset) if unstable >= 0 else end_offset
             upper = stable_offset if read_committed else end_offset
             try:
                 if (
@@ -106,6 +107,11 @@ class LogReader(PartitionView):
                 elif upper == end_offset and end == active_size:
                     self._remember(end_offset, segment, end)
                 path, fd, inode = segment.path, segment.fd, segment.inode
+                aborted: list[tuple[int, int]] | None = [] if read_committed else None
+                if read_committed and length:
+                    stop = position + length if length < end - position else None
+                    until = self._offset_behind(segment, stop, upper, state)
+                    aborted = self._aborted(segment, fetch_offset, until, end_offset)
             except (FileNotFoundError, CorruptLogError) as error:
                 if fetch_offset >= words[self._start_word]:
                     self._structure_moved_or_fail(error)
@@ -117,9 +123,6 @@ class LogReader(PartitionView):
             # Unmoved: the files that were opened on the way belong together.
             if words[self._structure_word] != self._structure:
                 continue
-            aborted = None
-            if read_committed:
-                aborted = self._aborted(segment, fetch_offset, upper, end_offset)
             return _new_tuple(
                 ReadResult,
                 (
@@ -202,17 +205,39 @@ class LogReader(PartitionView):
             self._positions.clear()
         self._positions[offset] = segment, position
 
+    def _offset_behind(
+        self,
+        segment: LogSegment,
+        position: int | None,
+        upper: int,
+        state: tuple[int, ...],
+    ) -> int:
+        """Return an offset above all that stands before a position.
+
+        Before the end of what may be read of the segment, if that is None.
+        """
+        found = None
+        if position is not None:
+            entries = self._entries(segment, state)
+            found = segment.offset_index.offset_behind(position, entries)
+        if found is None:
+            found = self.segments.next_base(segment.base_offset)
+        return upper if found is None else min(found, upper)
+
     def _aborted(
-        self, segment: LogSegment, offset: int, upper: int, end_offset: int
+        self, segment: LogSegment, offset: int, until: int, end_offset: int
     ) -> list[tuple[int, int]]:
         # A transaction's entry stands in the segment of its abort marker, which may be
         # a later one than that of its records. Who died between entry and marker left
         # one that another follows: clients count them, so each goes once.
         found: dict[tuple[int, int], None] = {}
         for later in self.segments.from_offset(segment.base_offset):
-            for entry in read_aborted(later.txn_index_path, end_offset):
-                if entry.last_offset >= offset and entry.first_offset < upper:
-                    found[entry.producer_id, entry.first_offset] = None
+            path = later.txn_index_path
+            entries, complete = find_aborted(path, end_offset, offset, until)
+            for entry in entries:
+                found[entry.producer_id, entry.first_offset] = None
+            if complete:
+                break
         return list(found)
 
     def _out_of_range(self, offset: int, start: int, end: int) -> None:

@@ -11,7 +11,7 @@ Source: Kafka's OffsetIndex; `kafka-dump-log --index-sanity-check` checks the me
 import os
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from operator import lt
 from struct import Struct
 from typing import Final
@@ -76,6 +76,14 @@ class OffsetIndex:
             self.load(entries)
         slot = bisect_right(self._offsets, offset - self.base_offset) - 1
         return self._positions[slot] if slot >= 0 else 0
+
+    def offset_behind(self, position: int, entries: int) -> int | None:
+        """Return an offset that no batch below a position reaches; None: not known."""
+        self.load(entries)
+        slot = bisect_left(self._positions, position)
+        if slot >= min(entries, len(self._positions)):
+            return None
+        return self.base_offset + self._offsets[slot]
 
     def entry(self, slot: int) -> tuple[int, int]:
         """Return (last offset of the batch, its position) of a loaded entry."""

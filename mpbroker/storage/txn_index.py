@@ -13,6 +13,7 @@ Source: Kafka's AbortedTxn, TransactionIndex and LogSegment.recover.
 """
 
 import os
+from bisect import bisect_left
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -26,6 +27,8 @@ from mpbroker.storage.log_files import (
 _ENTRY: Final = Struct(">hqqqq")
 ENTRY_BYTES: Final = _ENTRY.size
 _VERSION: Final = 0
+_READ_ENTRIES: Final = 128
+_NEVER: Final = 1 << 63
 
 
 class AbortedTransaction(NamedTuple):
@@ -54,11 +57,57 @@ def read_aborted(path: str, log_end_offset: int) -> list[AbortedTransaction]:
     return found
 
 
+def find_aborted(
+    path: str, log_end_offset: int, from_offset: int, until_offset: int
+) -> tuple[list[AbortedTransaction], bool]:
+    """Return the committed entries that concern a range of offsets.
+
+    Also whether all are found: entries that follow, here and in later segments, are of
+    transactions that began behind the range.
+    """
+    found: list[AbortedTransaction] = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return found, False
+    try:
+        slot = _slot_of(fd, from_offset)
+        while True:
+            content = os.pread(fd, _READ_ENTRIES * ENTRY_BYTES, slot * ENTRY_BYTES)
+            whole = len(content) // ENTRY_BYTES
+            for version, *fields in _ENTRY.iter_unpack(content[: whole * ENTRY_BYTES]):
+                entry = AbortedTransaction(*fields)
+                if version != _VERSION or entry.last_offset >= log_end_offset:
+                    return found, False
+                if entry.first_offset < until_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= until_offset:
+                    return found, True
+            if not whole:
+                return found, False
+            slot += whole
+    finally:
+        os.close(fd)
+
+
+def _slot_of(fd: int, offset: int) -> int:
+    """Return the number of the first entry whose marker is not below an offset."""
+
+    def last_offset(slot: int) -> int:
+        content = os.pread(fd, ENTRY_BYTES, slot * ENTRY_BYTES)
+        if len(content) < ENTRY_BYTES:
+            return _NEVER  # cut off meanwhile
+        return int(_ENTRY.unpack(content)[3])
+
+    entries = os.fstat(fd).st_size // ENTRY_BYTES
+    return bisect_left(range(entries), offset, key=last_offset)
+
+
 def append_aborted(path: str, entry: AbortedTransaction, log_end_offset: int) -> None:
     """Add an entry behind those that are committed below ``log_end_offset``."""
-    committed = len(read_aborted(path, log_end_offset))
     fd = create_file(path)
     try:
+        committed = _slot_of(fd, log_end_offset)
         os.ftruncate(fd, committed * ENTRY_BYTES)
         write_whole(fd, _ENTRY.pack(_VERSION, *entry), committed * ENTRY_BYTES)
     finally:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,11 @@ from mpbroker.protocol.control_record import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.record_batch import iter_records
+from mpbroker.storage.compaction import Compaction
+from mpbroker.storage.log_cleaner import assess
 from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.txn_index import AbortedTransaction, append_aborted
+from mpbroker.storage.txn_index import ENTRY_BYTES, AbortedTransaction, append_aborted
 from tests.storage.batches import Validated, batch, batches_in, validated
 from tests.storage.conftest import OpenLog
 from tests.storage.forks import kill_at_line
@@ -27,9 +32,11 @@ PRODUCER = 7
 STEPS = range(1, 420, 13)
 
 
-def marker(*, epoch: int = 0, commit: bool = True) -> Validated:
+def marker(
+    producer: int = PRODUCER, *, epoch: int = 0, commit: bool = True
+) -> Validated:
     end = EndTransactionMarker(commit, 0)
-    return validated(build_end_transaction_marker(PRODUCER, epoch, end, 1_000))
+    return validated(build_end_transaction_marker(producer, epoch, end, 1_000))
 
 
 def records(epoch: int = 0, sequence: int = 0) -> Validated:
@@ -151,6 +158,133 @@ def test_an_abort_that_was_indexed_twice_is_named_to_readers_once(
     log.append(marker(commit=True), now_ms=1)
     found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
     assert found.aborted_transactions == [(PRODUCER, 0)]
+
+
+def committed_values(content: bytes, aborted: list[tuple[int, int]]) -> list[bytes]:
+    """What a client hands on of a region, as Kafka's consumer decides it."""
+    coming = sorted(aborted, key=lambda each: each[1])
+    ongoing: set[int] = set()
+    found = []
+    for header, body in batches_in(content):
+        while coming and coming[0][1] <= header.last_offset:
+            ongoing.add(coming.pop(0)[0])
+        if header.is_control:
+            ongoing.discard(header.producer_id)
+        elif header.producer_id not in ongoing:
+            found += [bytes(record.value or b"") for record in iter_records(body)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_read_names_the_aborts_that_its_records_need_and_few_others(
+    open_log: OpenLog, seed: int
+) -> None:
+    picker = random.Random(seed)
+    log = open_log(segment_bytes=4_000, index_interval_bytes=300)
+    sequences = dict.fromkeys(range(4), 0)
+    begun: dict[int, list[bytes]] = {}
+    committed: dict[bytes, bool] = {}
+    for number in range(300):
+        producer = picker.randrange(4)
+        if producer in begun and picker.random() < 0.4:
+            commit = picker.random() < 0.3
+            log.append(marker(producer, commit=commit), now_ms=1)
+            committed.update(dict.fromkeys(begun.pop(producer), commit))
+            continue
+        value = b"%d" % number
+        sent = batch(
+            value, producer=(producer, 0, sequences[producer]), transactional=True
+        )
+        log.append(sent, now_ms=1)
+        sequences[producer] += 1
+        begun.setdefault(producer, []).append(value)
+    for producer in list(begun):
+        log.append(marker(producer, commit=False), now_ms=1)
+        committed.update(dict.fromkeys(begun.pop(producer), False))
+    offset, seen, named = 0, [], []
+    while offset < log.latest():
+        size = picker.randrange(100, 900)
+        found = log.read(offset, size, min_one_batch=True, read_committed=True)
+        content = os.pread(found.fd, found.length, found.position)
+        batches = batches_in(content)
+        aborted = found.aborted_transactions
+        assert aborted is not None
+        seen += committed_values(content, aborted)
+        named.append(len(aborted))
+        offset = batches[-1][0].next_offset
+    assert sorted(seen) == sorted(value for value in committed if committed[value])
+    assert max(named) < 20
+
+
+def test_a_long_history_of_aborts_costs_neither_reader_nor_writer(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    for sequence in range(300):
+        log.append(batch(b"t", producer=(7, 0, sequence), transactional=True), now_ms=1)
+        log.append(marker(7, commit=False), now_ms=1)
+    read = 0
+    pread = os.pread
+
+    def counted(fd: int, size: int, position: int) -> bytes:
+        nonlocal read
+        content = pread(fd, size, position)
+        read += len(content)
+        return content
+
+    monkeypatch.setattr(os, "pread", counted)
+    found = log.read(300, 200, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions
+    assert found.aborted_transactions[0] == (7, 300)
+    assert len(found.aborted_transactions) < 300 // 2
+    path = log.segments.get(0).txn_index_path
+    read = 0
+    append_aborted(path, AbortedTransaction(7, 600, 601, 602), 602)
+    assert read < 20 * ENTRY_BYTES
+
+
+def test_a_compaction_in_the_middle_of_a_read_shows_nothing_that_was_aborted(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"cleanup_policy": ("compact",), "delete_retention_ms": 0}
+    log = open_log(**config)
+    sent = batch((b"k", b"aborted"), producer=(7, 0, 0), transactional=True)
+    log.append(sent, now_ms=1)
+    log.append(marker(7, commit=False), now_ms=1)
+    sent = batch((b"k", b"v"), producer=(7, 0, 1), transactional=True)
+    log.append(sent, now_ms=1)
+    log.append(marker(7, commit=True), now_ms=1)
+    with log.row.locked():
+        log.roll_locked(1)
+    other = open_log(row=log.row.index, **config)
+    find = log._aborted
+
+    def compact_first(*arguments: Any) -> list[tuple[int, int]]:
+        monkeypatch.setattr(log, "_aborted", find)
+        for now_ms in (1, 2):  # data goes, then its marker
+            chosen = assess(other, None, now_ms)
+            Compaction(other, now_ms, 10).run(
+                chosen.first_dirty, chosen.first_uncleanable
+            )
+        return find(*arguments)
+
+    monkeypatch.setattr(log, "_aborted", compact_first)
+    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    content = os.pread(found.fd, found.length, found.position)
+    assert committed_values(content, found.aborted_transactions or []) == [b"v"]
+
+
+def test_the_last_stable_offset_is_not_below_the_log_start(open_log: OpenLog) -> None:
+    log = open_log()
+    log.append(batch(b"t", producer=(7, 0, 0), transactional=True), now_ms=1)
+    for _ in range(9):
+        log.append(batch(b"plain"), now_ms=1)
+    assert log.delete_records(5) == 5
+    assert log.last_stable_offset() == 5
+    found = log.read(5, 1_000, min_one_batch=True, read_committed=True)
+    assert (found.last_stable_offset, found.length) == (5, 0)
+    log.append(marker(7, commit=True), now_ms=1)
+    assert log.last_stable_offset() == 11
 
 
 @pytest.mark.parametrize("lost", ["all of it", "its end", "nothing, but it lies"])
