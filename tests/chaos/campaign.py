@@ -32,6 +32,7 @@ from tests.chaos.events import (
 from tests.chaos.peek import Peek
 from tests.chaos.stalls import Stalls
 from tests.support.broker import Broker
+from tests.support.ports import reusable_port
 
 PARTITIONS: Final = 4
 HANDLERS: Final = 4
@@ -137,7 +138,10 @@ class Campaign:
         self.broker = Broker(
             folder / "data",
             {
-                "listeners": "A://127.0.0.1:0,B://127.0.0.1:0",
+                # So that a restarted broker is found where it was.
+                "listeners": ",".join(
+                    f"{name}://127.0.0.1:{reusable_port()}" for name in "AB"
+                ),
                 "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
                 "inter.broker.listener.name": "A",
                 "num.network.threads": PROCESSORS,
@@ -150,14 +154,9 @@ class Campaign:
             command=command,
         )
         self.broker.start()
-        # So that a restarted broker is found where it was.
-        listeners = self.broker.listeners
-        self.broker.config["listeners"] = ",".join(
-            f"{name}://{address}" for name, address in listeners.items()
-        )
         self._fresh = settled_census(self.broker)
         self.fleet = Fleet(
-            [_split(address) for address in listeners.values()],
+            [_split(address) for address in self.broker.listeners.values()],
             connections,
             seed,
             stuck_s,

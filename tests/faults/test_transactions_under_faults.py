@@ -37,6 +37,7 @@ from tests.faults.transaction_writers import (
 )
 from tests.support.broker import Broker
 from tests.support.fetch_clients import FRANZ_GO, have_java_client
+from tests.support.ports import reusable_port
 
 DURATION_S: Final = float(os.environ.get("MPBROKER_TRANSACTION_FAULTS_S", "10"))
 TOPICS: Final = ("debits", "credits")
@@ -98,9 +99,9 @@ FAULTS: Final[dict[str, tuple[int, Callable[[Broker], None]]]] = {
 
 @pytest.mark.timeout(int(3 * DURATION_S) + 600)
 def test_nothing_aborted_torn_lost_or_twice_is_ever_seen(tmp_path: Path) -> None:
-    with Broker(tmp_path / "data", CONFIG) as broker:
-        bootstrap = broker.bootstrap
-        broker.config["listeners"] = f"PLAINTEXT://{bootstrap}"  # the same, next time
+    bootstrap = f"127.0.0.1:{reusable_port()}"  # each time it is started
+    config = {**CONFIG, "listeners": f"PLAINTEXT://{bootstrap}"}
+    with Broker(tmp_path / "data", config) as broker:
         admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         for made in admin.create_topics(
             [NewTopic(topic, PARTITIONS, 1) for topic in TOPICS]
