@@ -8,10 +8,11 @@ Source: signal.set_wakeup_fd; signal(7); wait(2), "NOTES" on SIGCHLD.
 """
 
 import contextlib
+import os
 import signal
 import socket
 from types import FrameType
-from typing import Final
+from typing import ClassVar, Final
 
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -21,7 +22,9 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 class SignalSocket:
-    """Readable when a signal has come."""
+    """Readable when a signal has come. A process has one."""
+
+    _current: "ClassVar[SignalSocket | None]" = None
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -33,6 +36,7 @@ class SignalSocket:
         # Whoever started us may ignore it, and that is inherited: the kernel would reap
         # our children itself, and nobody could ask how they ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        SignalSocket._current = self
         # A program before us may have left them blocked, so that none was lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
@@ -45,6 +49,17 @@ class SignalSocket:
             return list(self._receiver.recv(64))
         return []
 
+    @classmethod
+    def give_back(cls) -> None:
+        """Let the kernel have again what has come and was not taken.
+
+        They must be blocked: so they wait for the program that we are about to become.
+        """
+        if cls._current is not None:
+            for number in cls._current.take():
+                if number in HANDLED:
+                    os.kill(os.getpid(), number)
+
     def close(self) -> None:
         """Hear no more: who ends is not to be ended by another's impatience.
 
@@ -54,6 +69,7 @@ class SignalSocket:
         for number in HANDLED:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
+        SignalSocket._current = None
         self._receiver.close()
         self._sender.close()
 

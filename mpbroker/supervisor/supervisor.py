@@ -441,6 +441,8 @@ class Supervisor(Loop):
     def stop_accepting(self) -> None:
         """Refuse new connections from here on; those there are go on."""
         self._pools.accepts = False
+        if self._upgrade is not None:  # the next program would accept again
+            self._upgrade.give_up("the broker drains")
         for child in list(self.children):
             if child.role is Role.ACCEPTOR and child.state is not ChildState.DRAINING:
                 child.happens(ChildEvent.STOP_REQUESTED)

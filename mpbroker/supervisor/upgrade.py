@@ -30,16 +30,18 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.logger import get_logger, shut_down
+from mpbroker.supervisor import probe
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.own_command import own_command
-from mpbroker.supervisor.probe import Loop, Outcome, Round, targets_of
-from mpbroker.supervisor.signals import HANDLED
+from mpbroker.supervisor.probe import Outcome, Round, targets_of
+from mpbroker.supervisor.signals import HANDLED, SignalSocket
 from mpbroker.supervisor.takeover import (
     NEW_GENERATION,
     VARIABLE,
@@ -84,6 +86,7 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     shut_down()
     # A signal that comes now waits until there is somebody who knows what to do.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    SignalSocket.give_back()
     try:
         for each in kept:
             os.set_inheritable(each, True)
@@ -134,6 +137,7 @@ class Upgrade:
         self._deadline = 0.0
         self._directory = ""
         self._reason_fd = -1
+        self._given_up = ""  # why it shall not go on
         self._is_tried = False  # the trial has succeeded: it is time to go
         self._new_generation = ""  # why it needs memory of its own
 
@@ -154,19 +158,40 @@ class Upgrade:
             missing, self._command = self._command[0], []
             raise UpgradeError(f"{missing}: there is no such program")
         _LOG.info("upgrade: trying %s", " ".join(self._command))
+        self._given_up = ""
+        try:
+            self._begin_trial()
+        except OSError as error:
+            self._failed(str(error))
+            raise UpgradeError(f"the newcomer cannot be tried: {error}") from error
         self._say("trying the newcomer")
-        self._directory = tempfile.mkdtemp(prefix="mpbroker-trial-")
-        self._reason_fd, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _begin_trial(self) -> None:
+        """Fork it.
+
+        Raises:
+            OSError: there is no room for it; nothing is left of it.
+        """
         manifest = self._manifest()
-        fd = manifest.write()
+        with contextlib.ExitStack() as closing, contextlib.ExitStack() as undoing:
+            fd = manifest.write()
+            closing.callback(os.close, fd)
+            self._reason_fd, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            closing.callback(os.close, theirs)
+            undoing.callback(os.close, self._reason_fd)
+            self._directory = tempfile.mkdtemp(prefix="mpbroker-trial-")
+            undoing.pop_all()
+            self._deadline = time.monotonic() + _TRIAL_S
+            run = partial(self._become_trial, manifest, fd, theirs)
+            self._kill = self._fork_aside(run, self._ended)
 
-        def run() -> None:
-            self._become_trial(manifest, fd, theirs)
-
-        self._deadline = time.monotonic() + _TRIAL_S
-        self._kill = self._fork_aside(run, self._ended)
-        os.close(fd)
-        os.close(theirs)
+    def give_up(self, reason: str) -> None:
+        """Replace nothing, if that was to be; the broker has something else to do."""
+        if self._kill is not None:
+            self._given_up = reason
+            self._kill()
+        elif self._is_tried:
+            self._failed(reason)
 
     def _become_trial(self, manifest: Manifest, fd: int, reason_fd: int) -> None:
         """In a process of its own: become the new program."""
@@ -194,7 +219,7 @@ class Upgrade:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = ""
         self._kill = None
-        if status == 0:
+        if status == 0 and not self._given_up:
             self._is_tried = True
             self._new_generation = reason.removeprefix(NEW_GENERATION)
             if reason:
@@ -202,7 +227,7 @@ class Upgrade:
             self._deadline = time.monotonic() + _QUIET_S
             return
         remove_leftovers()  # it may have been killed
-        self._failed(reason or _explain(status))
+        self._failed(self._given_up or reason or _explain(status))
 
     def _failed(self, reason: str) -> None:
         """The broker goes on as it is."""
@@ -264,8 +289,17 @@ def _explain(status: int) -> str:
     )
 
 
+class Loop(probe.Loop, Protocol):
+    """What is used of the supervisor."""
+
+    def is_accepting(self) -> bool: ...
+
+
 class Renewal:
     """After a takeover: replace the children, one after another, and prove the result.
+
+    A broker that drains meanwhile can be proved no more, and does not go back either:
+    its sockets listen no more, and it will stop.
 
     Args:
         children: of the program before us; replaced by ours.
@@ -311,7 +345,10 @@ class Renewal:
             self._step()
         except TakeoverError as error:
             self.is_done = True
-            self._done(str(error))
+            drains = not self._loop.is_accepting()
+            if drains:
+                _LOG.error("upgrade: not proved, as the broker drains: %s", error)
+            self._done("" if drains else str(error))
         return _LOOK_S
 
     def _step(self) -> None:
@@ -352,7 +389,8 @@ class Renewal:
             if child in self._children and child.pid == pid:
                 self._kill(child)
                 return
-        self._round = Round(targets_of(self._listeners), self._loop, self._proved)
+        listeners = self._listeners if self._loop.is_accepting() else ()
+        self._round = Round(targets_of(listeners), self._loop, self._proved)
         self._deadline = time.monotonic() + _PROOF_S
         self._round.start()
 

@@ -17,6 +17,7 @@ from mpbroker.protocol.messages.fetch import (
     FetchRequest,
     FetchTopic,
 )
+from mpbroker.supervisor.control_protocol import encode_frame
 from tests.supervisor.load import (
     TOPIC,
     Load,
@@ -163,3 +164,20 @@ def test_settings_that_cannot_change_in_place_are_named(broker):
 def test_a_program_that_is_not_there_is_refused_at_once(broker):
     with pytest.raises(Exception, match="/no/such: there is no such program"):
         upgrade(broker, ["/no/such", "serve"])
+
+
+def test_a_broker_that_drains_is_not_replaced_and_serves_who_is_there(broker):
+    orders = {"upgrade": {"argv": newcomer(broker)}, "drain": {"for_s": 3600}}
+    with dial(broker) as sock, socket.socket(socket.AF_UNIX) as control:
+        api_versions(sock)
+        control.connect(os.fspath(broker.data_dir / "control.sock"))
+        # At once: no newcomer is ready before the second is read.
+        control.sendall(
+            b"".join(
+                encode_frame({"command": name, "arguments": arguments})
+                for name, arguments in orders.items()
+            )
+        )
+        said = "failed, and nothing has changed: the broker drains"
+        wait_until(lambda: identity(broker).get("upgrade") == said)
+        api_versions(sock)

@@ -1,0 +1,118 @@
+"""An upgrade that cannot begin, that is given up, or that a signal meets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from mpbroker.supervisor.takeover import Manifest
+from mpbroker.supervisor.upgrade import Renewal, Upgrade, UpgradeError
+
+COMMAND = [sys.executable]
+KILLED = 9
+TAKES_OVER = """
+import os, signal, sys
+from mpbroker.supervisor.signals import SignalSocket
+from mpbroker.supervisor.takeover import Manifest
+from mpbroker.supervisor.upgrade import replace_program
+signals = SignalSocket()
+os.kill(os.getpid(), signal.SIGTERM)  # when nobody looks any more
+says = "import signal; print([n.name for n in signal.sigpending()])"
+manifest = Manifest(0, "", [], "", {}, 0, 0, 0, [], [], [], [], 0.0)
+replace_program([sys.executable, "-c", says], manifest)
+"""
+
+
+class Rig:
+    """An upgrade whose trials are not run, but ended by the test."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.ended: list[Callable[[int], None]] = []
+        self.killed = 0
+        self.is_quiet = False
+        self.upgrade = Upgrade(
+            self._fork_aside,
+            lambda: Manifest(0, "", [], "", {}, 0, 0, 0, [], [], [], [], 0.0),
+            lambda: pytest.fail("nobody leaves"),
+            self.said.append,
+            lambda: self.is_quiet,
+        )
+
+    def _fork_aside(
+        self, run: Callable[[], None], ended: Callable[[int], None]
+    ) -> Callable[[], None]:
+        self.ended.append(ended)
+        return self._kill
+
+    def _kill(self) -> None:
+        self.killed += 1
+
+
+def test_one_that_cannot_begin_is_told_so_and_the_next_one_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(prefix: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    rig = Rig()
+    fds = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", no_room)
+        with pytest.raises(UpgradeError, match="No space left"):
+            rig.upgrade.begin(COMMAND)
+    assert not rig.upgrade.is_under_way
+    assert len(os.listdir("/proc/self/fd")) == fds
+    rig.upgrade.begin(COMMAND)
+    assert rig.said[-1] == "trying the newcomer"
+    rig.ended[0](KILLED)
+
+
+@pytest.mark.parametrize("status", [KILLED, 0])
+def test_one_that_is_given_up_ends_with_its_trial(status: int) -> None:
+    rig = Rig()
+    rig.upgrade.begin(COMMAND)
+    rig.upgrade.give_up("the broker drains")
+    assert rig.killed == 1
+    rig.ended[0](status)
+    rig.is_quiet = True
+    assert rig.upgrade.turn() is None
+    assert rig.said[-1] == "failed, and nothing has changed: the broker drains"
+
+
+def test_one_that_is_given_up_after_its_trial_replaces_nothing() -> None:
+    rig = Rig()
+    rig.upgrade.begin(COMMAND)
+    rig.ended[0](0)
+    rig.upgrade.give_up("the broker drains")
+    rig.is_quiet = True
+    assert rig.upgrade.turn() is None
+    assert rig.said[-1] == "failed, and nothing has changed: the broker drains"
+
+
+def test_a_signal_that_nobody_has_seen_is_the_next_programs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKES_OVER], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['SIGTERM']\n"
+
+
+class Drained:
+    """A loop of a broker that accepts no connections any more."""
+
+    def is_accepting(self) -> bool:
+        return False
+
+
+def test_a_renewal_of_a_broker_that_drains_asks_nobody_and_ends() -> None:
+    reasons: list[str] = []
+    listeners = [object()]  # that could not be dialled
+    renewal = Renewal(Drained(), [], listeners, pytest.fail, reasons.append)  # type: ignore[arg-type]
+    while not renewal.is_done:
+        renewal.turn()
+    assert reasons == [""]
