@@ -1,7 +1,8 @@
 """The offsets of one group: committed, and of transactions still under way.
 
 A transaction's offsets lie apart, by producer id, until its marker comes: then they
-are committed as if they had come at that moment, or forgotten.
+are committed, or forgotten. Of two that were committed for one partition the one counts
+whose record is the later, whenever the markers came: compaction of the log keeps that.
 
 Source: Kafka's OffsetMetadataManager; KIP-447 for UNSTABLE_OFFSET_COMMIT.
 """
@@ -34,15 +35,24 @@ class OffsetAndMetadata(NamedTuple):
         )
 
 
+class PendingOffset(NamedTuple):
+    """What a transaction under way would make of a position."""
+
+    number: int  # they rise in the order of their records
+    committed: OffsetAndMetadata | None  # None: it is removed
+    is_outdone: bool = False  # a later record has been committed
+
+
 class GroupOffsets:
     """What a group has committed, by topic and partition."""
 
-    __slots__ = ("_pending", "topics")
+    __slots__ = ("_count", "_pending", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, OffsetAndMetadata]] = {}
         # producer id -> (topic, partition) -> what its transaction would commit
-        self._pending: dict[int, dict[tuple[str, int], OffsetAndMetadata | None]] = {}
+        self._pending: dict[int, dict[tuple[str, int], PendingOffset]] = {}
+        self._count = 0  # of pending offsets, ever
 
     def __bool__(self) -> bool:
         return bool(self.topics or self._pending)
@@ -61,6 +71,16 @@ class GroupOffsets:
         if partitions is None:
             partitions = self.topics[topic] = {}
         partitions[partition] = committed
+        if self._pending:
+            self._outdo(topic, partition, self._count)
+
+    def _outdo(self, topic: str, partition: int, before: int) -> None:
+        """What transactions wrote earlier than this does not count any more."""
+        place = topic, partition
+        for each in self._pending.values():
+            pending = each.get(place)
+            if pending is not None and pending.number < before:
+                each[place] = pending._replace(is_outdone=True)
 
     def remove(self, topic: str, partition: int) -> bool:
         """Forget a position; say whether there was one."""
@@ -83,7 +103,8 @@ class GroupOffsets:
     ) -> None:
         """Keep what a transaction commits, or (None) removes, until it has ended."""
         pending = self._pending.setdefault(producer_id, {})
-        pending[topic, partition] = committed
+        pending[topic, partition] = PendingOffset(self._count, committed)
+        self._count += 1
 
     def has_pending(self, topic: str, partition: int) -> bool:
         """Say whether a transaction under way may still change a position."""
@@ -106,10 +127,11 @@ class GroupOffsets:
 
     def complete(self, producer_id: int, *, commit: bool) -> None:
         """A transaction has ended: take over what it committed, or forget it."""
-        for (topic, partition), committed in self._pending.pop(producer_id, {}).items():
-            if not commit:
+        for place, pending in self._pending.pop(producer_id, {}).items():
+            if not commit or pending.is_outdone:
                 continue
-            if committed is None:
-                self.remove(topic, partition)
+            self._outdo(*place, pending.number)
+            if pending.committed is None:
+                self.remove(*place)
             else:
-                self.put(topic, partition, committed)
+                self.topics.setdefault(place[0], {})[place[1]] = pending.committed

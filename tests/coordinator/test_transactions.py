@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.transaction_metadata import (
     MAX_EPOCH,
     PREVIOUS,
@@ -635,6 +636,31 @@ def test_offsets_count_if_their_transaction_commits(rig, version, commit, dies):
     end(rig, producer, commit=commit, version=version)
     assert position(rig) == (0, 7 if commit else -1)
     assert [marker[0] for marker in rig.markers] == [OFFSETS]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_later_record_of_a_position_counts_and_not_the_later_marker(rig, dies):
+    # Compaction of the log would leave that one alone.
+    producer = started(rig)
+    assert commit_offsets(rig, producer, 5) == 0
+    rig.groups.offsets.put("g", "t", 0, OffsetAndMetadata(9, -1, "", rig.now_ms, -1))
+    rig.collect()
+    if dies:
+        rig.die()
+    assert position(rig) == (E.UNSTABLE_OFFSET_COMMIT, -1)
+    end(rig, producer, version=5)
+    assert position(rig) == (0, 9)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_of_two_transactions_the_one_counts_that_wrote_later(first):
+    offsets = GroupOffsets()
+    for producer in (1, 2):
+        value = OffsetAndMetadata(producer, -1, "", 0, -1)
+        offsets.put_pending(producer, "t", 0, value)
+    offsets.complete(first, commit=True)
+    offsets.complete(3 - first, commit=True)
+    assert offsets.get("t", 0) == OffsetAndMetadata(2, -1, "", 0, -1)
 
 
 def test_offsets_of_old_clients_must_have_been_announced(rig):
