@@ -13,17 +13,20 @@ Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalan
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
 from mpbroker.client.consumer_metrics import ConsumerMetrics
+from mpbroker.client.consumer_record import ConsumerRecord, records_of
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
 from mpbroker.client.fetcher import (
     READ_COMMITTED,
@@ -36,26 +39,15 @@ from mpbroker.client.fetcher import (
 from mpbroker.client.group_member import GroupMember, RebalancedError
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.config_def import ConfigError
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.record_batch import iter_records
+
+_log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
 _Partitions = list[TopicPartition]
 _Offsets = dict[TopicPartition, int]
-
-
-class ConsumerRecord(NamedTuple):
-    """A record, and where it is."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-    timestamp_type: int = 0  # 1: the broker's time (LogAppendTime)
 
 
 class NoOffsetError(ClientError):
@@ -109,12 +101,14 @@ class Consumer:
         self._fetcher: Fetcher | None = None
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
+        self._in_use: ConsumerRecord | None = None  # yielded by iteration
         self._is_closed = False
 
     # -- what is read ------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Read these partitions, instead of what was read before."""
+        self._check_open()
         self._topics = []
         self._set_assigned([])
         self._set_assigned([TopicPartition(*partition) for partition in partitions])
@@ -133,6 +127,7 @@ class Consumer:
         """
         if isinstance(topics, str):
             topics = [topics]
+        self._check_open()
         member = self._require_member()
         if not self._topics:
             self._set_assigned([])
@@ -233,6 +228,7 @@ class Consumer:
         A partition that has none is at its end. While one moves, or is new and not
         everywhere yet, it is asked for again, for request.timeout.ms.
         """
+        self._check_open()
         deadline = time.monotonic() + self._timeout_s
         wanted = [TopicPartition(*partition) for partition in partitions]
         while True:
@@ -266,14 +262,20 @@ class Consumer:
         return self._positions[where]
 
     def _leaders(
-        self, partitions: Iterable[TopicPartition]
+        self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         leaders = {}
         auto_create = self._settings.auto_create_topics
         for name in dict.fromkeys(partition.topic for partition in partitions):
             for entry in self._cluster.topic(name, auto_create=auto_create).partitions:
                 leaders[TopicPartition(name, entry.partition_index)] = entry.leader_id
-        return {where: leaders[where] for where in partitions if where in leaders}
+        for where in partitions:
+            if where not in leaders:
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"{where}: the topic has no such partition",
+                )
+        return {where: leaders[where] for where in partitions}
 
     def _find_positions(self, ask: Callable[[_Partitions, int], _Offsets]) -> None:
         missing = [where for where in self._assigned if where not in self._positions]
@@ -317,7 +319,7 @@ class Consumer:
             self._keep_membership()
             if not self._records:
                 for batch in self._fetch(deadline):
-                    self._records.extend(_records_of(batch))
+                    self._records.extend(records_of(batch))
                     self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
@@ -405,10 +407,17 @@ class Consumer:
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Yield records for ever; commits cover those before the one yielded last."""
+        """Yield records for ever.
+
+        Positions are after the one yielded last; but an error that ends the consumer's
+        ``with`` block leaves that one to whoever goes on from what is committed.
+        """
         while True:
             for records in self.poll(1000, max_records=1).values():
-                yield from records
+                for record in records:
+                    self._in_use = record
+                    yield record
+                    self._in_use = None
 
     # -- the group ---------------------------------------------------------------------
 
@@ -466,6 +475,9 @@ class Consumer:
                 self._member.commit(self._positions)
         except (RebalancedError, BrokerUnavailableError):
             pass  # what others read again is what at-least-once means
+        except ApiError as error:
+            # As Kafka does: nobody asked for it just now, and reading can go on.
+            _log.warning("positions are not committed: %s", error)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Store positions of the group: those given, or after what poll() returned.
@@ -475,6 +487,7 @@ class Consumer:
             ConfigError: there is no group.id.
             ApiError: refused.
         """
+        self._check_open()
         member = self._require_member()
         given = self._positions if offsets is None else offsets
         if given:
@@ -482,6 +495,7 @@ class Consumer:
 
     def committed(self, partition: tuple[str, int]) -> int | None:
         """Return the group's stored position; None if it has none."""
+        self._check_open()
         where = TopicPartition(*partition)
         return self._require_member().committed([where]).get(where)
 
@@ -491,7 +505,12 @@ class Consumer:
             counts.append(self._member.network_counts)
         return counts
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientError("the consumer is closed; make a new one")
+
     def _polled(self) -> None:
+        self._check_open()
         self._metrics.polled()
         # Rates are of the last minute: what came before must have been seen before.
         self._metrics.network.follow(self._counts(), monotonic_ms())
@@ -517,12 +536,15 @@ class Consumer:
         if self._is_closed:
             return
         self._is_closed = True
-        self._auto_commit(now=True)
-        if self._member is not None:
+        with ExitStack() as stack:
+            # Whatever fails before: a member that is still counted keeps others from
+            # its partitions, and its thread would have it counted for ever.
+            stack.callback(self._cluster.close)
+            if self._member is not None:
+                stack.callback(self._member.close)
+            self._auto_commit(now=True)
             if self._topics:
                 self._revoke(self._assigned)
-            self._member.close()
-        self._cluster.close()
 
     def __enter__(self) -> Self:
         return self
@@ -533,25 +555,13 @@ class Consumer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if exc_type is not None and self._in_use is not None:
+            # Not done with, as far as anyone knows: whoever goes on begins with it.
+            topic, partition, offset = self._in_use[:3]
+            where = TopicPartition(topic, partition)
+            if self._positions.get(where) == offset + 1:
+                self._positions[where] = offset
         self.close()
-
-
-def _records_of(batch: FetchedBatch) -> Iterator[ConsumerRecord]:
-    topic, partition = batch.partition
-    timestamp_type = batch.header.timestamp_type
-    for record in iter_records(batch.data):
-        if record.offset >= batch.first_offset:
-            offset, timestamp, key, value, headers = record
-            yield ConsumerRecord(
-                topic,
-                partition,
-                offset,
-                timestamp,
-                key,
-                value,
-                headers,
-                timestamp_type,
-            )
 
 
 __all__ = [

@@ -28,13 +28,19 @@ from mpbroker.protocol.messages.metadata import (
 )
 
 NO_NODE: Final = -1
+_NO_TOPIC_ID: Final = bytes(16)
 
 
 class TopicInfo(NamedTuple):
-    """A topic: its partitions' leaders (-1: none now) and their epochs, by index."""
+    """A topic: its partitions' leaders (-1: none now) and their epochs, by index.
+
+    ``topic_id`` differs from that of a deleted topic of the same name; brokers of old
+    have none but zeros.
+    """
 
     leaders: tuple[int, ...]
     epochs: tuple[int, ...]
+    topic_id: bytes = _NO_TOPIC_ID
 
 
 class Snapshot(NamedTuple):
@@ -136,7 +142,7 @@ class Metadata:
         with self._changed:
             while self._updates <= seen:
                 if self._fatal is not None:
-                    raise self._fatal
+                    raise self._fatal.with_traceback(None)
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     return self._updates > seen
@@ -212,19 +218,25 @@ class Metadata:
         count = min(count + 1, len(topic.partitions))  # gaps would be a lie
         leaders, epochs = [NO_NODE] * count, [-1] * count
         old = self.snapshot
+        known_info = old.topics.get(name)
+        # One that was deleted and made again begins again with its epochs.
+        is_same = known_info is not None and (
+            known_info.topic_id == topic.topic_id
+            or _NO_TOPIC_ID in (known_info.topic_id, topic.topic_id)
+        )
         for entry in topic.partitions:
             index = entry.partition_index
             if not 0 <= index < count:
                 continue
             leader, epoch = entry.leader_id, entry.leader_epoch
             known = old.leader_epoch(name, index)
-            if 0 <= epoch < known:
+            if is_same and 0 <= epoch < known:
                 # From a broker that has not heard yet of the leader we know.
                 leader, epoch = old.leader(name, index), known
             elif entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE:
                 leader = NO_NODE
             leaders[index], epochs[index] = leader, epoch
-        return TopicInfo(tuple(leaders), tuple(epochs))
+        return TopicInfo(tuple(leaders), tuple(epochs), topic.topic_id)
 
     def update_leader(
         self, topic: str, partition: int, leader: int, epoch: int, address: Address
@@ -239,7 +251,7 @@ class Metadata:
                 return False
             leaders, epochs = list(info.leaders), list(info.epochs)
             leaders[partition], epochs[partition] = leader, epoch
-            changed = TopicInfo(tuple(leaders), tuple(epochs))
+            changed = info._replace(leaders=tuple(leaders), epochs=tuple(epochs))
             self.snapshot = old._replace(
                 nodes={**old.nodes, leader: address},
                 topics={**old.topics, topic: changed},

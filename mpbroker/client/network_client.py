@@ -19,14 +19,10 @@ KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import random
-import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.client_request import (
@@ -44,7 +40,7 @@ from mpbroker.client.errors import (
     UnsupportedVersionError,
 )
 from mpbroker.client.metadata import Metadata
-from mpbroker.client.node_connection import NodeConnection, NodeState
+from mpbroker.client.node_connection import NodeConnection, NodeState, why_unreachable
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
@@ -53,8 +49,6 @@ from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.metadata import MetadataResponse
 
 _log = logging.getLogger(__name__)
-
-_REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
 
 
 class NetworkClient:
@@ -137,10 +131,17 @@ class NetworkClient:
     def delay_ms(self, node: int, now_ms: float) -> float:
         """Return how long until it is of use to try a node; inf: something will come.
 
-        0 if it never was tried; what is left of its backoff or throttling.
+        0 if it never was tried; what is left of its backoff or throttling. Where it is
+        may be unknown (all were forgotten, or it is new): then metadata must come.
         """
+        if not self.knows(node):
+            return float("inf")
         found = self._nodes.get(node)
         return 0.0 if found is None else found.delay_ms(now_ms)
+
+    def knows(self, node: int) -> bool:
+        """Return whether metadata, or the bootstrap list, says where a node is."""
+        return node in self._addresses()
 
     def in_flight(self, node: int | None = None) -> int:
         """Return how many requests wait for answers, of one node or of all."""
@@ -216,7 +217,10 @@ class NetworkClient:
 
     def _connect(self, node: int, now_ms: float) -> None:
         address = self._addresses().get(node)
-        if address is None or self._metadata.refusal is not None:
+        if address is None:
+            self._metadata.request_update()
+            return
+        if self._metadata.refusal is not None:
             return
         found = self._node(node)
         try:
@@ -224,10 +228,7 @@ class NetworkClient:
             found.connecting(now_ms, self._rng)
             self._wire.connect(node, numeric, address.host)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            if isinstance(error, socket.gaierror):
-                reason = f"unknown host name {address.host!r} ({reason})"
-            self._disconnected(node, f"cannot reach {address}: {reason}", now_ms)
+            self._disconnected(node, why_unreachable(address, error), now_ms)
             return
         self._in_flight.setdefault(node, deque())
 
@@ -354,11 +355,7 @@ class NetworkClient:
             self._refused(node, refusal, now_ms)
         for node, reason in list(wire.disconnected.items()):
             address = self._addresses().get(node, node)
-            text = f"lost the connection to {address}: {reason}"
-            if self._node(node).is_connecting:
-                text = f"cannot reach {address}: {reason}"
-                if reason == _REFUSED:
-                    text += "; is the broker running?"
+            text = self._node(node).why_lost(address, reason)
             self._disconnected(node, text, now_ms)
 
     def _receive(self, node: int, data: bytes, now_ms: float) -> None:
@@ -390,7 +387,10 @@ class NetworkClient:
                 renewed = found.state is NodeState.REAUTHENTICATING
                 self.counts.reauthentications += renewed
                 found.connected(now_ms, self._rng)
+        connection = found.connection
         for answer in answers:
+            if found.connection is not connection:
+                break  # an answer told us to go elsewhere: all in flight has failed
             self._complete(node, answer.response, answer.version, now_ms)
 
     def _complete(

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import socket
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.connection import Connection
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
+
+_REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
+
+
+def why_unreachable(address: Address, error: OSError) -> str:
+    """Return the text for an attempt to connect that could not even be begun."""
+    reason = (error.strerror or str(error)).lower()
+    if isinstance(error, socket.gaierror):
+        reason = f"unknown host name {address.host!r} ({reason})"
+    return f"cannot reach {address}: {reason}"
 
 
 class NodeState(Enum):
@@ -119,6 +133,13 @@ class NodeConnection:
         )
         self.failures = 0
         self._addresses = []
+
+    def why_lost(self, address: Address | int, reason: str) -> str:
+        """Return the text for the end of the connection, or of an attempt at one."""
+        if not self.is_connecting:
+            return f"lost the connection to {address}: {reason}"
+        hint = "; is the broker running?" if reason == _REFUSED else ""
+        return f"cannot reach {address}: {reason}{hint}"
 
     def disconnected(
         self, error: MpbrokerError, now_ms: float, rng: random.Random

@@ -11,9 +11,9 @@ records compress; KIP-91 for expiry.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, Protocol
@@ -28,6 +28,7 @@ from mpbroker.producer.errors import (
     ProducerClosedError,
     ProducerError,
 )
+from mpbroker.producer.queues import PartitionQueue, TopicQueues
 from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 from mpbroker.protocol.record_encode import RawRecord
@@ -40,36 +41,7 @@ _RATIO_MARGIN: Final = 1.05
 _LEAST_RATIO: Final = 0.05
 
 
-class PartitionQueue:
-    """One partition's batches; ``open`` is the last of them while it takes more."""
-
-    __slots__ = ("batches", "is_muted", "open", "partition", "topic")
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.batches: deque[ProducerBatch] = deque()
-        self.open: ProducerBatch | None = None
-        self.is_muted = False
-
-
-class TopicQueues:
-    """The queues of a topic's partitions, and where records without keys go now."""
-
-    __slots__ = ("current", "name", "queues", "ratio", "sticky")
-
-    def __init__(self, name: str, sticky: StickyPartitioner) -> None:
-        self.name = name
-        self.queues: list[PartitionQueue] = []
-        self.sticky = sticky
-        self.current: PartitionQueue | None = None  # for records without keys
-        self.ratio = 1.0  # compressed size by size, estimated
-
-    def queue(self, partition: int) -> PartitionQueue:
-        """Return a partition's queue."""
-        while len(self.queues) <= partition:
-            self.queues.append(PartitionQueue(self.name, len(self.queues)))
-        return self.queues[partition]
+_log = logging.getLogger(__name__)
 
 
 class DrainRules(Protocol):
@@ -378,11 +350,24 @@ class RecordAccumulator:
                     by_node.setdefault(leader, []).append(queue)
             for node, queues in by_node.items():
                 drained[node] = self._drain_node(node, queues, snapshot, now_ms)
-        for batches in drained.values():
-            for batch in batches:
-                if batch.payload is None:
-                    self.seal(batch)
+        for node, batches in drained.items():
+            drained[node] = [batch for batch in batches if self._is_sealed(batch)]
         return drained
+
+    def _is_sealed(self, batch: ProducerBatch) -> bool:
+        """Seal a drained batch; put it back if that fails, for its time to run out."""
+        if batch.payload is not None:
+            return True
+        try:
+            self.seal(batch)
+        except Exception as error:  # noqa: BLE001 - of a codec, or no memory is left
+            _log.exception("sealing a batch of %s-%d", batch.topic, batch.partition)
+            batch.last_refusal = (
+                f"it cannot be encoded: {error or type(error).__name__}"
+            )
+            self.reenqueue(batch, batch.last_attempt_ms)
+            return False
+        return True
 
     def _drain_node(
         self,
@@ -446,7 +431,9 @@ class RecordAccumulator:
         if batch.has_sequence:
             # Batches that were drained after it may have come back before it.
             for position, other in enumerate(queue.batches):
-                if not other.has_sequence or other.base_sequence > batch.base_sequence:
+                # Numbers begin again at 0 after the highest.
+                ahead = (other.base_sequence - batch.base_sequence) & 0x7FFFFFFF
+                if not other.has_sequence or 0 < ahead < 1 << 30:
                     break
             else:
                 position = len(queue.batches)
@@ -572,6 +559,11 @@ class RecordAccumulator:
         for batch in batches:
             batch.fail(error)
             self.release(batch)
+
+    def disown(self, error: ProducerError) -> None:
+        """See `ProducerBatch.disown`."""
+        for batch in list(self._incomplete):
+            batch.disown(error)
 
     def begin_flush(self) -> list[ProducerBatch]:
         """Make all sendable at once until `end_flush`; return what is not done."""

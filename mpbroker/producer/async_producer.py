@@ -177,6 +177,8 @@ class AsyncProducer:
 
     async def close(self, timeout: float | None = None) -> None:
         """See `Producer.close`."""
+        # First, and here: sends that wait may have all threads that there are.
+        self._producer.begin_close()
         await self._run(partial(self._producer.close, timeout))
 
     async def __aenter__(self) -> Self:

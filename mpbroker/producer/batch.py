@@ -83,7 +83,8 @@ class RecordFuture:
         batch, index = self._wait(timeout)
         error = batch.error_of(index)
         if error is not None:
-            raise error
+            # Shared by all records of a batch: each raise would add to its traceback.
+            raise error.with_traceback(None)
         return batch.metadata_of(index)
 
     get = result  # kafka-python's name
@@ -367,7 +368,8 @@ class ProducerBatch:
         metadata = None if error is not None else self.metadata_of(index)
         try:
             callback(metadata, error)
-        except Exception:  # noqa: BLE001 - the user's mistake must not lose the others
+        except BaseException:  # noqa: BLE001 - sys.exit() included: in this thread it
+            # would end nothing but the delivery of all other records.
             _log.exception("callback of a record of %s-%d", self.topic, self.partition)
 
     def add_callback(self, index: int, callback: Callback) -> bool:
@@ -396,6 +398,16 @@ class ProducerBatch:
         self.wait(None)
         for child in self.children:
             child.wait_all()
+
+    def disown(self, error: ProducerError) -> None:
+        """Be done, in a forked child: whoever would finish this was not forked too.
+
+        Locks are as they happened to be, held by threads that are not here.
+        """
+        self._lock = threading.Lock()
+        self.callbacks = []
+        self.error = error
+        self.is_done = self._is_told = True
 
     def error_of(self, index: int) -> ProducerError | None:
         """Return a record's error; the batch is done."""

@@ -17,6 +17,17 @@ from mpbroker.producer.errors import (
 )
 
 
+class _Waiter:
+    """A thread in line; told when it has its bytes, or that it gets none."""
+
+    __slots__ = ("is_granted", "size", "told")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.is_granted = False
+        self.told = threading.Event()
+
+
 class BufferPool:
     """See the module."""
 
@@ -26,7 +37,7 @@ class BufferPool:
         self.exhausted_count = 0
         self.wait_time_s = 0.0
         self._lock = threading.Lock()
-        self._waiters: deque[tuple[int, threading.Event]] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._closed = False
 
     @property
@@ -57,23 +68,28 @@ class BufferPool:
         """
         if self.try_allocate(size):
             return
-        granted = threading.Event()
-        entry = size, granted
+        waiter = _Waiter(size)
         with self._lock:
-            self._waiters.append(entry)
+            self._waiters.append(waiter)
             self._grant()
         began = time.monotonic()
+        is_taken = False
         try:
-            granted.wait(timeout_s)
+            waiter.told.wait(min(timeout_s, threading.TIMEOUT_MAX))
+            is_taken = waiter.is_granted and not self._closed
         finally:
             with self._lock:
                 self.wait_time_s += time.monotonic() - began
-                if entry in self._waiters:
-                    self._waiters.remove(entry)  # late, or interrupted
-                    self._grant()
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)  # late, or interrupted
+                elif waiter.is_granted and not is_taken:
+                    # Granted between the end of the wait and now, to nobody; or the
+                    # wait was interrupted just then, or the pool closed.
+                    self.available_bytes += size
+                self._grant()
         if self._closed:
             raise ProducerClosedError("the producer was closed while send() waited")
-        if not granted.is_set():
+        if not is_taken:
             self.exhausted_count += 1
             raise BufferExhaustedError(
                 f"no {size} bytes of buffer.memory={self.total_bytes} came free in"
@@ -98,15 +114,16 @@ class BufferPool:
                 self._grant()
 
     def _grant(self) -> None:
-        while self._waiters and self._waiters[0][0] <= self.available_bytes:
-            size, granted = self._waiters.popleft()
-            self.available_bytes -= size
-            granted.set()
+        while self._waiters and self._waiters[0].size <= self.available_bytes:
+            waiter = self._waiters.popleft()
+            self.available_bytes -= waiter.size
+            waiter.is_granted = True
+            waiter.told.set()
 
     def close(self) -> None:
         """Let nobody wait any more, nor allocate."""
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, deque()
-        for _, granted in waiters:
-            granted.set()
+        for waiter in waiters:
+            waiter.told.set()

@@ -13,7 +13,6 @@ Source: the API of Apache Kafka's KafkaProducer; KIP-447 for offsets in transact
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -28,13 +27,12 @@ from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import Selector, monotonic_ms, resolve
 from mpbroker.errors import MpbrokerError
-from mpbroker.producer.accumulator import PartitionQueue, RecordAccumulator, TopicQueues
+from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
     RECORD_OVERHEAD,
     Callback,
     ProducerBatch,
     RecordFuture,
-    RecordMetadata,
     record_size,
     record_size_bound,
 )
@@ -53,8 +51,10 @@ from mpbroker.producer.errors import (
 from mpbroker.producer.idempotence import Idempotence
 from mpbroker.producer.metrics import ProducerMetrics
 from mpbroker.producer.partitioners import Partitioner, cached_partition_for_key
+from mpbroker.producer.queues import PartitionQueue, TopicQueues
 from mpbroker.producer.record import (
     Headers,
+    Interceptors,
     ProducerInterceptor,
     ProducerRecord,
     Serializer,
@@ -67,8 +67,6 @@ from mpbroker.producer.transaction_calls import TransactionCalls
 from mpbroker.producer.transactions import Operation, TransactionManager
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.record_encode import RawRecord
-
-_log = logging.getLogger(__name__)
 
 # Of a live process; a forked child's copies are marked, so that none of them waits for
 # a thread that was not forked with it, or sends in its parent's name.
@@ -115,7 +113,7 @@ class Producer(TransactionCalls):
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer
         self._partitioner = partitioner
-        self._interceptors = tuple(interceptors)
+        self._interceptors = Interceptors(interceptors)
         self._metrics = ProducerMetrics()
         self._pool = BufferPool(options.buffer_memory)
         self._rng = random.Random()
@@ -157,7 +155,7 @@ class Producer(TransactionCalls):
             self._metadata, self._client, self._metrics, options.max_block_ms
         )
         self._refusal: ProducerError | None = None  # why send() does not work any more
-        # Records that fit surely; larger ones are judged exactly.
+        # Surely fits; what is larger is judged exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
         self._made_by = os.getpid()
         self._made_ms = monotonic_ms()
@@ -230,7 +228,7 @@ class Producer(TransactionCalls):
         callback: Callback | None,
     ) -> RecordFuture:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         if self._transactions is not None:
             self._transactions.check_open("send()")
         if self._key_serializer is not None or (
@@ -304,7 +302,12 @@ class Producer(TransactionCalls):
         self._metadata.add_topic(topic, now_ms)  # it is in use
         full = accumulator.close_full(queue, size)
         if full is not None:
-            accumulator.seal(full)
+            try:
+                accumulator.seal(full)
+            finally:
+                # Whatever becomes of this record: who flushes or closes waits for
+                # that batch, and the sender passed by while it was being sealed.
+                self._client.wakeup()
         if chosen is None:
             # That batch is complete, or was sent before it got full: to another
             # partition now, unless little went there.
@@ -317,9 +320,8 @@ class Producer(TransactionCalls):
             self._client.wakeup()
             left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
             self._allocate(charge, left_s)
-        future = accumulator.append_new(
-            queue, record, size, charge, callback, monotonic_ms()
-        )
+        now_ms = monotonic_ms()
+        future = accumulator.append_new(queue, record, size, charge, callback, now_ms)
         if self._transactions is not None or not accumulator.must_wait(
             queue, self._metadata.snapshot
         ):
@@ -404,6 +406,8 @@ class Producer(TransactionCalls):
         if callback is not None:
             batch.callbacks.append((0, callback))
         self._metrics.count("record-error", 1, monotonic_ms(), topic)
+        if self._transactions is not None:
+            self._transactions.refused(error)
         batch.fail(error)
         return RecordFuture(batch, 0)
 
@@ -412,24 +416,10 @@ class Producer(TransactionCalls):
     def _send_intercepted(
         self, record: ProducerRecord, callback: Callback | None
     ) -> RecordFuture:
-        for interceptor in self._interceptors:
-            try:
-                record = interceptor.on_send(record)
-            except Exception:  # noqa: BLE001 - see ProducerInterceptor
-                _log.exception("%s.on_send", type(interceptor).__name__)
-        topic, value, key, headers, partition, timestamp_ms = record
-
-        def acknowledged(
-            metadata: RecordMetadata | None, error: Exception | None
-        ) -> None:
-            for interceptor in self._interceptors:
-                try:
-                    interceptor.on_acknowledgement(metadata, error)
-                except Exception:  # noqa: BLE001 - see ProducerInterceptor
-                    _log.exception("%s.on_acknowledgement", type(interceptor).__name__)
-            if callback is not None:
-                callback(metadata, error)
-
+        topic, value, key, headers, partition, timestamp_ms = (
+            self._interceptors.on_send(record)
+        )
+        acknowledged = self._interceptors.before(callback)
         try:
             return self._send(
                 topic, value, key, headers, partition, timestamp_ms, acknowledged
@@ -442,7 +432,7 @@ class Producer(TransactionCalls):
 
     def _manager(self) -> TransactionManager:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         if self._transactions is None:
             raise TransactionStateError(
                 "this producer has no transactional.id; set one to use transactions"
@@ -483,7 +473,7 @@ class Producer(TransactionCalls):
             ProducerError: it is not known, or the producer is closed.
         """
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         info = self._metadata.snapshot.topics.get(topic)
         if info is None:
             info = self._topic_wait.wait(topic, None, time.monotonic())
@@ -502,7 +492,7 @@ class Producer(TransactionCalls):
         """
         self._check_own_thread("flush()")
         if isinstance(self._refusal, ProducerForkedError):
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
         pending = self._accumulator.begin_flush()
@@ -538,14 +528,9 @@ class Producer(TransactionCalls):
             timeout: in seconds; what is not acknowledged by then fails. None waits as
                 long as delivery.timeout.ms allows.
         """
+        self.begin_close()
         if isinstance(self._refusal, ProducerForkedError):
             return
-        if self._refusal is None:
-            self._refusal = ProducerClosedError(
-                "the producer is closed; make a new one"
-            )
-        self._pool.close()
-        self._metadata.fail(self._refusal)
         if threading.current_thread() is self._thread:
             self._sender.force_close()
             return
@@ -558,15 +543,32 @@ class Producer(TransactionCalls):
             self._thread.join()
         _producers.discard(self)
 
+    def begin_close(self) -> None:
+        """Refuse what comes from now on, and wake who waits in `send`; then `close`."""
+        if self._refusal is None:
+            self._refusal = ProducerClosedError(
+                "the producer is closed; make a new one"
+            )
+        if not isinstance(self._refusal, ProducerForkedError):
+            self._pool.close()
+            self._metadata.fail(self._refusal)
+
     def _disown(self) -> None:
-        """Make this copy, in a forked child, say what it is."""
+        """Make this copy, a forked child's, say what it is."""
         self._refusal = ProducerForkedError(
             f"this producer belongs to process {self._made_by}, and this is"
             f" {os.getpid()}, forked from it; make a producer here after the fork"
         )
+        self._accumulator.disown(self._refusal)
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return Kafka's metrics by group: producer-metrics, and by topic and node."""
+        """Return Kafka's metrics by group: producer-metrics, and by topic and node.
+
+        Raises:
+            ProducerForkedError: forked since the producer was made.
+        """
+        if isinstance(self._refusal, ProducerForkedError):
+            raise self._refusal.with_traceback(None)
         now_ms = monotonic_ms()
         self._metrics.follow(self._client.counts, now_ms, at_once=True)
         groups = self._metrics.snapshot(now_ms)

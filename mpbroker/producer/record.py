@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mpbroker.producer.batch import RecordMetadata
+from mpbroker.producer.batch import Callback, RecordMetadata
 from mpbroker.producer.errors import SerializationError
 from mpbroker.protocol.record_encode import RawHeaders
+
+_log = logging.getLogger(__name__)
 
 Serializer = Callable[[str, Any], bytes | None]
 """From the topic and a key or value to its bytes; raises whatever it likes."""
@@ -40,6 +43,41 @@ class ProducerInterceptor:
         self, metadata: RecordMetadata | None, error: Exception | None
     ) -> None:
         """Learn what became of a record; called before its callback."""
+
+
+class Interceptors:
+    """All of a producer's, in their order; what one raises is logged."""
+
+    def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
+        self._interceptors = tuple(interceptors)
+
+    def __bool__(self) -> bool:
+        return bool(self._interceptors)
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """Return what is left of a record when all have seen it."""
+        for interceptor in self._interceptors:
+            try:
+                record = interceptor.on_send(record)
+            except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                _log.exception("%s.on_send", type(interceptor).__name__)
+        return record
+
+    def before(self, callback: Callback | None) -> Callback:
+        """Return a callback that tells the interceptors, and then calls another."""
+
+        def acknowledged(
+            metadata: RecordMetadata | None, error: Exception | None
+        ) -> None:
+            for interceptor in self._interceptors:
+                try:
+                    interceptor.on_acknowledgement(metadata, error)
+                except Exception:  # noqa: BLE001 - see ProducerInterceptor
+                    _log.exception("%s.on_acknowledgement", type(interceptor).__name__)
+            if callback is not None:
+                callback(metadata, error)
+
+        return acknowledged
 
 
 def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -> Any:

@@ -104,6 +104,8 @@ class Sender:
         self._init_not_before_ms = 0.0
         self._is_closing = False
         self._is_forced = False
+        # When closing does not wait any longer for a transaction's end.
+        self._end_by_ms: float | None = None
         self._none_expires_before_ms = -float("inf")
 
     # -- the loop ----------------------------------------------------------------------
@@ -121,6 +123,10 @@ class Sender:
                 " written: give close() more time, or call flush() before it"
             )
             self.abort_all(error)
+        if isinstance(self._idempotence, TransactionManager):
+            self._idempotence.close(
+                ProducerClosedError("the producer was closed before this was answered")
+            )
         self._client.close_all()
 
     def _has_work(self) -> bool:
@@ -136,7 +142,21 @@ class Sender:
             TransactionState.ABORTABLE_ERROR,
         ):
             state.begin_abort()
-        return state.is_completing
+        if not state.is_completing:
+            return False
+        # As long as its last record may take; the broker ends it by itself in the end.
+        now_ms = self._clock()
+        if self._end_by_ms is None:
+            self._end_by_ms = now_ms + self._settings.delivery_timeout_ms
+        if now_ms < self._end_by_ms:
+            return True
+        _log.warning(
+            "closed without knowing how the transaction of %s ended: no answer in %d ms"
+            " (delivery.timeout.ms)",
+            state.transactional_id,
+            self._settings.delivery_timeout_ms,
+        )
+        return False
 
     def close(self) -> None:
         """End `run` when everything is sent and answered."""
@@ -154,6 +174,8 @@ class Sender:
         now_ms = self._clock()
         wait_ms = self._prepare(now_ms)
         wait_ms = min(wait_ms, self._send_batches(now_ms))
+        if self._end_by_ms is not None:
+            wait_ms = min(wait_ms, max(0.0, self._end_by_ms - now_ms))
         self._client.poll(wait_ms, now_ms)
         self._metrics.follow(self._client.counts, now_ms)
 
@@ -332,7 +354,7 @@ class Sender:
             batch.in_retry = True  # it was sent: say so
         for batch in [*late, *accumulator.expired(now_ms)]:
             error = accumulator.expiry_error(batch, now_ms)
-            if self._idempotence is not None and batch.in_retry:
+            if self._idempotence is not None:
                 self._idempotence.expired(batch)
             self._finish_failed(batch, error, {}, now_ms, tell=False)
 

@@ -133,6 +133,10 @@ class TransactionDriver:
             return self._find(pending, key, now_ms)
         if not self._client.ready(node, now_ms):
             self._manager.put_back(pending)
+            if not self._client.knows(node):
+                # Newer than our metadata, which has been asked for just now.
+                self._coordinators.pop(key, None)
+                return self._settings.client.retry_backoff_ms
             delay_ms = self._client.delay_ms(node, now_ms)
             if delay_ms > 0 and delay_ms != float("inf"):
                 # It went away: another may be the coordinator by now.
@@ -278,7 +282,7 @@ class TransactionDriver:
         if known in _FIND_AGAIN:
             self._coordinators.pop(key, None)
         if known.retriable:
-            self._manager.put_back(pending)
+            self._manager.put_back(pending, was_sent=True)
             self._manager.note_trouble(known.name)
             self._back_off()
             return
@@ -299,7 +303,7 @@ class TransactionDriver:
             self._manager.fail(error, pending)
             return
         if pending is not None:
-            self._manager.put_back(pending)
+            self._manager.put_back(pending, was_sent=True)
         if key is not None:
             self._coordinators.pop(key, None)
         self._manager.note_trouble(str(answer.error))

@@ -99,6 +99,10 @@ class Operation:
         self.error: ProducerError | None = None
         self._done = threading.Event()
 
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
     def finish(self, error: ProducerError | None = None) -> None:
         """End the wait, with an error or without; the first time counts."""
         if not self._done.is_set():
@@ -118,7 +122,7 @@ class Operation:
                 f"{self.trouble}; call it again to wait on, or close the producer"
             )
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
 
 
 class Step(Enum):
@@ -154,10 +158,13 @@ class TransactionManager(Idempotence):
         self.adding: set[Partition] = set()
         self.partitions: set[Partition] = set()
         self.has_begun_at_broker = False
+        self._unsure: set[Partition] = set()  # asked to be added; the answer was lost
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._pending: list[Pending] = []
         self._operation: Operation | None = None  # of a call that may be repeated
+        self._operations: list[Operation] = []  # somebody may wait for
+        self._closed: ProducerError | None = None
         self._must_bump = False
 
     @property
@@ -229,7 +236,7 @@ class TransactionManager(Idempotence):
             )
         if self.state is _S.FATAL_ERROR:
             assert self.error is not None
-            raise self.error
+            raise self.error.with_traceback(None)
         raise TransactionStateError(
             f"{what}: the producer is {self.state.value}, not in a transaction; call"
             " begin_transaction() first"
@@ -261,7 +268,18 @@ class TransactionManager(Idempotence):
     def _enqueue(self, pending: Pending) -> Operation:
         self._pending.append(pending)
         self._operation = pending.operation
+        self._operations = [each for each in self._operations if not each.is_done]
+        self._operations.append(pending.operation)
+        if self._closed is not None:
+            pending.operation.finish(self._closed)
         return pending.operation
+
+    def close(self, error: ProducerError) -> None:
+        """End all waiting, now and later: nobody sends any more."""
+        with self._lock:
+            self._closed = error
+            for operation in self._operations:
+                operation.finish(error)
 
     # -- the sender's side -------------------------------------------------------------
 
@@ -277,11 +295,15 @@ class TransactionManager(Idempotence):
     def next_pending(self, has_incomplete: bool) -> Pending | None:
         """Take what is to be sent now; EndTxn waits until no batch is incomplete."""
         with self._lock:
-            if self.new_partitions and self.state in (
-                _S.IN_TRANSACTION,
-                _S.COMMITTING,
-            ):
-                self.adding |= self.new_partitions
+            wanted: set[Partition] = set()
+            if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
+                wanted = self.new_partitions
+            elif self.state is _S.ABORTING and not self.has_begun_at_broker:
+                # It may have begun there, with no answer to tell us. Left open, it
+                # would time out, and fence us: begin it for certain, and end it.
+                wanted = self._unsure
+            if wanted:
+                self.adding |= wanted
                 self.new_partitions.clear()
                 return Pending(Step.ADD_PARTITIONS, Operation("adding partitions"))
             if not self._pending:
@@ -292,12 +314,19 @@ class TransactionManager(Idempotence):
             self._pending.remove(first)
             return first
 
-    def put_back(self, pending: Pending) -> None:
-        """Send it again, later."""
+    def put_back(self, pending: Pending, *, was_sent: bool = False) -> None:
+        """Send it again, later.
+
+        Args:
+            pending: see `next_pending`.
+            was_sent: and whether the broker has acted on it, nobody knows.
+        """
         with self._lock:
             if pending.step is Step.ADD_PARTITIONS:
                 if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
                     self.new_partitions |= self.adding
+                if was_sent:
+                    self._unsure |= self.adding
                 self.adding.clear()
             else:
                 self._pending.insert(0, pending)
@@ -313,6 +342,7 @@ class TransactionManager(Idempotence):
         with self._lock:
             self.partitions |= self.adding
             self.adding.clear()
+            self._unsure.clear()
             self.has_begun_at_broker = True
 
     def added_offsets(self, pending: Pending) -> None:
@@ -327,6 +357,7 @@ class TransactionManager(Idempotence):
             self.partitions.clear()
             self.adding.clear()
             self.new_partitions.clear()
+            self._unsure.clear()
             self.has_begun_at_broker = False
             self.error = None
             if self._must_bump and self.state is _S.ABORTING:
@@ -413,7 +444,7 @@ class TransactionManager(Idempotence):
         self._must_bump = True
 
     def expired(self, batch: ProducerBatch) -> None:
-        """The transaction cannot be committed without its records."""
+        """The transaction cannot be committed without its records, sent or not."""
         super().expired(batch)
         self._lost(
             DeliveryTimeoutError(
@@ -421,6 +452,17 @@ class TransactionManager(Idempotence):
                 " within delivery.timeout.ms"
             )
         )
+
+    def refused(self, error: ProducerError) -> None:
+        """Note that a record failed before it was in a batch; any thread may.
+
+        As in Kafka: who looks at no future learns from the commit that one is missing.
+        """
+        with self._lock:
+            if self.state is _S.IN_TRANSACTION:
+                self.fail(
+                    AbortableError(f"{error}; abort_transaction()", error.error_code)
+                )
 
     def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
         """See `Idempotence.failed`; and the transaction must be aborted."""

@@ -6,8 +6,19 @@ import pytest
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.client.metadata import Metadata
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.framing import encode_frame
+from mpbroker.protocol.headers import encode_response_header
+from mpbroker.protocol.messages.init_producer_id import InitProducerIdResponse
+from mpbroker.protocol.messages.metadata import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from tests.client.test_network_client import Rig
 
 
@@ -113,3 +124,47 @@ def test_a_broker_without_metadata_requests_is_an_error_and_not_an_endless_wait(
     rig.turns(8)
     with pytest.raises(UnsupportedVersionError, match="METADATA"):
         rig.metadata.wait(rig.metadata.request_update(), 30)
+
+
+def test_answers_behind_the_word_to_bootstrap_again_are_lost_and_told():
+    rig = Rig(request_timeout_ms=60_000)
+    rig.wire.silent.add(ApiKey.METADATA)
+    rig.metadata.request_update()
+    rig.pass_ms(1000)  # past the backoff
+    rig.turns(2)
+    (asked,) = rig.wire.waiting(ApiKey.METADATA)
+    rig.send()
+    (sent,) = rig.wire.waiting(ApiKey.INIT_PRODUCER_ID)
+    answer = MetadataResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+    both = b"".join(
+        encode_frame(
+            [
+                encode_response_header(each.key, each.version, each.correlation_id),
+                response.encode(each.version),
+            ]
+        )
+        for each, response in ((asked, answer), (sent, InitProducerIdResponse()))
+    )
+    rig.wire.raw(asked.node, both)
+    rig.turns()
+    (lost,) = rig.answers
+    assert lost.disconnected
+
+
+def test_a_topic_that_was_made_again_begins_again_with_its_leaders_epochs():
+    metadata = Metadata()
+
+    def learn(topic_id, leader, epoch):
+        partition = MetadataResponsePartition(leader_id=leader, leader_epoch=epoch)
+        topic = MetadataResponseTopic(
+            name="t", topic_id=bytes([topic_id] * 16), partitions=[partition]
+        )
+        nodes = [
+            MetadataResponseBroker(node_id=node, host="h", port=9) for node in (0, 1)
+        ]
+        metadata.update(MetadataResponse(brokers=nodes, topics=[topic]), 0)
+        return metadata.snapshot.leader("t", 0)
+
+    assert learn(1, leader=0, epoch=5) == 0
+    assert learn(1, leader=1, epoch=4) == 0  # from a broker that has not heard yet
+    assert learn(2, leader=1, epoch=0) == 1

@@ -377,6 +377,43 @@ def test_memory_that_does_not_come_is_given_up_and_nothing_leaks():
         pool.allocate(101, 0)
 
 
+def test_memory_may_be_waited_for_without_limit():
+    pool = BufferPool(100)
+    pool.allocate(100, 0)
+    done = []
+
+    def take():
+        pool.allocate(100, (2**63 - 1) / 1000)  # Long.MAX_VALUE, in ms
+        done.append(True)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    until(lambda: pool.waiting == 1 or not thread.is_alive())
+    pool.free(100)
+    thread.join(90)
+    assert done
+
+
+@pytest.mark.parametrize("ending", ["interrupt", "close"])
+def test_memory_granted_to_who_does_not_wait_any_more_comes_back(monkeypatch, ending):
+    pool = BufferPool(100)
+    pool.allocate(100, 0)
+
+    class Event(threading.Event):
+        def wait(self, timeout=None):
+            pool.free(100)  # which grants it, and then
+            if ending == "interrupt":
+                raise KeyboardInterrupt
+            pool.close()
+            return True
+
+    monkeypatch.setattr(threading, "Event", Event)
+    with pytest.raises((KeyboardInterrupt, ProducerClosedError)):
+        pool.allocate(50, 30)
+    assert pool.available_bytes == 100
+    assert pool.waiting == 0
+
+
 def test_closing_wakes_all_who_wait_and_refuses_the_next():
     pool = BufferPool(10)
     pool.allocate(10, 0)

@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from mpbroker.producer import AsyncProducer, DeliveryTimeoutError, SerializationError
+from mpbroker.producer import (
+    AsyncProducer,
+    DeliveryTimeoutError,
+    ProducerClosedError,
+    SerializationError,
+)
 from tests.producer.conftest import until_known
 
 
@@ -74,3 +79,23 @@ def test_errors_are_raised_by_awaiting_and_a_cancelled_future_harms_nobody(
             assert producer.metrics()["producer-metrics"]["record-send-total"] >= 3
 
     asyncio.run(run())
+
+
+def test_closing_does_not_wait_for_sends_that_wait():
+    """More of them than there are threads to wait in."""
+
+    async def run():
+        producer = AsyncProducer(
+            bootstrap_servers="127.0.0.1:1", max_block_ms=3_600_000
+        )
+        sends = [asyncio.create_task(producer.send("t", b"x")) for _ in range(100)]
+        await asyncio.sleep(0)
+        await producer.close()
+        return await asyncio.gather(*sends, return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    errors = [
+        outcome if isinstance(outcome, Exception) else outcome.exception()
+        for outcome in outcomes
+    ]
+    assert {type(error) for error in errors} == {ProducerClosedError}

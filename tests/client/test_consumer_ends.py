@@ -1,0 +1,109 @@
+"""A consumer that is closed leaves nothing behind, whatever fails while it is."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import delete_topic
+from mpbroker.client.cluster import Cluster
+from mpbroker.client.consumer import Consumer, RebalanceListener
+from mpbroker.client.errors import ClientError
+from mpbroker.client.group_admin import describe_group
+from tests.client.test_consumer import fill
+
+
+@pytest.fixture
+def topic(bootstrap, topic_name):
+    fill(bootstrap, topic_name, range(5))
+    return topic_name
+
+
+def joined(bootstrap, topic, listener=None):
+    consumer = Consumer(
+        bootstrap_servers=bootstrap,
+        group_id=f"group-{topic}",
+        auto_offset_reset="earliest",
+        heartbeat_interval_ms=200,
+    )
+    consumer.subscribe([topic], listener)
+    while not consumer.poll(1000):
+        pass
+    return consumer
+
+
+def assert_gone(bootstrap, topic):
+    assert f"group-{topic}" not in " ".join(t.name for t in threading.enumerate())
+    with Cluster(parse_addresses(bootstrap), 90) as cluster:
+        assert describe_group(cluster, f"group-{topic}").members == []
+
+
+def test_a_topic_deleted_meanwhile_keeps_nobody_from_leaving(bootstrap, topic, caplog):
+    consumer = joined(bootstrap, topic)
+    with Cluster(parse_addresses(bootstrap), 90) as cluster:
+        delete_topic(cluster, topic)
+    consumer.close()
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in caplog.text
+    assert_gone(bootstrap, topic)
+
+
+def test_a_listener_that_raises_keeps_nobody_from_leaving(bootstrap, topic):
+    class Listener(RebalanceListener):
+        def on_partitions_revoked(self, partitions):
+            raise ValueError("from the listener")
+
+    consumer = joined(bootstrap, topic, Listener())
+    with pytest.raises(ValueError, match="from the listener"):
+        consumer.close()
+    consumer.close()
+    assert_gone(bootstrap, topic)
+
+
+def test_what_is_asked_of_a_closed_consumer_is_refused(bootstrap, topic):
+    consumer = joined(bootstrap, topic)
+    consumer.close()
+    for call in (
+        consumer.poll,
+        consumer.poll_batches,
+        consumer.commit,
+        lambda: consumer.committed((topic, 0)),
+        lambda: consumer.subscribe([topic]),
+        lambda: consumer.assign([(topic, 0)]),
+        lambda: consumer.offsets_for([(topic, 0)], 0),
+    ):
+        with pytest.raises(ClientError, match="closed; make a new one"):
+            call()
+
+
+def test_the_record_whose_use_failed_is_read_again(bootstrap, topic):
+    settings = {
+        "bootstrap_servers": bootstrap,
+        "group_id": f"group-{topic}",
+        "auto_offset_reset": "earliest",
+    }
+
+    def fail_at_2():
+        with Consumer(**settings) as consumer:
+            consumer.subscribe([topic])
+            for record in consumer:
+                if record.offset == 2:
+                    raise RuntimeError("at 2")
+
+    with pytest.raises(RuntimeError, match="at 2"):
+        fail_at_2()
+    with Consumer(**settings) as consumer:
+        assert consumer.committed((topic, 0)) == 2
+        consumer.subscribe([topic])
+        for record in consumer:
+            assert record.offset == 2
+            break
+    with Consumer(**settings) as consumer:
+        assert consumer.committed((topic, 0)) == 3  # done with: the loop was left
+
+
+def test_a_partition_that_is_not_there_gives_nothing(bootstrap, topic):
+    with Consumer(bootstrap_servers=bootstrap) as consumer:
+        consumer.assign([(topic, 7)])
+        assert consumer.poll(100) == {}
