@@ -110,6 +110,7 @@ def load_log(
             segment_created_ms=now_ms,
         )
         start = max(hints.log_start_offset, segments.bases[0])
+        remove_snapshots(directory, above=state.log_end_offset)
         if hints.clean:
             producers = load_producers(segments, state, hints, start, now_ms)
         else:
@@ -129,7 +130,6 @@ def load_producers(
 ) -> ProducerState:
     """Return the producers as of the log end, from a snapshot and the log after it."""
     end = state.log_end_offset
-    remove_snapshots(segments.directory, above=end)
     producers = load_newest_snapshot(segments.directory, end)
     if producers is None:
         # A clean stop leaves a snapshot wherever there was a producer (or it was a
@@ -157,7 +157,6 @@ def _recover_producers(
     be read for the markers in it, whatever newer snapshot there is.
     """
     end, point = state.log_end_offset, hints.recovery_point
-    remove_snapshots(segments.directory, above=end)
     producers = load_newest_snapshot(segments.directory, min(point, end))
     if producers is None:
         producers = ProducerState(log_start_offset)

@@ -72,6 +72,14 @@ def recover_segment(
                 indexed_timestamp = max_timestamp
         since_index += batch_end - here
         next_offset, end = last + 1, batch_end
+    if position and end == position:
+        # The batch that was to say which offset comes here is not right itself.
+        segment.offset_index.forget()
+        return recover_segment(
+            segment,
+            trusted_below=TRUST_NOTHING,
+            index_interval_bytes=index_interval_bytes,
+        )
     segment.offset_index.truncate(entries)
     segment.time_index.truncate(time_entries)
     segment.offset_index.write_entries(entries, found)

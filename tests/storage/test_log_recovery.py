@@ -87,6 +87,26 @@ def test_a_byte_changed_in_the_tail_ends_the_log_before_its_batch(
         assert read_all(open_log()) == records[:5]
 
 
+def test_a_damaged_batch_that_the_index_ends_at_does_not_take_those_before_it(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log(index_interval_bytes=100)
+    records = fill(log, 40)
+    index = log.segments.get(0).offset_index
+    entries = log.state().index_entries
+    index.load(entries)
+    damaged, position = index.entry(entries - 1)
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[position + 70] ^= 1
+    path.write_bytes(content)
+    # As after a clean stop whose checkpoints were lost.
+    again = open_log(index_interval_bytes=100, hints=LoadHints(clean=True))
+    assert again.latest() == damaged
+    assert read_all(again) == records[:damaged]
+    assert again.append(batch(b"new"), now_ms=1).base_offset == damaged
+
+
 def test_bytes_of_an_append_that_was_not_committed_are_not_taken_for_batches(
     open_log: OpenLog,
 ) -> None:

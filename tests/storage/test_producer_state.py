@@ -158,6 +158,19 @@ def test_what_is_recalled_of_a_producer_is_its_own_and_of_its_epoch(
     assert refused.value.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_a_process_that_looks_late_leaves_the_snapshots_of_others(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    send(log, 0, 0)
+    late = open_log(row=log.row.index)
+    state = late.state()  # as it is read before the lock is taken
+    send(log, 0, 1)
+    log.take_snapshot()
+    late.producers_at(state)
+    assert (tmp_path / "t-0" / f"{2:020d}.snapshot").exists()
+
+
 def test_a_snapshot_ahead_of_a_cut_log_is_not_believed(
     open_log: OpenLog, tmp_path: Path
 ) -> None:
