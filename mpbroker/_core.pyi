@@ -44,11 +44,10 @@ class ResponseRing:
 class HandlerEnd:
     position: int
     row: int
-    next_offset: int
     answer_bytes: int
     syncs_acks_all: bool
     remembered: dict[bytes, bytes]
-    topics: dict[str, tuple[int, int, int, dict[int, object]]]
+    topics: dict[str | bytes, tuple[int, int, int, dict[int, object]]]
     readable: dict[str | bytes, dict[int, object]]
     has_authorizer: bool
     writers: dict[bytes, set[str | bytes]]
@@ -94,6 +93,7 @@ class HandlerEnd:
     has_quotas: bool
     def execute(self, slot: int, /) -> int | None: ...
     def fetch(self, slot: int, must_answer: bool, /) -> bool | None: ...
+    def appended(self) -> tuple[tuple[int, int, bool], ...]: ...
     def fetch_waits(self) -> tuple[int, tuple[int, ...]]: ...
 
 class ProcessorEnd:

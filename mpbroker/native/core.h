@@ -282,7 +282,7 @@ write_big(uint8_t *at, int64_t value, int bytes)
     return at + bytes;
 }
 
-/* -- plain produces (produce.c) ------------------------------------------------------------ */
+/* -- plain produces ------------------------------------------------------------ */
 
 /* Where the slots of storage's AppendPlan are in the object. */
 typedef struct {
@@ -292,29 +292,57 @@ typedef struct {
         producers_position;
 } plan_offsets;
 
+/* What the batches of a partition say of their producer; id -1: nothing. */
 typedef struct {
-    int acks, version, partition;
-    const uint8_t *topic;
-    int topic_bytes;
-    uint8_t *batch;
-    int64_t batch_bytes;
-    int has_producer; /* the batch has a producer id */
-} single_produce;
+    int64_t id, epoch, first_sequence, last_sequence, timestamp;
+} batch_producer;
 
+/* What has become of a batch that was to be appended. */
 typedef struct {
     int64_t base_offset, next_offset, log_start_offset, row, position, next_position;
-    int64_t answer_bytes;
-    int has_waiters, row_is_held, waits_for_sync;
+    int has_waiters, row_is_held;
 } appended;
 
-int parse_single_produce(uint8_t *body, int64_t size, int version, single_produce *p);
-int is_plain_batch(const single_produce *p, int64_t max_message_bytes,
-                   int64_t before_max_ms, int64_t after_max_ms, int64_t now_ms);
+typedef struct {
+    const uint8_t *name; /* or its id, in versions that know topics by that */
+    int name_bytes, first, count;
+} request_topic;
+
+typedef struct {
+    int partition;
+    uint8_t *batch;
+    int64_t batch_bytes;
+    batch_producer producer;
+    /* How far its timestamps may lie before and after now. */
+    int64_t before_max_ms, after_max_ms;
+    /* Found in the tables, and owned while the request is executed; no entry: the batch
+     * is of no producer. */
+    PyObject *plan, *entry;
+    appended done;
+} produce_part;
+
+/* As many as a slot's block has room to answer; and to note, which has more. */
+#define MAX_PRODUCE_PARTS 40
+
+typedef struct {
+    int version, acks, topic_count, part_count;
+    int64_t progress; /* the arena's word for the first one that is done */
+    request_topic topics[MAX_PRODUCE_PARTS];
+    produce_part parts[MAX_PRODUCE_PARTS];
+} plain_produce;
+
+/* produce_request.c */
+int parse_plain_produce(uint8_t *body, int64_t size, int version, plain_produce *p);
+int64_t produce_answer_bound(const plain_produce *p);
+uint8_t *write_produce_answer(uint8_t *at, const plain_produce *p);
+
+/* produce.c */
+int has_plain_header(const produce_part *part, int64_t max_message_bytes);
+int has_plain_records(const produce_part *part, int64_t now_ms);
+int64_t progress_room(const memory *control, const memory *arena, int64_t slot,
+                      int count);
 int append_plain(const memory *control, const memory *arena, const memory *rows,
-                 const plan_offsets *at, PyObject *plan, int64_t slot,
-                 const single_produce *p, appended *result);
-int64_t encode_single_answer(uint8_t *out, int64_t room, const single_produce *p,
-                             const appended *result);
+                 const plan_offsets *at, int64_t slot, plain_produce *p, int ordinal);
 
 /* The words of a partition's committed state, in partition_table.LogState's order. */
 enum state_word {
@@ -348,10 +376,6 @@ typedef struct {
         seen_ms;
 } producer_offsets;
 
-typedef struct {
-    int64_t id, epoch, first_sequence, last_sequence, timestamp;
-} batch_producer;
-
 int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
                         PyTypeObject *entry, PyTypeObject *batch);
 /* Read a batch's header; 0 if what it says of its producer is not plain. */
@@ -375,11 +399,6 @@ typedef struct {
 } read_plan_offsets;
 
 typedef struct {
-    const uint8_t *name; /* from version 13 on its id */
-    int name_bytes, first, count;
-} fetch_topic;
-
-typedef struct {
     int partition;
     int64_t fetch_offset, max_bytes;
     /* found by reading; `plan` is borrowed from the tables */
@@ -391,7 +410,7 @@ typedef struct {
 typedef struct {
     int version, read_committed, topic_count, target_count;
     int64_t max_wait_ms, min_bytes, max_bytes;
-    fetch_topic topics[MAX_FETCH_TOPICS];
+    request_topic topics[MAX_FETCH_TOPICS];
     fetch_target targets[MAX_FETCH_TARGETS];
 } plain_fetch;
 

@@ -10,6 +10,7 @@
  */
 
 #include "core.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <string.h>
@@ -30,69 +31,6 @@
 #define PARTITION_ROOM 56
 
 /* -- the request -------------------------------------------------------------------- */
-
-typedef struct {
-    const uint8_t *at, *end;
-    int flexible, is_bad;
-} reader;
-
-static int64_t
-get(reader *r, int bytes)
-{
-    if (r->end - r->at < bytes) {
-        r->is_bad = 1;
-        return 0;
-    }
-    r->at += bytes;
-    return read_big(r->at - bytes, bytes);
-}
-
-static int64_t
-get_unsigned_varint(reader *r)
-{
-    int64_t value = 0;
-    for (int shift = 0; shift < 28; shift += 7) {
-        int64_t byte = get(r, 1) & 0xFF;
-        value |= (byte & 0x7F) << shift;
-        if (byte < 0x80)
-            return value;
-    }
-    r->is_bad = 1; /* 256 MB of anything is not plain */
-    return 0;
-}
-
-/* -1: null. */
-static int64_t
-get_count(reader *r)
-{
-    return r->flexible ? get_unsigned_varint(r) - 1 : get(r, 4);
-}
-
-static const uint8_t *
-get_bytes(reader *r, int64_t length)
-{
-    if (length < 0 || length > r->end - r->at) {
-        r->is_bad = 1;
-        return NULL;
-    }
-    r->at += length;
-    return r->at - length;
-}
-
-static const uint8_t *
-get_string(reader *r, int *length)
-{
-    int64_t size = r->flexible ? get_unsigned_varint(r) - 1 : get(r, 2);
-    *length = (int)size;
-    return get_bytes(r, size);
-}
-
-static void
-get_no_tags(reader *r)
-{
-    if (r->flexible && get(r, 1) != 0)
-        r->is_bad = 1;
-}
 
 static void
 parse_partition(reader *r, int version, fetch_target *target)
@@ -115,7 +53,7 @@ parse_partition(reader *r, int version, fetch_target *target)
 static void
 parse_topic(reader *r, plain_fetch *f)
 {
-    fetch_topic *topic = &f->topics[f->topic_count++];
+    request_topic *topic = &f->topics[f->topic_count++];
     if (f->version >= TOPIC_IDS_FROM)
         topic->name = get_bytes(r, topic->name_bytes = 16);
     else
@@ -172,7 +110,7 @@ parse_plain_fetch(const uint8_t *body, int64_t size, int version, plain_fetch *f
 
 /* The plan of a target; NULL, perhaps with an exception, if there is none. */
 static PyObject *
-find_read_plan(PyObject *readable, const plain_fetch *f, const fetch_topic *topic,
+find_read_plan(PyObject *readable, const plain_fetch *f, const request_topic *topic,
                int partition)
 {
     PyObject *name =
@@ -298,18 +236,6 @@ locate(const memory *rows, const read_plan_offsets *at, const plain_fetch *f,
 
 /* -- the answer ----------------------------------------------------------------------- */
 
-static uint8_t *
-write_length(uint8_t *at, int64_t value, int flexible, int bytes)
-{
-    if (!flexible)
-        return write_big(at, value, bytes);
-    uint64_t rest = (uint64_t)value + 1;
-    for (; rest >= 0x80; rest >>= 7)
-        *at++ = (uint8_t)(rest | 0x80);
-    *at++ = (uint8_t)rest;
-    return at;
-}
-
 /* One partition and its records; NULL if the file does not give them. */
 static uint8_t *
 write_partition(uint8_t *at, const plain_fetch *f, const fetch_target *t)
@@ -357,7 +283,7 @@ write_answer(uint8_t *at, const plain_fetch *f)
     }
     at = write_length(at, f->topic_count, flexible, 4);
     for (int i = 0; i < f->topic_count; i++) {
-        const fetch_topic *topic = &f->topics[i];
+        const request_topic *topic = &f->topics[i];
         if (f->version < TOPIC_IDS_FROM)
             at = write_length(at, topic->name_bytes, flexible, 2);
         memcpy(at, topic->name, topic->name_bytes);

@@ -50,7 +50,7 @@ typedef struct {
     int64_t news_word; /* the metadata log's committed end */
     long long position;      /* where the tables below were right */
     PyObject *remembered;    /* dict: ApiVersions request -> answer's body */
-    PyObject *topics;        /* dict: name -> (limits, plans by partition) */
+    PyObject *topics;        /* dict: name, and id -> (limits, plans by partition) */
     plan_offsets plan;
     producer_offsets producers;
     char syncs_acks_all;
@@ -59,10 +59,11 @@ typedef struct {
     long long fetch_max_bytes; /* 0: no fetches */
     int64_t claimed;           /* a slot's state and handler while we execute it */
     plain_fetch fetch;         /* the last one, for fetch_waits() */
+    plain_produce produce;     /* the last one, for appended() */
     quotas quotas;
     verdicts verdicts;
-    /* of the partition that execute() had to do with, and of the answer that waits */
-    long long row, next_offset, answer_bytes;
+    long long row; /* whose lock execute() left held */
+    long long answer_bytes; /* of the answer that waits */
 } handler_end;
 
 /* Read a Python int that is a slot; 0 and an exception. */
@@ -80,6 +81,7 @@ PyObject *handler_set_fetches(PyObject *object, PyObject *args);
 PyObject *handler_execute(PyObject *object, PyObject *slot);
 PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
 PyObject *handler_fetch_waits(PyObject *object, PyObject *unused);
+PyObject *handler_appended(PyObject *object, PyObject *unused);
 PyObject *handler_set_quotas(PyObject *object, PyObject *args);
 
 /* Charge a request before it is executed; 0: it was not, and must not be executed here. */

@@ -1,11 +1,11 @@
-/* The plainest Produce: one topic, one partition, one uncompressed batch, of no producer
- * or the next one of a known producer (producers.c), to a segment that needs not be rolled.
+/* The plainest batch: one uncompressed, of no producer or the next one of a known producer
+ * (producers.c), to a segment that needs not be rolled.
  *
- * The twins: protocol/fast_produce.py, protocol/log_validator.py and
- * storage/partition_log.py, whose order of stores this is. Whatever is not exactly
- * plain is left to them, before anything was written: so this file decides nothing
- * about validity, and refuses nobody. tests/server/test_plain_requests.py holds both
- * against each other.
+ * The twins: protocol/log_validator.py and storage/partition_log.py, whose order of
+ * stores this is. Whatever is not exactly plain is left to them, before anything of it
+ * was written: so this file decides nothing about validity, and refuses nobody.
+ * tests/server/test_plain_requests.py and test_plain_partitions.py hold both against
+ * each other.
  */
 
 #include "core.h"
@@ -19,63 +19,6 @@
 #define MAX_BATCH_BYTES (256 * 1024)
 #define OFFSET_ENTRY_BYTES 8
 #define TIME_ENTRY_BYTES 12
-#define FLEXIBLE_FROM 9
-#define TOPIC_IDS_FROM 13
-
-/* -- the request -------------------------------------------------------------------- */
-
-static int
-parse_flexible(uint8_t *body, int64_t size, single_produce *p)
-{
-    /* no transactional id, acks, timeout, one topic, length of its name plus one */
-    if (size < 9 || body[0] != 0 || body[7] != 2 || body[8] == 0 || body[8] >= 0x80)
-        return 0;
-    p->acks = (int)read_big(body + 1, 2);
-    p->topic = body + 9;
-    p->topic_bytes = body[8] - 1;
-    int64_t at = 9 + p->topic_bytes;
-    if (at + 5 > size || body[at] != 2)
-        return 0;
-    p->partition = (int)read_big(body + at + 1, 4);
-    at += 5;
-    uint64_t length = 0;
-    for (int shift = 0;; shift += 7) {
-        if (at >= size || shift > 28)
-            return 0;
-        uint8_t byte = body[at++];
-        length |= (uint64_t)(byte & 0x7F) << shift;
-        if (byte < 0x80)
-            break;
-    }
-    /* then no tagged fields of partition, topic and request */
-    if (length == 0 || at + (int64_t)length - 1 + 3 != size
-        || body[size - 1] | body[size - 2] | body[size - 3])
-        return 0;
-    p->batch = body + at;
-    p->batch_bytes = (int64_t)length - 1;
-    return 1;
-}
-
-int
-parse_single_produce(uint8_t *body, int64_t size, int version, single_produce *p)
-{
-    p->version = version;
-    if (version >= FLEXIBLE_FROM)
-        return version < TOPIC_IDS_FROM && parse_flexible(body, size, p);
-    /* no transactional id, acks, timeout, one topic, length of its name */
-    if (size < 14 || read_big(body, 2) != -1 || read_big(body + 8, 4) != 1)
-        return 0;
-    p->acks = (int)read_big(body + 2, 2);
-    p->topic_bytes = (int)read_big(body + 12, 2);
-    p->topic = body + 14;
-    int64_t at = 14 + (int64_t)p->topic_bytes;
-    if (p->topic_bytes < 0 || at + 12 > size || read_big(body + at, 4) != 1)
-        return 0;
-    p->partition = (int)read_big(body + at + 4, 4);
-    p->batch_bytes = read_big(body + at + 8, 4);
-    p->batch = body + at + 12;
-    return p->batch_bytes >= 0 && at + 12 + p->batch_bytes == size;
-}
 
 /* -- the batch ------------------------------------------------------------------------ */
 
@@ -146,23 +89,31 @@ walk_plain(cursor c, int64_t count, int64_t *newest, int64_t *oldest)
     return c.at == c.end;
 }
 
+/* Whether all is plain but the records and their checksum, which take longer to see. */
 int
-is_plain_batch(const single_produce *p, int64_t max_message_bytes,
-               int64_t before_max_ms, int64_t after_max_ms, int64_t now_ms)
+has_plain_header(const produce_part *part, int64_t max_message_bytes)
 {
-    const uint8_t *b = p->batch;
-    int64_t size = p->batch_bytes, count, newest = 0, oldest = 0;
+    const uint8_t *b = part->batch;
+    const int64_t size = part->batch_bytes;
     if (size < BATCH_HEADER || read_big(b + 8, 4) + 12 != size || b[16] != 2
         || size > max_message_bytes || size > MAX_BATCH_BYTES)
         return 0;
-    count = read_big(b + 57, 4);
     /* no codec, no flag of any kind; counts that agree */
-    if (b[21] | b[22] || count <= 0 || read_big(b + 23, 4) != count - 1)
-        return 0;
+    int64_t count = read_big(b + 57, 4);
+    return !(b[21] | b[22]) && count > 0 && read_big(b + 23, 4) == count - 1;
+}
+
+/* Whether the records are, of a batch whose header is. */
+int
+has_plain_records(const produce_part *part, int64_t now_ms)
+{
+    const uint8_t *b = part->batch;
+    const int64_t size = part->batch_bytes;
+    int64_t newest = 0, oldest = 0;
     if (crc32c(b + 21, size - 21) != (uint32_t)read_big(b + 17, 4))
         return 0;
     cursor records = {b + BATCH_HEADER, b + size};
-    if (!walk_plain(records, count, &newest, &oldest))
+    if (!walk_plain(records, read_big(b + 57, 4), &newest, &oldest))
         return 0;
     /* Far from where anything could overflow; odd times are not plain. */
     int64_t base = read_big(b + 27, 8), limit = (int64_t)1 << 60;
@@ -170,8 +121,8 @@ is_plain_batch(const single_produce *p, int64_t max_message_bytes,
         return 0;
     newest += base;
     oldest += base;
-    return newest == read_big(b + 35, 8) && newest - now_ms <= after_max_ms
-           && now_ms - oldest <= before_max_ms;
+    return newest == read_big(b + 35, 8) && newest - now_ms <= part->after_max_ms
+           && now_ms - oldest <= part->before_max_ms;
 }
 
 /* -- the append ------------------------------------------------------------------------ */
@@ -283,33 +234,34 @@ commit(const memory *rows, int64_t row, int64_t version, const int64_t *state)
     STEP();
 }
 
-/* Where the slot notes that its first partition is done; -1: nowhere. */
-static int64_t
-progress_word(const memory *control, const memory *arena, int64_t slot)
+/* The arena's words where a slot notes what of its request is done, one a partition; -1
+ * if there is no room for so many.
+ */
+int64_t
+progress_room(const memory *control, const memory *arena, int64_t slot, int count)
 {
     int64_t where = load(control, slot_row(slot) + L.SLOT_PROGRESS_OFFSET) >> 3;
-    return where > 0 && has_words(arena, where, 1) ? where : -1;
+    return where > 0 && has_words(arena, where, count) ? where : -1;
 }
 
-/* Append; 1: done. 0: not plain, nothing was written; if `row_is_held`, the caller must
+/* Append the batch of a request's partition number `ordinal`, all before which are done.
+ * 1: it is. 0: not plain, nothing of it was written; if `row_is_held`, the caller must
  * settle the row's intent and release its lock: its last owner died, or the write
  * failed. -1: an exception.
  */
 int
 append_plain(const memory *control, const memory *arena, const memory *rows,
-             const plan_offsets *at, PyObject *plan, int64_t slot,
-             const single_produce *p, appended *result)
+             const plan_offsets *at, int64_t slot, plain_produce *p, int ordinal)
 {
     append_plan a;
+    produce_part *part = &p->parts[ordinal];
+    appended *result = &part->done;
     int owner_died;
     result->row_is_held = 0;
-    if (!read_plan(at, plan, &a) || slot < 0
+    if (!read_plan(at, part->plan, &a) || slot < 0
         || !has_words(rows, a.row * L.ROW_WORDS, L.ROW_WORDS))
         return 0;
     const int64_t row = a.row * L.ROW_WORDS, words = slot_row(slot);
-    const int64_t progress = progress_word(control, arena, slot);
-    if (progress < 0 || load(control, words + L.SLOT_PROGRESS) != 0)
-        return 0;
     void *mutex = mutex_at(rows, row + L.ROW_MUTEX);
     int error = lock_repaired(mutex, &owner_died);
     if (error) {
@@ -327,30 +279,30 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     const int64_t current = row + L.ROW_COPIES + (version & 1) * L.ROW_COPY_WORDS;
     for (int i = 0; i < STATE_WORDS; i++)
         state[i] = load(rows, current + i);
-    const int64_t added = p->batch_bytes, end_offset = state[END_OFFSET];
-    const int64_t last_offset = end_offset + read_big(p->batch + 23, 4);
-    const int64_t timestamp = read_big(p->batch + 35, 8);
+    const int64_t added = part->batch_bytes, end_offset = state[END_OFFSET];
+    const int64_t last_offset = end_offset + read_big(part->batch + 23, 4);
+    const int64_t timestamp = read_big(part->batch + 35, 8);
     const int64_t position = state[ACTIVE_SIZE];
     /* Another process's batch since we looked at the producers may be of this one. */
-    if ((p->has_producer && a.producers_end != end_offset)
+    if ((part->entry != NULL && a.producers_end != end_offset)
         || !fits(&a, rows, row, state, added, last_offset, timestamp)) {
         unlock(mutex);
         return 0;
     }
     store(control, words + L.SLOT_INTENT_BASE, end_offset);
     STEP();
-    store(control, words + L.SLOT_INTENT, (int64_t)1 << 32 | (a.row + 1));
+    store(control, words + L.SLOT_INTENT, (int64_t)(ordinal + 1) << 32 | (a.row + 1));
     STEP();
     store(rows, row + L.ROW_INTENT, slot + 1);
     STEP();
-    write_big(p->batch, end_offset, 8);
-    write_big(p->batch + 12, a.epoch, 4);
+    write_big(part->batch, end_offset, 8);
+    write_big(part->batch + 12, a.epoch, 4);
     STEP();
     if (timestamp > state[MAX_TIMESTAMP]) {
         state[MAX_TIMESTAMP] = timestamp;
         state[MAX_TIMESTAMP_OFFSET] = last_offset;
     }
-    if (pwrite((int)a.fd, p->batch, added, position) != added
+    if (pwrite((int)a.fd, part->batch, added, position) != added
         || (state[BYTES_SINCE_INDEX] > a.index_interval
             && !write_indexes(&a, state, last_offset, position))) {
         result->row_is_held = 1;
@@ -363,9 +315,9 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     state[SPARE] = 0;
     commit(rows, row, version + 1, state);
     /* What clear_intent does: we know what a successor would have to find out. */
-    store(arena, progress, end_offset);
+    store(arena, p->progress + ordinal, end_offset);
     STEP();
-    store(control, words + L.SLOT_PROGRESS, 1);
+    store(control, words + L.SLOT_PROGRESS, ordinal + 1);
     STEP();
     store(control, words + L.SLOT_INTENT, 0);
     STEP();
@@ -380,51 +332,4 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     STEP();
     result->has_waiters = load(rows, row + L.ROW_WAITERS) != 0;
     return 1;
-}
-
-/* -- the answer ---------------------------------------------------------------------------- */
-
-/* Write the body of a successful answer; its length, or -1 if there is no room. */
-int64_t
-encode_single_answer(uint8_t *out, int64_t room, const single_produce *p,
-                     const appended *result)
-{
-    if (p->topic_bytes + 64 > room)
-        return -1;
-    uint8_t *at = out;
-    const int flexible = p->version >= FLEXIBLE_FROM;
-    if (flexible) {
-        *at++ = 2;
-        *at++ = (uint8_t)(p->topic_bytes + 1);
-    }
-    else {
-        at = write_big(at, 1, 4);
-        at = write_big(at, p->topic_bytes, 2);
-    }
-    memcpy(at, p->topic, p->topic_bytes);
-    at += p->topic_bytes;
-    if (flexible)
-        *at++ = 2;
-    else
-        at = write_big(at, 1, 4);
-    at = write_big(at, p->partition, 4);
-    at = write_big(at, 0, 2); /* no error */
-    at = write_big(at, result->base_offset, 8);
-    at = write_big(at, -1, 8); /* the topic keeps the producer's timestamps */
-    if (p->version >= 5)
-        at = write_big(at, result->log_start_offset, 8);
-    if (flexible) {
-        /* no record errors, no message, no tagged fields of partition and topic */
-        at = write_big(at, 0x01000000, 4);
-        at = write_big(at, 0, 4); /* throttle time */
-        *at++ = 0;
-    }
-    else {
-        if (p->version >= 8) {
-            at = write_big(at, 0, 4);  /* no record errors */
-            at = write_big(at, -1, 2); /* no message */
-        }
-        at = write_big(at, 0, 4); /* throttle time */
-    }
-    return at - out;
 }

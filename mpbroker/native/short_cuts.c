@@ -13,9 +13,20 @@
 #define PRODUCE 0
 #define FETCH 1
 #define API_VERSIONS 18
+#define PRODUCE_FLEXIBLE_FROM 9
 #define MAX_KEY_BYTES 512
 #define POSITIONS_KEPT 64
-#define TOPIC_IDS_FROM 13 /* a fetch names its topics by id */
+#define TOPIC_IDS_FROM 13 /* a produce or a fetch names its topics by id */
+
+/* What execute() returns. None: not for the short cut. An API's key: answered. Added to
+ * that: NOTIFY, if others wait for a partition that was appended to; WAITS, if a Produce's
+ * answer is written and may go when that is on disk (see appended() for both), or if a
+ * Fetch has to wait (see fetch_waits()). HELD: not for the short cut, and the lock of the
+ * partition `row` is held.
+ */
+#define NOTIFY 0x10000
+#define WAITS 0x20000
+#define HELD (-1)
 
 /* -- the tables -------------------------------------------------------------------------- */
 
@@ -211,13 +222,16 @@ keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
            && set_number(plan, at->producers_position, done->next_position);
 }
 
-/* Find (max_message_bytes, before_max_ms, after_max_ms, plans) and a partition's plan,
- * if the slot's sender may use it.
+/* What is known of a topic, (max_message_bytes, before_max_ms, after_max_ms, plans), if
+ * the slot's sender may write to it; borrowed. NULL, perhaps with an exception, if not.
  */
 static PyObject *
-find_plan(handler_end *self, int64_t slot, const single_produce *p, int64_t limits[3])
+find_topic(handler_end *self, int64_t slot, const request_topic *topic, int version)
 {
-    PyObject *name = PyUnicode_DecodeUTF8((const char *)p->topic, p->topic_bytes, NULL);
+    const char *text = (const char *)topic->name;
+    PyObject *name = version >= TOPIC_IDS_FROM
+                         ? PyBytes_FromStringAndSize(text, topic->name_bytes)
+                         : PyUnicode_DecodeUTF8(text, topic->name_bytes, NULL);
     if (name == NULL) {
         PyErr_Clear();
         return NULL;
@@ -225,17 +239,62 @@ find_plan(handler_end *self, int64_t slot, const single_produce *p, int64_t limi
     PyObject *known = PyDict_GetItemWithError(self->topics, name);
     int allowed = known != NULL ? may_write(self, slot, name) : 0;
     Py_DECREF(name);
-    if (allowed <= 0 || !PyTuple_Check(known) || PyTuple_GET_SIZE(known) != 4)
-        return NULL;
-    for (int i = 0; i < 3; i++)
-        limits[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(known, i));
-    PyObject *plans = PyTuple_GET_ITEM(known, 3);
-    if (PyErr_Occurred() || !PyDict_CheckExact(plans))
-        return NULL;
-    PyObject *index = PyLong_FromLong(p->partition);
-    PyObject *plan = index ? PyDict_GetItemWithError(plans, index) : NULL;
-    Py_XDECREF(index);
-    return plan;
+    return allowed > 0 && PyTuple_Check(known) && PyTuple_GET_SIZE(known) == 4
+                   && PyDict_CheckExact(PyTuple_GET_ITEM(known, 3))
+               ? known
+               : NULL;
+}
+
+/* Find how a partition's batch is to be appended, and see that it may be as far as that
+ * is seen at once. 0: it is not plain, or an exception.
+ */
+static int
+find_part(handler_end *self, PyObject *known, produce_part *part, int64_t now)
+{
+    int64_t max_message_bytes = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 0));
+    part->before_max_ms = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 1));
+    part->after_max_ms = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 2));
+    if (PyErr_Occurred() || !has_plain_header(part, max_message_bytes)
+        || !read_producer(part->batch, &part->producer))
+        return 0;
+    PyObject *index = PyLong_FromLong(part->partition);
+    if (index == NULL)
+        return 0;
+    part->plan = PyDict_GetItemWithError(PyTuple_GET_ITEM(known, 3), index);
+    Py_XINCREF(part->plan);
+    Py_DECREF(index);
+    if (part->plan == NULL)
+        return 0;
+    if (part->producer.id < 0)
+        return 1;
+    part->entry = expect_batch(&self->rows, &self->plan, &self->producers, part->plan,
+                               &part->producer, now);
+    Py_XINCREF(part->entry);
+    return part->entry != NULL;
+}
+
+/* Whether all of a request is plain: nothing of it is done if one partition is not. */
+static int
+is_plain(handler_end *self, int64_t slot, plain_produce *p, int64_t now)
+{
+    for (int i = 0; i < p->topic_count; i++) {
+        const request_topic *topic = &p->topics[i];
+        PyObject *known = find_topic(self, slot, topic, p->version);
+        if (known == NULL)
+            return 0;
+        for (int j = topic->first; j < topic->first + topic->count; j++) {
+            if (!find_part(self, known, &p->parts[j], now))
+                return 0;
+            /* A partition's second batch follows a first that is not there yet. */
+            for (int k = 0; k < j; k++)
+                if (p->parts[k].plan == p->parts[j].plan)
+                    return 0;
+        }
+    }
+    for (int i = 0; i < p->part_count; i++)
+        if (!has_plain_records(&p->parts[i], now))
+            return 0;
+    return 1;
 }
 
 static int64_t
@@ -246,64 +305,113 @@ now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* Append one batch after the other, each noted as done in the slot. 0: one turned out not
+ * to be plain, as others have changed its partition meanwhile. Then, as after a death,
+ * whoever executes the request again finds what is done and goes on from there: the
+ * usual way, of which this one takes no request that was begun.
+ */
 static int
-execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size,
-                appended *done)
+append_parts(handler_end *self, int64_t slot, plain_produce *p, int64_t now,
+             int *row_is_held)
 {
-    single_produce p;
-    int64_t limits[3];
-    int version = (int)read_big(frame + 2, 2);
-    int64_t header = header_size(frame, size, version >= 9);
-    if (version < 3 || header == 0
-        || !parse_single_produce(frame + header, size - header, version, &p)
-        || p.acks < -1 || p.acks > 1)
-        return 0;
-    int64_t at = answer_offset(self, slot);
-    if (at < 0 || p.topic_bytes + 128 > L.ANSWER_BYTES)
-        return 0;
-    PyObject *plan = find_plan(self, slot, &p, limits);
-    if (plan == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    const int64_t now = now_ms();
-    if (!is_plain_batch(&p, limits[0], limits[1], limits[2], now))
-        return 0;
-    batch_producer producer;
-    if (!read_producer(p.batch, &producer))
-        return 0;
-    PyObject *entry = NULL;
-    p.has_producer = producer.id >= 0;
-    if (p.has_producer) {
-        entry = expect_batch(&self->rows, &self->plan, &self->producers, plan, &producer,
-                             now);
-        if (entry == NULL)
-            return PyErr_Occurred() ? -1 : 0;
+    for (int i = 0; i < p->part_count; i++) {
+        produce_part *part = &p->parts[i];
+        int result = append_plain(&self->control, &self->arena, &self->rows, &self->plan,
+                                  slot, p, i);
+        if (result <= 0) {
+            *row_is_held = part->done.row_is_held;
+            self->row = part->done.row;
+            return result;
+        }
+        int known = part->entry == NULL
+                        ? keep_up(&self->plan, part->plan, &part->done)
+                        : accept_batch(&self->plan, &self->producers, part->plan,
+                                       part->entry, &part->producer, &part->done, now);
+        if (!known || !remember_position(&self->plan, part->plan, &part->done))
+            return -1;
     }
-    int result = append_plain(&self->control, &self->arena, &self->rows, &self->plan,
-                              plan, slot, &p, done);
+    return 1;
+}
+
+/* Take what was found in the tables out of hand. */
+static void
+forget_parts(plain_produce *p)
+{
+    for (int i = 0; i < p->part_count; i++) {
+        Py_CLEAR(p->parts[i].plan);
+        Py_CLEAR(p->parts[i].entry);
+    }
+}
+
+/* Says in `*flags` what is left to Python. */
+static int
+execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, int *flags)
+{
+    plain_produce *p = &self->produce;
+    const int version = (int)read_big(frame + 2, 2);
+    const int flexible = version >= PRODUCE_FLEXIBLE_FROM;
+    int64_t header = header_size(frame, size, flexible), at = answer_offset(self, slot);
+    int row_is_held = 0;
+    if (header == 0 || at < 0
+        || !parse_plain_produce(frame + header, size - header, version, p)
+        || produce_answer_bound(p) > L.ANSWER_BYTES)
+        return 0;
+    p->progress = progress_room(&self->control, &self->arena, slot, p->part_count);
+    if (p->progress < 0 || load(&self->control, slot_row(slot) + L.SLOT_PROGRESS) != 0)
+        return 0;
+    for (int i = 0; i < p->part_count; i++)
+        p->parts[i].plan = p->parts[i].entry = NULL;
+    const int64_t now = now_ms();
+    int result = is_plain(self, slot, p, now);
+    if (result)
+        result = append_parts(self, slot, p, now, &row_is_held);
+    else if (PyErr_Occurred())
+        result = -1;
+    forget_parts(p);
+    if (row_is_held)
+        *flags = HELD;
     if (result <= 0)
         return result;
-    int known = entry == NULL ? keep_up(&self->plan, plan, done)
-                              : accept_batch(&self->plan, &self->producers, plan, entry,
-                                             &producer, done, now);
-    if (!known || !remember_position(&self->plan, plan, done))
-        return -1;
-    if (p.acks == 0)
+    for (int i = 0; i < p->part_count; i++)
+        if (p->parts[i].done.has_waiters)
+            *flags |= NOTIFY;
+    if (p->acks == 0)
         return answer_slot(self, slot, L.KIND_NONE, 0, 0) ? 1 : -1;
     uint8_t *start = self->arena.base + at, *out = start + 4;
     memcpy(out, frame + 4, 4);
     out += 4;
-    if (version >= 9)
+    if (flexible)
         *out++ = 0; /* no tagged fields in the header */
-    int64_t room = L.ANSWER_BYTES - (out - start);
-    int64_t length = out - start + encode_single_answer(out, room, &p, done);
+    int64_t length = write_produce_answer(out, p) - start;
     write_big(start, length - 4, 4);
     STEP();
-    if (p.acks == -1 && self->syncs_acks_all) {
-        done->waits_for_sync = 1;
-        done->answer_bytes = length;
+    if (p->acks == -1 && self->syncs_acks_all) {
+        *flags |= WAITS;
+        self->answer_bytes = length;
         return 1;
     }
     return answer_slot(self, slot, L.KIND_BYTES, at, length) ? 1 : -1;
+}
+
+/* After execute() of a Produce: (row, next offset, whether others wait for it) of each
+ * partition, in their order.
+ */
+PyObject *
+handler_appended(PyObject *object, PyObject *unused)
+{
+    const plain_produce *p = &((handler_end *)object)->produce;
+    PyObject *all = PyTuple_New(p->part_count);
+    for (int i = 0; all != NULL && i < p->part_count; i++) {
+        const appended *done = &p->parts[i].done;
+        PyObject *one =
+            Py_BuildValue("(LLO)", (long long)done->row, (long long)done->next_offset,
+                          done->has_waiters ? Py_True : Py_False);
+        if (one == NULL)
+            Py_CLEAR(all);
+        else
+            PyTuple_SET_ITEM(all, i, one);
+    }
+    return all;
 }
 
 static enum fetched
@@ -400,15 +508,6 @@ handler_fetch_waits(PyObject *object, PyObject *unused)
     return rows == NULL ? NULL : Py_BuildValue("(LN)", (long long)f->max_wait_ms, rows);
 }
 
-/* None: not for the short cut. An API's key: answered; if NOTIFY is set, others wait for
- * the partition `row`. If WAITS is set, a Produce's answer is written and may go when all
- * of `row` below `next_offset` is on disk; a Fetch has to wait: see fetch_waits(). HELD:
- * not for the short cut, and the lock of `row` is held.
- */
-#define NOTIFY 0x10000
-#define WAITS 0x20000
-#define HELD (-1)
-
 PyObject *
 handler_execute(PyObject *object, PyObject *number)
 {
@@ -419,32 +518,25 @@ handler_execute(PyObject *object, PyObject *number)
     uint8_t *frame = request_of(self, slot, &size);
     if (frame == NULL)
         Py_RETURN_NONE;
-    appended done = {0};
-    int result = 0;
+    int result = 0, flags = 0;
     int64_t api_key = read_big(frame, 2);
     quota_charge charge;
     if (!quota_begin(self, slot, api_key, frame, size, &charge))
         Py_RETURN_NONE;
     if (api_key == PRODUCE)
-        result = execute_produce(self, slot, frame, size, &done);
+        result = execute_produce(self, slot, frame, size, &flags);
     else if (api_key == FETCH) {
         result = execute_fetch(self, slot, frame, size, 0, 0);
-        done.waits_for_sync = result == FETCH_WAITS;
+        flags = result == FETCH_WAITS ? WAITS : 0;
     }
     else if (api_key == API_VERSIONS)
         result = execute_api_versions(self, slot, frame, size);
     quota_end(self, slot, result > 0, &charge);
     if (result < 0)
         return NULL;
-    self->row = done.row;
-    if (result == 0) {
-        if (done.row_is_held)
-            return PyLong_FromLong(HELD);
-        Py_RETURN_NONE;
-    }
-    self->next_offset = done.next_offset;
-    self->answer_bytes = done.answer_bytes;
-    return PyLong_FromLongLong(api_key | (done.has_waiters ? NOTIFY : 0)
-                               | (done.waits_for_sync ? WAITS : 0));
+    if (result > 0)
+        return PyLong_FromLongLong(api_key | flags);
+    if (flags)
+        return PyLong_FromLong(HELD);
+    Py_RETURN_NONE;
 }
-

@@ -263,6 +263,11 @@ class HandlerEnd:
         self._view[where : where + length] = frame
         self._answer(slot, _BYTES, where, length)
 
+    def written(self, slot: int, length: int) -> bytes:
+        """What the compiled core has written into the block, to be sent."""
+        at = self._layout.block(slot) + ANSWER_AT
+        return bytes(self._arena.view[at : at + length])
+
     def send_written(self, slot: int, length: int) -> None:
         """Answer with what the compiled core has already written into the block."""
         self._answer(slot, _BYTES, self._layout.block(slot) + ANSWER_AT, length)

@@ -1,6 +1,6 @@
 """The short cut for requests that are all alike, where the compiled core is.
 
-Most of what a busy broker is asked is a Produce of one plain batch, a Fetch of what has
+Most of what a busy broker is asked is a Produce of plain batches, a Fetch of what has
 just been produced, and an ApiVersions that it has answered before. native/short_cuts.c
 executes these without any Python, by the tables kept here; it leaves to the usual way
 whatever is not exactly that, whatever it has no entry for, and all of it while the
@@ -8,13 +8,13 @@ metadata log has news. So who adds to the usual way something that a request mus
 has to see to it here. Who may do what (verdicts.py) and what is charged (quotas.py) are
 tables of their own.
 
-tests/server/test_plain_requests.py and test_plain_fetches.py hold both ways against
-each other.
+tests/server/test_plain_requests.py, test_plain_partitions.py and test_plain_fetches.py
+hold both ways against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
@@ -32,7 +32,7 @@ from mpbroker.storage.time_index import TimeIndex
 
 if TYPE_CHECKING:
     from mpbroker import _core
-    from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
+    from mpbroker.ipc.partition_table import PartitionTable
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.protocol.acl import AclOperation
     from mpbroker.protocol.log_validator import ValidationPolicy
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
-# Slot, log, the offset below which all must be on disk, bytes of the written answer.
-ParkProduce = Callable[[int, "PartitionLog", int, int], None]
+# Slot; each log with the offset below which all must be on disk, in the order of the
+# request; bytes of the written answer.
+ParkProduce = Callable[[int, Sequence[tuple["PartitionLog", int]], int], None]
 
 # Slot, how long it wants to wait in ms, the partition rows that it waits for.
 ParkFetch = Callable[[int, int, tuple[int, ...]], None]
@@ -130,19 +131,22 @@ class PlainRequests:
             assert self._park_fetch is not None
             self._park_fetch(slot, *self._compiled.fetch_waits())
             return _FETCH
-        row = self._row()
+        compiled = self._compiled
         if result == _HELD:
             # The lock's last owner died, or the write failed: the usual way finds out
             # what there is to say about it.
-            row.settle_and_unlock()
+            self._table.row(compiled.row).settle_and_unlock()
             return None
-        if result & _WAITS:
-            compiled, park = self._compiled, self._park
-            assert park is not None
-            log = self._logs[compiled.row]
-            park(slot, log, compiled.next_offset, compiled.answer_bytes)
+        appended = compiled.appended()
         if result & _NOTIFY:
-            self._purgatory.notify_waiters(row)
+            for row, _, has_waiters in appended:
+                if has_waiters:
+                    self._purgatory.notify_waiters(self._table.row(row))
+        if result & _WAITS:
+            park, logs = self._park, self._logs
+            assert park is not None
+            needed = [(logs[row], next_offset) for row, next_offset, _ in appended]
+            park(slot, needed, compiled.answer_bytes)
         return result & _API_KEY
 
     def park_produces(self, park: ParkProduce | None) -> None:
@@ -166,9 +170,6 @@ class PlainRequests:
         if self._has_own_rules:
             self._see_rules()
         return self._compiled.fetch(slot, must_answer)
-
-    def _row(self) -> PartitionRow:
-        return self._table.row(self._compiled.row)
 
     def remember(self, request: Request, frame: memoryview, body: bytes) -> None:
         """Answer the next ApiVersions with the same bytes in the same way."""
@@ -202,9 +203,9 @@ class PlainRequests:
                 or not policy.verify_records
             ):
                 return
-            if len(topics) >= _MAX_TOPICS:
+            if len(topics) >= 2 * _MAX_TOPICS:
                 self._forget()
-            known = topics[topic.name] = (
+            known = topics[topic.name] = topics[topic.topic_id] = (
                 policy.max_message_bytes,
                 policy.before_max_ms,
                 policy.after_max_ms,

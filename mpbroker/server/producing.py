@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fast_produce import parse_single_produce
-from mpbroker.protocol.messages.produce import ProduceRequest
+from mpbroker.protocol.messages.produce import ProduceRequest, ProduceResponse
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.handlers.produce import (
     Check,
@@ -19,7 +18,7 @@ from mpbroker.server.handlers.produce import (
     ProduceHandler,
     ProduceOutcome,
     SingleOutcome,
-    encode_single_refusal,
+    refuse,
 )
 from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.quotas import with_throttle
@@ -35,7 +34,7 @@ from mpbroker.server.request import (
 
 if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
-    from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.authorisation import Access, Authorisation
     from mpbroker.server.plain_requests import PlainRequests
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
@@ -95,6 +94,7 @@ class ProduceService:
         self._count_error = count_error
         self._forward = forward
         self._channel = channel
+        self._registry = registry
         self._purgatory = purgatory
         self._group_commit = group_commit
         self._sync_acks_all = sync_acks_all
@@ -144,6 +144,7 @@ class ProduceService:
                 self._forward(request.slot)
                 return FORWARDED
             outcome = self._handler.handle(message, version, progress, now_ms, check)
+            self._allow(access, outcome)
             if outcome.failed and self._count_error is not None:
                 for code in outcome.errors():
                     self._count_error(request.api_key, code)
@@ -162,6 +163,23 @@ class ProduceService:
                 self._park(request, outcome, waiting)
                 return PARKED
         return outcome.encode(version)
+
+    def _allow(self, access: Access | None, outcome: ProduceOutcome) -> None:
+        """What a sender was let append to, it may append to by the short cut."""
+        if self._plain is None or access is None:
+            return
+        for answer in outcome.response.responses:
+            if all(partition.error_code for partition in answer.partition_responses):
+                continue
+            topic = (
+                self._registry.topic(answer.name)
+                if answer.name
+                else self._registry.topic_by_id(answer.topic_id)
+            )
+            if topic is not None:
+                self._plain.allow(
+                    access, AclOperation.WRITE, topic.name, topic.topic_id
+                )
 
     def _sync_at_once(
         self,
@@ -191,25 +209,48 @@ class ProduceService:
             self._group_commit.want(log)
 
     def park_plain(
-        self, slot: int, log: PartitionLog, offset: int, answer_bytes: int
+        self, slot: int, needed: Sequence[tuple[PartitionLog, int]], answer_bytes: int
     ) -> None:
-        """Hold an answer back that the core has written: until it is on disk."""
+        """Hold an answer back that the core has written: until it is on disk.
+
+        Args:
+            needed: of each partition of the request, in its order, the log and the
+                offset below which all must be on disk.
+        """
         deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
-        operation = DelayedPlainProduce(self, slot, log, offset, answer_bytes, deadline)
+        operation = DelayedPlainProduce(self, slot, needed, answer_bytes, deadline)
+        if len(needed) > 1:  # as the usual way does
+            self._group_commit.sync_at_once([log for log, _ in needed])
+        for log, _ in needed:
+            if operation.try_complete(log.row.index):
+                return
         self._channel.park(slot, deadline)
         self._purgatory.watch(operation)
-        self._group_commit.want(log)
 
     def complete_plain(self, slot: int, answer_bytes: int) -> None:
         self._channel.unpark(slot)
         self._channel.send_written(slot, answer_bytes)
 
-    def refuse_plain(self, slot: int, error: ApiError) -> None:
-        """Answer what was appended and could not be made durable."""
+    def refuse_plain(
+        self, slot: int, answer_bytes: int, failed: Mapping[int, str]
+    ) -> None:
+        """Answer what was appended and could not all be made durable.
+
+        Args:
+            failed: why, by the partition's place in the request.
+        """
         request = self.request(slot)
-        single = parse_single_produce(request.api_version, request.body)
-        assert single is not None  # or it would not have been plain
-        body = encode_single_refusal(single, request.api_version, error)
+        version = request.api_version
+        written = self._channel.written(slot, answer_bytes)
+        response = ProduceResponse.decode(version, written[len(request.frame(b"")) :])
+        answers = [
+            partition
+            for topic in response.responses
+            for partition in topic.partition_responses
+        ]
+        for ordinal, why in failed.items():
+            refuse(answers[ordinal], ErrorCode.KAFKA_STORAGE_ERROR, why)
+        body = response.encode(version)
         self._channel.unpark(slot)
         self._channel.send_bytes(slot, request.frame(body))
 
@@ -236,41 +277,54 @@ class DelayedPlainProduce:
         self,
         service: ProduceService,
         slot: int,
-        log: PartitionLog,
-        offset: int,
+        needed: Sequence[tuple[PartitionLog, int]],
         answer_bytes: int,
         deadline_ns: int,
     ) -> None:
         self._service = service
         self._slot = slot
-        self._log = log
-        self._offset = offset  # all below it must be on disk
+        # Row -> the partition's place in the request; log, and what must be on disk.
+        self._waiting = {
+            log.row.index: (ordinal, log, offset)
+            for ordinal, (log, offset) in enumerate(needed)
+        }
+        self._failed: dict[int, str] = {}
         self._answer_bytes = answer_bytes
         self.deadline_ns = deadline_ns
         self.done = False
-        self.keys: Iterable[int] = (sync_key(log.row.index),)
+        self.keys: Iterable[int] = [sync_key(index) for index in self._waiting]
 
     @property
     def request(self) -> Request:
         return self._service.request(self._slot)
 
     def try_complete(self, row: int) -> bool:
-        log = self._log
-        if log.row.durable_end_offset >= self._offset:
-            self._service.complete_plain(self._slot, self._answer_bytes)
-        elif log.row.status != RowStatus.ONLINE:
-            self._fail(_NOT_WRITTEN)
-        else:
-            self._service.want_sync(log)  # too late for the last one
+        wanted = self._waiting.get(row)
+        if wanted is not None:
+            ordinal, log, offset = wanted
+            if log.row.durable_end_offset >= offset:
+                del self._waiting[row]
+            elif log.row.status != RowStatus.ONLINE:
+                self._failed[ordinal] = _NOT_WRITTEN
+                del self._waiting[row]
+            else:
+                self._service.want_sync(log)  # too late for the last one
+        if self._waiting:
             return False
+        self._complete()
         return True
 
     def expire(self) -> None:
-        self._fail("the disk has not answered")
+        for ordinal, _, _ in self._waiting.values():
+            self._failed[ordinal] = "the disk has not answered"
+        self._complete()
 
-    def _fail(self, why: str) -> None:
-        error = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, why)
-        self._service.refuse_plain(self._slot, error)
+    def _complete(self) -> None:
+        service, slot, answer_bytes = self._service, self._slot, self._answer_bytes
+        if self._failed:
+            service.refuse_plain(slot, answer_bytes, self._failed)
+        else:
+            service.complete_plain(slot, answer_bytes)
 
 
 class DelayedProduce:

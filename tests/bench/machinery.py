@@ -105,24 +105,22 @@ CUTS: Final = (
         "store(control, word, generation_of(load(control, word)) | L.STATE_HELD);",
     ),
     # -- appends: what is intended, and what of the request is done
-    Cut(
-        "native/produce.c",
-        "if (progress < 0 || load(control, words + L.SLOT_PROGRESS) != 0)\n"
+    *_statements(
+        "native/short_cuts.c",
+        "p->progress ="
+        " progress_room(&self->control, &self->arena, slot, p->part_count);",
+        "if (p->progress < 0"
+        " || load(&self->control, slot_row(slot) + L.SLOT_PROGRESS) != 0)\n"
         "        return 0;",
-        "(void)progress;",
-    ),
-    Cut(
-        "native/produce.c",
-        "const int64_t progress = progress_word(control, arena, slot);",
-        "const int64_t progress = 0;\n    (void)progress_word;",
     ),
     *_statements(
         "native/produce.c",
         "store(control, words + L.SLOT_INTENT_BASE, end_offset);",
-        "store(control, words + L.SLOT_INTENT, (int64_t)1 << 32 | (a.row + 1));",
+        "store(control, words + L.SLOT_INTENT,"
+        " (int64_t)(ordinal + 1) << 32 | (a.row + 1));",
         "store(rows, row + L.ROW_INTENT, slot + 1);",
-        "store(arena, progress, end_offset);",
-        "store(control, words + L.SLOT_PROGRESS, 1);",
+        "store(arena, p->progress + ordinal, end_offset);",
+        "store(control, words + L.SLOT_PROGRESS, ordinal + 1);",
         "store(control, words + L.SLOT_INTENT, 0);",
         "store(rows, row + L.ROW_INTENT, 0);",
     ),

@@ -12,6 +12,7 @@ from tests.bench.load import Template, run_load, same_as
 
 CONNECTIONS: Final = (1, 16, 64, 256)
 VALUE_BYTES: Final = 100
+SEVERAL: Final = 8  # partitions of one request
 
 Templates = Callable[[Broker], list[Template]]
 
@@ -44,6 +45,22 @@ def produce_acks_1(broker: Broker) -> list[Template]:
 
 def produce_acks_all(broker: Broker) -> list[Template]:
     return produce_templates(broker.topic("bench-produce-all"), 1, acks=-1)
+
+
+def _to_several(topic: str, value_bytes: int) -> list[Template]:
+    batch = wire.record_batch([wire.RecordSpec(wire.filler(value_bytes))])
+    ok = tuple((wire.produce_error_at(topic, n), b"\0\0") for n in range(SEVERAL))
+    request = wire.produce_to_several(topic, range(SEVERAL), batch)
+    return [Template(request, checks=ok)]
+
+
+def produce_to_several(broker: Broker) -> list[Template]:
+    """One request a producer's turn: a record for each of several partitions."""
+    return _to_several(broker.topic("bench-produce-several", SEVERAL), VALUE_BYTES)
+
+
+def produce_8_kib_to_several(broker: Broker) -> list[Template]:
+    return _to_several(broker.topic("bench-produce-several-8k", SEVERAL), 8 * 1024)
 
 
 def metadata_1_topic(broker: Broker) -> list[Template]:
@@ -94,7 +111,11 @@ def _case(kind: str, templates: Templates, connections: int) -> Case:
 
 
 CASES: Final = [
-    _case(kind, templates, connections)
-    for kind, templates in KINDS.items()
-    for connections in CONNECTIONS
+    *(
+        _case(kind, templates, connections)
+        for kind, templates in KINDS.items()
+        for connections in CONNECTIONS
+    ),
+    _case(f"produce-{SEVERAL}-partitions", produce_to_several, 16),
+    _case(f"produce-{SEVERAL}-partitions-8KiB", produce_8_kib_to_several, 16),
 ]

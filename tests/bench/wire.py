@@ -85,8 +85,16 @@ def metadata(topics: Sequence[str] | None) -> bytes:
 
 
 def produce(topic: str, partition: int, records: bytes, acks: int = 1) -> bytes:
-    part = struct.pack(">i", partition) + compact(records) + NO_TAGS
-    body = compact(topic.encode()) + array([part]) + NO_TAGS
+    return produce_to_several(topic, [partition], records, acks)
+
+
+def produce_to_several(
+    topic: str, partitions: Sequence[int], records: bytes, acks: int = 1
+) -> bytes:
+    """Return a Produce of the same records to each of some partitions."""
+    end = compact(records) + NO_TAGS
+    parts = [struct.pack(">i", partition) + end for partition in partitions]
+    body = compact(topic.encode()) + array(parts) + NO_TAGS
     head = compact(None) + struct.pack(">hi", acks, 30_000)
     return request(PRODUCE, head + array([body]) + NO_TAGS)
 
@@ -108,10 +116,10 @@ def fetch(
     return request(FETCH, head + array([body]) + array([]) + compact(b"") + NO_TAGS)
 
 
-def produce_error_at(topic: str) -> int:
-    """Return where the partition's error code lies in a Produce answer's payload."""
+def produce_error_at(topic: str, nth: int = 0) -> int:
+    """Return where a partition's error code lies in a Produce answer's payload."""
     name = len(compact(topic.encode()))
-    return 4 + 1 + 1 + name + 1 + 4
+    return 4 + 1 + 1 + name + 1 + 4 + nth * (4 + 2 + 8 + 8 + 8 + 3)
 
 
 def fetch_error_at(topic: str) -> int:

@@ -209,6 +209,32 @@ def test_a_denial_ends_the_short_cut_with_the_next_request(stage):
     assert produce(stage, "two") == [DENIED]
 
 
+@pytest.mark.parametrize("version", [9, 13])
+def test_several_topics_take_the_short_cut_if_the_sender_may_write_to_all(
+    stage, version
+):
+    def ask(*topics):
+        return produce(stage, *topics, version=version)
+
+    create_acls(stage.registry, [acl(WRITE, name, "User:*") for name in ("one", "two")])
+    for _ in range(4):
+        assert ask("one", "two") == [0, 0]
+    if stage.plain is not None:
+        assert stage.short_ways == [PRODUCE] * 2
+    deny = acl(WRITE, "two", permission=AclPermissionType.DENY)
+    create_acls(stage.registry, [deny])
+    before = list(stage.short_ways)
+    for _ in range(4):
+        assert ask("one", "two") == [0, DENIED]
+        assert ask("two", "one") == [DENIED, 0]
+    assert stage.short_ways == before
+    assert ask("one") == [0]
+    ends = [stage.log(name).row.log_end_offset for name in ("one", "two")]
+    assert ends == [13, 4]
+    if stage.plain is not None:
+        assert stage.short_ways == [*before, PRODUCE]
+
+
 def test_a_produce_of_a_connection_that_has_gone_is_not_executed(stage):
     create_acls(stage.registry, [acl(WRITE, "one")])
     stage.contexts.known = None

@@ -16,7 +16,14 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.layout import slot_row as slot_words
 from mpbroker.ipc.quota_table import QuotaKind, QuotaTable, read_quotas
-from mpbroker.protocol.messages.produce import ProduceResponse
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 from mpbroker.protocol.record_batch import RecordBatchBuilder
 from mpbroker.server.quotas import ClientQuotas
 from mpbroker.storage.quota_records import CLIENT_ID, client_quota_record
@@ -77,6 +84,17 @@ def batch(size):
     builder = RecordBatchBuilder()
     builder.append(1_700_000_000_000, None, b"x" * size)
     return bytes(builder.build())
+
+
+def produce_to_both(topic):
+    rows = [PartitionProduceData(index=n, records=batch(100)) for n in range(2)]
+    message = ProduceRequest(
+        acks=1,
+        timeout_ms=1000,
+        topic_data=[TopicProduceData(name=topic, partition_data=rows)],
+    )
+    header = encode_request_header(ApiKey.PRODUCE, 9, 77, "test")
+    return header + message.encode(9)
 
 
 @pytest.fixture
@@ -171,6 +189,24 @@ def test_what_is_not_executed_after_all_costs_what_it_costs_the_usual_way(make_s
     stage.ask(produce_request("nowhere", 0, batch(100)))
     [after] = stage.charged()
     assert after - before == len(produce_request("nowhere", 0, batch(100)))
+
+
+def test_what_the_usual_way_goes_on_with_is_charged_once(make_stage):
+    """The second partition's lock has a dead owner, whom it leaves to Python."""
+    stage = make_stage()
+    stage.set(RATE, 1e9)
+    stage.registry.create_topic("several", 2)
+    frame = produce_to_both("several")
+    for _ in range(3):
+        stage.ask(frame)
+    assert len(stage.short_ways) == 1
+    [before] = stage.charged()
+    fork(lambda: stage.log("several", 1).row.lock())
+    stage.ask(frame)
+    [after] = stage.charged()
+    assert len(stage.short_ways) == 1
+    assert after - before == len(frame)
+    assert [stage.log("several", n).row.log_end_offset for n in range(2)] == [4, 4]
 
 
 def test_whoever_is_killed_while_it_charges_leaves_a_request_more_at_most(make_stage):

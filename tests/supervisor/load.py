@@ -81,11 +81,13 @@ def create_topic(broker: Broker, name: str = TOPIC, partitions: int = 1) -> None
     assert answer.topics[0].error_code == 0, answer
 
 
-def produce_body(payload: bytes, acks: int = 1, partition: int = 0) -> bytes:
+def produce_body(payload: bytes, acks: int = 1, partitions: int = 1) -> bytes:
+    """A record for each of the first partitions of the topic."""
     builder = RecordBatchBuilder()
     builder.append(time.time_ns() // 1_000_000, None, payload)
-    data = PartitionProduceData(index=partition, records=bytes(builder.build()))
-    topic = TopicProduceData(name=TOPIC, partition_data=[data])
+    records = bytes(builder.build())
+    data = [PartitionProduceData(index=n, records=records) for n in range(partitions)]
+    topic = TopicProduceData(name=TOPIC, partition_data=data)
     request = ProduceRequest(acks=acks, timeout_ms=10_000, topic_data=[topic])
     return request.encode(_PRODUCE_VERSION)
 
@@ -133,7 +135,9 @@ class _Connection:
             self.payload = b"record %d" % next(self.load.numbers)
             self.received = b""
             try:
-                body = produce_body(self.payload, self.load.acks)
+                body = produce_body(
+                    self.payload, self.load.acks, len(self.load.offsets)
+                )
                 self.sock.sendall(frame(ApiKey.PRODUCE, _PRODUCE_VERSION, body))
                 return
             except OSError:
@@ -159,21 +163,29 @@ class _Connection:
         if len(self.received) < 4 + int.from_bytes(self.received[:4], "big"):
             return
         answer = ProduceResponse.decode(_PRODUCE_VERSION, memoryview(self.received)[9:])
-        (partition,) = answer.responses[0].partition_responses
-        assert partition.error_code == 0, partition
-        assert self.payload not in self.load.acknowledged
-        self.load.acknowledged[self.payload] = partition.base_offset
+        partitions = answer.responses[0].partition_responses
+        for partition, offsets in zip(partitions, self.load.offsets, strict=True):
+            assert partition.error_code == 0, partition
+            assert self.payload not in offsets
+            offsets[self.payload] = partition.base_offset
         self.start()
 
 
 class Load:
-    """Produces from several connections at once until told to stop."""
+    """Produces from several connections at once until told to stop.
 
-    def __init__(self, broker: Broker, connections: int, acks: int = 1) -> None:
+    Args:
+        partitions: to each of so many, in every request.
+    """
+
+    def __init__(
+        self, broker: Broker, connections: int, acks: int = 1, partitions: int = 1
+    ) -> None:
         self.broker = broker
         self.acks = acks
         self.numbers = iter(range(10**9))
-        self.acknowledged: dict[bytes, int] = {}
+        self.offsets: list[dict[bytes, int]] = [{} for _ in range(partitions)]
+        self.acknowledged = self.offsets[0]
         self.connections = [_Connection(self) for _ in range(connections)]
 
     def __enter__(self) -> Load:
@@ -206,11 +218,11 @@ class Load:
         """How many connections each of the clients has lost."""
         return [connection.losses for connection in self.connections]
 
-    def verify(self, log: dict[int, bytes]) -> None:
+    def verify(self, log: dict[int, bytes], partition: int = 0) -> None:
         """All that was acknowledged is in the log once, where it was said to be."""
         assert list(log) == list(range(len(log)))
         assert len(set(log.values())) == len(log), "a record was appended twice"
-        for payload, offset in self.acknowledged.items():
+        for payload, offset in self.offsets[partition].items():
             assert log[offset] == payload
 
 

@@ -56,12 +56,12 @@ def dying(tmp_path, role, points, mean) -> Broker:
     )
 
 
-def verify(broker: Broker, load: Load) -> None:
+def verify(broker: Broker, load: Load, partition: int = 0) -> None:
     # A dozen die at the least, as a rule; but where is left to chance.
     assert "died: signal 9" in broker.log_path.read_text()
     # Whoever loses a connection sends its record again.
     assert sum(load.losses) == 0, broker.log_tail()
-    load.verify(read_log(broker.data_dir))
+    load.verify(read_log(broker.data_dir, partition), partition)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,25 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path, role, points, mean, a
         with Load(broker, 6, acks) as load:
             load.run(RECORDS)
     verify(broker, load)
+
+
+@pytest.mark.parametrize(
+    ("points", "mean", "acks"),
+    [
+        ("lines", 4000, 1),
+        pytest.param("steps", 300, 1, marks=compiled),
+        pytest.param("steps", 300, -1, marks=compiled),
+    ],
+)
+def test_a_request_to_several_partitions_is_in_each_of_them_once(
+    tmp_path, points, mean, acks
+):
+    with dying(tmp_path, "handler", points, mean) as broker:
+        create_topic(broker, partitions=5)
+        with Load(broker, 4, acks, partitions=5) as load:
+            load.run(RECORDS)
+    for partition in range(5):
+        verify(broker, load, partition)
 
 
 @pytest.mark.parametrize(

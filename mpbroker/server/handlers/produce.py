@@ -109,9 +109,7 @@ class ProduceOutcome:
 
     def fail(self, row: int, error_code: ErrorCode, message: str) -> None:
         """A partition that was appended could not be made durable."""
-        answer = self.answers[row]
-        answer.error_code = error_code
-        answer.error_message = message
+        refuse(self.answers[row], error_code, message)
 
     def wait_for(
         self, log: PartitionLog, offset: int, answer: PartitionProduceResponse
@@ -355,9 +353,8 @@ class ProduceHandler:
         records = partition.records
         if records is None:
             raise ApiError(ErrorCode.INVALID_RECORD, "no records")
-        batch = validate_produce(
-            memoryview(records), self._policy(topic, version), now_ms
-        )
+        policy = self._policy(topic, version)
+        batch = validate_produce(memoryview(records), policy, now_ms)
         if batch.header.is_transactional:
             if request.transactional_id is None:
                 raise ApiError(
@@ -370,6 +367,8 @@ class ProduceHandler:
             progress.note(ordinal, result.base_offset)
         else:
             self._appended(log)
+            if self._learn is not None and not batch.header.is_transactional:
+                self._learn(topic, partition.index, log, policy)
         answer = PartitionProduceResponse(
             index=partition.index,
             error_code=0,
@@ -448,6 +447,15 @@ def _unknown_topic(data: TopicProduceData, version: int) -> ApiError:
     return ApiError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {data.name}"
     )
+
+
+def refuse(
+    answer: PartitionProduceResponse, error_code: ErrorCode, message: str
+) -> None:
+    """Make the answer for a partition that was appended one for one that failed."""
+    answer.error_code = error_code
+    answer.error_message = message
+    answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
 
 
 def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
