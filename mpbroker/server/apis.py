@@ -225,7 +225,7 @@ class ApiTable:
             intent=intent,
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
-        handlers |= SaslApis(registry).handlers()
+        handlers |= SaslApis(registry, intent).handlers()
         handlers |= AclApis(authorisation).handlers()
         if authorisation is not None:
             from mpbroker.server.authorisation_rules import guarded

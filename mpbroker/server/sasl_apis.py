@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
 class SaslApis:
     """What answers them in one handler process."""
 
-    def __init__(self, registry: TopicRegistry) -> None:
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        intent: Callable[[Request], Intent] = no_intent,
+    ) -> None:
+        """Args:
+        intent: where a request notes what it is about to change.
+        """
         self._registry = registry
+        self._intent = intent
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes]]:
         """Return what answers each API."""
@@ -73,6 +82,6 @@ class SaslApis:
 
         version = request.api_version
         message = AlterUserScramCredentialsRequest.decode(version, request.body)
-        return handle_alter_user_scram_credentials(message, self._registry).encode(
-            version
-        )
+        return handle_alter_user_scram_credentials(
+            message, self._registry, self._intent(request)
+        ).encode(version)

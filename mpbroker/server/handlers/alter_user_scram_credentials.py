@@ -9,7 +9,7 @@ ScramControlManager, whose sentences these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
@@ -20,6 +20,7 @@ from mpbroker.protocol.messages.alter_user_scram_credentials import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
+from mpbroker.server.intent import NO_INTENT, Intent
 from mpbroker.storage.metadata_image import MetadataImage
 from mpbroker.storage.scram_credentials import (
     MAX_ITERATIONS,
@@ -46,19 +47,41 @@ class Registry(Protocol):
 
 
 def handle_alter_user_scram_credentials(
-    request: AlterUserScramCredentialsRequest, registry: Registry
+    request: AlterUserScramCredentialsRequest,
+    registry: Registry,
+    intent: Intent = NO_INTENT,
 ) -> AlterUserScramCredentialsResponse:
     """Change the users whose changes have no mistake.
+
+    Args:
+        intent: gets a 1 in the place of each deletion, so that what is gone already is
+            known for this request's.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was changed.
     """
     changes: list[Change] = [*request.deletions, *request.upsertions]
     refused: Refusals = {}
+    ours = {
+        each.name
+        for each, noted in zip(request.deletions, intent.earlier(), strict=False)
+        if noted
+    }
 
     def decide(image: MetadataImage) -> Records:
-        refused.update(_refusals(changes, image.scram))
-        return [_record(each) for each in changes if each.name not in refused]
+        gone = {name for name in ours if not _is_there(name, changes, image.scram)}
+        refused.update(_refusals(changes, image.scram, gone))
+        going = [each.name not in refused and each.name not in gone for each in changes]
+        if any(going[: len(request.deletions)]):
+            intent.note(
+                [
+                    int(goes or each.name in gone)
+                    for each, goes in zip(request.deletions, going, strict=False)
+                ]
+            )
+        return [
+            _record(each) for each, goes in zip(changes, going, strict=True) if goes
+        ]
 
     registry.change(decide)
     return AlterUserScramCredentialsResponse(
@@ -72,14 +95,28 @@ def handle_alter_user_scram_credentials(
     )
 
 
-def _refusals(changes: Sequence[Change], credentials: ScramCredentials) -> Refusals:
-    """Return what is wrong with users: the first mistake of each counts."""
+def _is_there(
+    name: str, changes: Sequence[Change], credentials: ScramCredentials
+) -> bool:
+    """Whether there is still what the first change of a user concerns."""
+    first = next(each for each in changes if each.name == name)
+    return first.mechanism in credentials.of(name)
+
+
+def _refusals(
+    changes: Sequence[Change], credentials: ScramCredentials, gone: Collection[str]
+) -> Refusals:
+    """Return what is wrong with users: the first mistake of each counts.
+
+    Args:
+        gone: whose credentials this request has deleted already.
+    """
     refused: Refusals = {}
     seen = set()
     for each in changes:
         if each.name in refused:
             continue
-        reason = _reason(each, credentials)
+        reason = None if each.name in gone else _reason(each, credentials)
         if each.name in seen:
             reason = (
                 ErrorCode.DUPLICATE_RESOURCE,

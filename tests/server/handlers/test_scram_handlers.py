@@ -13,6 +13,7 @@ from mpbroker.server.handlers.alter_user_scram_credentials import (
 from mpbroker.server.handlers.describe_user_scram_credentials import (
     handle_describe_user_scram_credentials,
 )
+from mpbroker.server.intent import NO_INTENT
 from mpbroker.storage.metadata_image import MetadataImage
 from mpbroker.storage.scram_credentials import (
     ScramCredentialReader,
@@ -49,12 +50,12 @@ def delete(name="alice", mechanism=1):
     return alter.ScramCredentialDeletion(name=name, mechanism=mechanism)
 
 
-def altered(registry, upsertions=(), deletions=()):
+def altered(registry, upsertions=(), deletions=(), intent=NO_INTENT):
     request = alter.AlterUserScramCredentialsRequest(
         upsertions=list(upsertions), deletions=list(deletions)
     )
     request = type(request).decode(0, memoryview(request.encode(0)))
-    answer = handle_alter_user_scram_credentials(request, registry)
+    answer = handle_alter_user_scram_credentials(request, registry, intent)
     answer = type(answer).decode(0, memoryview(answer.encode(0)))
     return {result.user: result.error_code for result in answer.results}
 
@@ -68,6 +69,49 @@ def described(registry, *names):
         or [(info.mechanism, info.iterations) for info in result.credential_infos]
         for result in answer.results
     }
+
+
+class Notes:
+    """What a slot keeps of a request, whoever dies over it."""
+
+    def __init__(self, *, deadly=False) -> None:
+        self.words = []
+        self._is_deadly = deadly
+
+    def earlier(self):
+        return self.words
+
+    def note(self, words) -> None:
+        self.words = list(words)
+        if self._is_deadly:
+            raise InterruptedError
+
+
+def test_a_deletion_is_answered_alike_whoever_dies_before_the_answer():
+    deletions = [delete("nobody"), delete(), delete("bob"), delete("bob")]
+    answer = {"nobody": E.RESOURCE_NOT_FOUND, "alice": 0, "bob": E.DUPLICATE_RESOURCE}
+    registry, notes = Registry(), Notes()
+    altered(registry, [put(), put("bob")])
+    changes = {"deletions": deletions, "upsertions": [put("carol")], "intent": notes}
+    for _ in range(3):  # the answers to the first two were lost
+        assert altered(registry, **changes) == {**answer, "carol": 0}
+    assert described(registry) == {"bob": [(1, 4096)], "carol": [(1, 4096)]}
+    # Another request finds what there is.
+    assert altered(registry, deletions=deletions, intent=Notes()) == {
+        **answer,
+        "alice": E.RESOURCE_NOT_FOUND,
+    }
+
+
+def test_a_deletion_that_was_noted_and_not_made_is_made():
+    registry, notes = Registry(), Notes(deadly=True)
+    altered(registry, [put()])
+    with pytest.raises(InterruptedError):
+        altered(registry, deletions=[delete()], intent=notes)
+    again = Notes()
+    again.words = notes.words
+    assert altered(registry, deletions=[delete()], intent=again) == {"alice": 0}
+    assert described(registry) == {}
 
 
 def test_users_are_put_described_and_deleted():
