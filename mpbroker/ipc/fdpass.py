@@ -39,6 +39,28 @@ def recv_fds(
         BlockingIOError: no message is there.
         FdsDroppedError: the kernel dropped descriptors; those that came are closed.
     """
+    message, fds, is_cut = recv_fds_in_part(sock, max_message_bytes, max_fds)
+    if is_cut:
+        for fd in fds:
+            os.close(fd)
+        raise FdsDroppedError(
+            f"a message for up to {max_fds} descriptors arrived truncated;"
+            " raise the limit of open files (ulimit -n, LimitNOFILE)"
+        )
+    return message, fds
+
+
+def recv_fds_in_part(
+    sock: socket.socket, max_message_bytes: int, max_fds: int
+) -> tuple[bytes, list[int], bool]:
+    """The same, but what descriptors came are the caller's: the first of the message.
+
+    Returns:
+        Message, descriptors, and whether others were dropped.
+
+    Raises:
+        BlockingIOError: no message is there.
+    """
     space = socket.CMSG_SPACE(max_fds * _FD_BYTES)
     message, ancillary, flags, _ = sock.recvmsg(
         max_message_bytes, space, socket.MSG_CMSG_CLOEXEC
@@ -47,11 +69,4 @@ def recv_fds(
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    if flags & socket.MSG_CTRUNC:
-        for fd in fds:
-            os.close(fd)
-        raise FdsDroppedError(
-            f"a message for up to {max_fds} descriptors arrived truncated;"
-            " raise the limit of open files (ulimit -n, LimitNOFILE)"
-        )
-    return message, list(fds)
+    return message, list(fds), bool(flags & socket.MSG_CTRUNC)

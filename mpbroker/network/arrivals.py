@@ -4,7 +4,7 @@ import socket
 import time
 from typing import Final, NamedTuple
 
-from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds
+from mpbroker.ipc.fdpass import recv_fds_in_part
 from mpbroker.ipc.layout import (
     CONNECTION_COOKIE,
     CONNECTION_OWNER,
@@ -19,6 +19,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.ipc.segment import Segment
 from mpbroker.logger import get_logger
 from mpbroker.network.channel_selector import ChannelSelector
+from mpbroker.network.connection_rows import ConnectionRows
 from mpbroker.network.hand_over import (
     HAND_OVER,
     MAX_MESSAGE_BYTES,
@@ -39,6 +40,8 @@ _POLL_S: Final = 0.05
 # Rarely is a connection handed over again sooner. One may wait here for a whole life:
 # that of the processor that retired before it had read it.
 _LATE_NS: Final = 20_000_000
+_NOT_DELIVERED: Final = 0  # to no incarnation
+_RAISE_LIMIT: Final = "raise the limit of open files (ulimit -n, LimitNOFILE)"
 
 
 class NewConnection(NamedTuple):
@@ -68,6 +71,7 @@ class Arrivals:
         self._row = processor_row(processor)
         self._handover = handover
         self._early: list[NewConnection] = []
+        self._lacks = False  # the kernel dropped sockets of rows that are ours
 
     @property
     def has_early(self) -> bool:
@@ -90,25 +94,55 @@ class Arrivals:
     def _message(self) -> list[NewConnection] | list[GivenConnection] | None:
         """What one message brought; None: there is none."""
         try:
-            message, fds = recv_fds(self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS)
+            message, fds, is_cut = recv_fds_in_part(
+                self._handover, MAX_MESSAGE_BYTES, MAX_SOCKETS
+            )
         except BlockingIOError:
             return None
-        except FdsDroppedError as error:
-            _LOG.warning("a new connection was lost: %s", error)
-            self._words[self._row + PROCESSOR_REGISTERED] += 1
-            return []
         if not message:
             return None
         kind, listener, sequence, accepted_ns = HAND_OVER.unpack_from(message)
         socks = [socket.socket(fileno=fd) for fd in fds]
         if kind == HandOver.ADOPT:
             rows = unpack_adopt(message)
-            pairs = zip(socks, rows, strict=True)
+            if is_cut:
+                self._lacks = True
+                _LOG.warning(
+                    "%d connections wait for descriptors; %s",
+                    len(rows) - len(socks),
+                    _RAISE_LIMIT,
+                )
+            pairs = zip(socks, rows, strict=not is_cut)
             return [GivenConnection(sock, row) for sock, row in pairs]
         if kind == HandOver.NEW:
             self._words[self._row + PROCESSOR_REGISTERED] += 1
+        if is_cut:
+            _LOG.warning("a new connection was lost; %s", _RAISE_LIMIT)
         is_late = time.monotonic_ns() - accepted_ns > _LATE_NS
         return [NewConnection(sock, listener, sequence, is_late) for sock in socks]
+
+    def ask_again(self, rows: ConnectionRows, keeper: KeeperLink) -> list[int]:
+        """Have the keeper send once more what came when no descriptor was left.
+
+        Now and then: there may be no more room than before.
+
+        Returns:
+            The rows whose sockets are to come; or are nobody's, if they do not.
+        """
+        if not self._lacks:
+            return []
+        self._lacks = False
+        self._words[self._row + PROCESSOR_DELIVERED] = _NOT_DELIVERED
+        keeper.ask()
+        return [row for row in rows.owned() if rows.is_on_its_way(row)]
+
+    @property
+    def has_all(self) -> bool:
+        """The keeper has sent all that it has of ours."""
+        words, row = self._words, self._row
+        return bool(
+            words[row + PROCESSOR_DELIVERED] == words[row + PROCESSOR_INCARNATION]
+        )
 
     def is_ours(self, given: GivenConnection) -> bool:
         """Whether it is the very socket of the row, and the row is this processor's."""

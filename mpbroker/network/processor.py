@@ -583,7 +583,10 @@ class Processor:
             if self._connections.rests(channel, expired):
                 self._connections.close(channel, ProcessorCounter.CLOSED_IDLE)
         self._reader.take_back_lent()
-        self._connections.give_up_expected(self._now)
+        for connection in self._arrivals.ask_again(self._rows, self._keeper):
+            self._connections.expect(connection, self._now)
+        if self._arrivals.has_all:
+            self._connections.give_up_expected(self._now)
         if not self._busy:
             self._reader.give_back_memory()
             self._sender.close_unused()

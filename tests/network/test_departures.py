@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+
 import pytest
 
 from mpbroker.ipc.fdpass import send_fds
@@ -244,6 +249,67 @@ def test_the_row_of_a_connection_that_never_comes_is_free_after_a_while(
     two.other.processor._housekeep()
     assert not list(live_rows(two.memory.control.words))
     client.close()
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Have no more than so many that could be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[0] + 100, 512), hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+
+def given_without_descriptors(two, count: int, left: int) -> list:
+    """Connections of the first processor, given to the other one at a bad time."""
+    clients = [two.connect() for _ in range(count)]
+    for client in clients:
+        client.send(frame(b"some"))
+    two.pump(lambda: all(client.frames() for client in clients))
+    two.move()
+    for _ in range(10):
+        Rig.turn(two)
+    assert two.connections == 0
+    with descriptors_left(left):
+        for _ in range(10):
+            two.other.processor.turn()
+    assert two.other.connections == left
+    return clients
+
+
+def test_whoever_comes_when_no_descriptor_is_left_is_served_when_there_is(two):
+    clients = given_without_descriptors(two, 3, 1)
+    two.other.processor._housekeep()
+    two.pump(lambda: two.other.connections == 3)
+    for client in clients:
+        client.send(frame(b"more"))
+    two.pump(lambda: all(len(client.frames()) == 2 for client in clients))
+
+
+def test_rows_of_sockets_that_found_no_descriptor_anywhere_come_free(two, monkeypatch):
+    monkeypatch.setattr("mpbroker.network.connections._ON_ITS_WAY_NS", 0)
+    monkeypatch.setattr(two.keeper, "_keep", lambda fd: pytest.fail("kept"))
+    monkeypatch.setattr(two, "keep", lambda accepted: None)
+    clients = given_without_descriptors(two, 3, 1)
+    assert len(list(live_rows(two.memory.control.words))) == 3
+    for _ in range(2):
+        two.other.processor._housekeep()
+        two.keeper.turn(0)
+        two.other.processor.turn()
+    assert len(list(live_rows(two.memory.control.words))) == 1
+    for client in clients:
+        client.close()
+    monkeypatch.undo()
 
 
 def test_nobody_takes_a_connection_that_another_has_been_given_meanwhile(two):
