@@ -28,6 +28,7 @@ _SOURCES: Final = {
     4: "broker (static)",
     5: "default",
     6: "logger",
+    7: "client metrics",
     8: "group",
 }
 _DEFAULT: Final = 5
@@ -39,6 +40,11 @@ def _resource_options(function: _F) -> _F:
     for option in (
         click.option("--topic", metavar="NAME", help="Of a topic."),
         click.option("--group", metavar="ID", help="Of a consumer group."),
+        click.option(
+            "--client-metrics",
+            metavar="NAME",
+            help="Of a subscription to clients' metrics.",
+        ),
         click.option("--all-brokers", is_flag=True, help="Of all brokers together."),
         click.option("--loggers", is_flag=True, help="Levels of the broker's loggers."),
     ):
@@ -50,6 +56,7 @@ def _resource(
     cluster: Cluster,
     topic: str | None,
     group: str | None,
+    client_metrics: str | None,
     all_brokers: bool,
     loggers: bool,
 ) -> Resource:
@@ -57,6 +64,8 @@ def _resource(
         return Resource(ResourceType.TOPIC, topic)
     if group is not None:
         return Resource(ResourceType.GROUP, group)
+    if client_metrics is not None:
+        return Resource(ResourceType.CLIENT_METRICS, client_metrics)
     if all_brokers:
         return Resource(ResourceType.BROKER, "")
     kind = ResourceType.BROKER_LOGGER if loggers else ResourceType.BROKER
@@ -64,11 +73,17 @@ def _resource(
 
 
 def _check_one(
-    topic: str | None, group: str | None, all_brokers: bool, loggers: bool
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
 ) -> None:
-    if (topic is not None) + (group is not None) + all_brokers + loggers > 1:
+    named = sum(name is not None for name in (topic, group, client_metrics))
+    if named + all_brokers + loggers > 1:
         raise CliError(
-            "--topic, --group, --all-brokers and --loggers exclude one another",
+            "--topic, --group, --client-metrics, --all-brokers and --loggers exclude"
+            " one another",
             ExitCode.USAGE,
         )
 
@@ -84,6 +99,7 @@ def get(
     keys: Sequence[str],
     topic: str | None,
     group: str | None,
+    client_metrics: str | None,
     all_brokers: bool,
     loggers: bool,
     everything: bool,
@@ -95,9 +111,11 @@ def get(
 
     Of passwords only that they are set.
     """
-    _check_one(topic, group, all_brokers, loggers)
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers, loggers)
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
         found = config_admin.describe_configs(cluster, resource, keys)
     missing = set(keys) - {each.name for each in found}
     if missing and not all_brokers:
@@ -147,6 +165,7 @@ def set_(
     changes: Sequence[str],
     topic: str | None,
     group: str | None,
+    client_metrics: str | None,
     all_brokers: bool,
     loggers: bool,
     bootstrap: str,
@@ -157,6 +176,9 @@ def set_(
 
     Of --loggers: what each logs from which level on, TRACE, DEBUG, INFO, WARN, ERROR or
     FATAL, until the broker is started again; root is the default of all.
+
+    Of --client-metrics: metrics (what their names begin with, or *), interval.ms and
+    match (NAME=PATTERN,...: client_id, client_software_name and the like).
     """
     put = {}
     for change in changes:
@@ -165,9 +187,11 @@ def set_(
             # The value of a password must not be shown.
             raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
         put[key] = value
-    _check_one(topic, group, all_brokers, loggers)
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers, loggers)
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
         _alter(cluster, resource, put, ())
     _done(resource, "set", put, output_format)
 
@@ -182,6 +206,7 @@ def unset(
     keys: Sequence[str],
     topic: str | None,
     group: str | None,
+    client_metrics: str | None,
     all_brokers: bool,
     loggers: bool,
     bootstrap: str,
@@ -189,9 +214,11 @@ def unset(
     output_format: str,
 ) -> None:
     """Take configs away: what was before counts again."""
-    _check_one(topic, group, all_brokers, loggers)
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        resource = _resource(cluster, topic, group, all_brokers, loggers)
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
         _alter(cluster, resource, {}, dict.fromkeys(keys))  # each once
     _done(resource, "unset", keys, output_format)
 

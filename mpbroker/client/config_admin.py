@@ -29,6 +29,7 @@ class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
     GROUP = 32
 
 
@@ -43,7 +44,7 @@ class Resource(NamedTuple):
             return "all brokers"
         if self.type is ResourceType.BROKER_LOGGER:
             return f"loggers of broker {self.name!r}"
-        return f"{self.type.name.lower()} {self.name!r}"
+        return f"{self.type.name.lower().replace('_', ' ')} {self.name!r}"
 
 
 def describe_configs(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.config_def import ConfigError
@@ -13,7 +11,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP: Final = "mpbroker.authorizers"
 
-_PYTHON: Final = "python:"
 _STANDARD_NAME: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 # Files written for any Kafka mean the same by these.
 _STANDARD: Final = frozenset(
@@ -53,45 +50,14 @@ def load_authorizer_class(name: str) -> type[Authorizer]:
     Raises:
         ConfigError: there is none of that name, or it is no authorizer.
     """
+    from mpbroker.config.plug_ins import load_class
     from mpbroker.server.authorizer import Authorizer
 
-    try:
-        found = _load(name)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"authorizer.class.name={name}: it cannot be imported: {error!r}"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Authorizer)):
-        raise ConfigError(
-            f"authorizer.class.name={name}: {found!r:.200} is no subclass of"
-            " mpbroker.server.authorizer.Authorizer"
-        )
-    missing: Sequence[str] = sorted(getattr(found, "__abstractmethods__", ()))
-    if missing:
-        raise ConfigError(
-            f"authorizer.class.name={name}: it does not implement {', '.join(missing)}"
-        )
-    return found
-
-
-def _load(name: str) -> object:
-    if name.startswith(_PYTHON):
-        module, colon, attribute = name.removeprefix(_PYTHON).partition(":")
-        if not (module and colon and attribute):
-            raise ConfigError(
-                f"authorizer.class.name={name}: not python:MODULE:CLASS, for example"
-                " python:company.kafka:CompanyAuthorizer"
-            )
-        return getattr(import_module(module), attribute)
-    # Imported here: a start without an authorizer would feel its forty modules.
-    from importlib.metadata import entry_points
-
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return entry_point.load()
-    raise ConfigError(
-        f"authorizer.class.name={name}: neither {_STANDARD_NAME} nor another"
-        " name of Kafka's own, nor python:MODULE:CLASS, nor an entry point in the group"
-        f" {ENTRY_POINT_GROUP}; a Java class cannot be used here"
+    found: type[Authorizer] = load_class(
+        "authorizer.class.name",
+        name,
+        Authorizer,
+        ENTRY_POINT_GROUP,
+        f"{_STANDARD_NAME} nor another name of Kafka's own, nor ",
     )
+    return found

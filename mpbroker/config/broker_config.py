@@ -42,6 +42,7 @@ from mpbroker.config.sources import (
     settings_of_environment,
     settings_of_file,
 )
+from mpbroker.config.telemetry_keys import TELEMETRY_KEYS
 from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, ConfigValue
 from mpbroker.storage.log_config import defaults_of_broker
 from mpbroker.storage.log_config_def import broker_log_keys
@@ -62,6 +63,7 @@ BROKER_CONFIG_DEF: Final = ConfigDef(
             *SECURITY_PROTOCOL_KEYS,
             *METRICS_KEYS,
             *QUOTA_KEYS,
+            *TELEMETRY_KEYS,
         ]
     ),
 )
@@ -116,7 +118,6 @@ _NOT_NEEDED: Final = (
     "ssl.provider",
     "ssl.secure.random.implementation",
     "ssl.trustmanager.algorithm",
-    "telemetry.",
     "unstable.",
     "zookeeper.",
 )

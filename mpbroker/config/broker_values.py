@@ -170,6 +170,9 @@ class BrokerValues:
     metrics_kafka_names_enable: bool
     request_log_path: str | None
     slow_request_log_threshold_ms: int
+    telemetry_max_bytes: int
+    client_telemetry_log_path: str | None
+    client_telemetry_receiver_class_name: str
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         """Take the value of every key, by Kafka's name."""

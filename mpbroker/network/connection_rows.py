@@ -279,6 +279,15 @@ def has_cookie(words: memoryview, cookie: int) -> bool:
     return False
 
 
+def is_open(words: memoryview, connection: int, cookie: int) -> bool:
+    """Whether a row is still about the connection that had this cookie."""
+    word = connection_row(connection)
+    return (
+        words[word + CONNECTION_COOKIE] == cookie
+        and words[word + CONNECTION_STATE] & STATE_MASK != 0
+    )
+
+
 def is_held(words: memoryview, connection: int) -> bool:
     """Whether the owner's living process has the connection's socket."""
     word = connection_row(connection)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.handlers.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.quotas import ClientQuotas
+    from mpbroker.server.telemetry_apis import TelemetryApis
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -78,6 +79,9 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.DELETE_ACLS: (1, 3),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
     ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
+    # Only where somebody receives what clients push.
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (0, 0),
+    ApiKey.PUSH_TELEMETRY: (0, 0),
     # The coordinator's; handlers forward them.
     ApiKey.OFFSET_COMMIT: (2, 10),
     ApiKey.OFFSET_FETCH: (1, 10),
@@ -163,6 +167,7 @@ class ApiTable:
         authorisation: Authorisation | None = None,
         levels: LoggerLevels | None = None,
         intent: Callable[[Request], Intent] = no_intent,
+        telemetry: TelemetryApis | None = None,
     ) -> None:
         """Make the table.
 
@@ -177,6 +182,7 @@ class ApiTable:
             authorisation: says who may do what; None: everybody everything.
             levels: of all processes' loggers; None: they cannot be asked for.
             intent: where a request notes what it is about to change.
+            telemetry: what takes clients' metrics; None: they are not asked for.
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
@@ -227,6 +233,8 @@ class ApiTable:
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry, intent).handlers()
         handlers |= AclApis(authorisation).handlers()
+        if telemetry is not None:
+            handlers |= telemetry.handlers()
         if authorisation is not None:
             from mpbroker.server.authorisation_rules import guarded
 

@@ -79,6 +79,8 @@ RULES: Final[Mapping[ApiKey, Check]] = {
     ApiKey.LIST_TRANSACTIONS: txn.list_transactions,  # DESCRIBE
     ApiKey.CONSUMER_GROUP_HEARTBEAT: group.consumer_group_heartbeat,  # READ, DESCRIBE
     ApiKey.CONSUMER_GROUP_DESCRIBE: group.consumer_group_describe,  # DESCRIBE
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: cluster.anybody,
+    ApiKey.PUSH_TELEMETRY: cluster.anybody,
     ApiKey.LIST_CONFIG_RESOURCES: cluster.cluster(Op.DESCRIBE_CONFIGS),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: topic.describe_topic_partitions,  # DESCRIBE
 }

@@ -18,6 +18,7 @@ from mpbroker.supervisor.memory import BrokerMemory
 if TYPE_CHECKING:
     from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.authorizer import Authorizer
+    from mpbroker.server.request_context import RequestContexts
     from mpbroker.storage.topics import TopicRegistry
 
 
@@ -46,6 +47,22 @@ def _foreign_authorizer(config: BrokerConfig) -> Authorizer:
     return authorizer
 
 
+def request_contexts(
+    memory: BrokerMemory, listeners: Sequence[Listener]
+) -> RequestContexts:
+    """What a process asks about the senders of requests."""
+    from mpbroker.server.request_context import RequestContexts
+
+    return RequestContexts(
+        memory.control.words,
+        memory.principals.name,
+        [
+            (listener.endpoint.listener_name, listener.endpoint.security_protocol)
+            for listener in listeners
+        ],
+    )
+
+
 def make_authorisation(
     config: BrokerConfig,
     memory: BrokerMemory,
@@ -59,7 +76,6 @@ def make_authorisation(
     # Imported here: most brokers have no authorizer.
     from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.authorizer import StandardAuthorizer
-    from mpbroker.server.request_context import RequestContexts
     from mpbroker.storage.acl_records import MetadataAcls
 
     authorizer: Authorizer
@@ -73,14 +89,7 @@ def make_authorisation(
         authorizer = _foreign_authorizer(config)
     return Authorisation(
         authorizer,
-        RequestContexts(
-            memory.control.words,
-            memory.principals.name,
-            [
-                (listener.endpoint.listener_name, listener.endpoint.security_protocol)
-                for listener in listeners
-            ],
-        ),
+        request_contexts(memory, listeners),
         registry,
         auto_create_topics=config.auto_create_topics_enable,
     )

@@ -146,6 +146,10 @@ class Broker:
 
             check_security(config)
         check_authorizer(config)
+        if config.client_telemetry_receiver_class_name:
+            from mpbroker.supervisor.telemetry_setup import check_receiver
+
+            check_receiver(config)
         manager = ServiceManager()
         manager.extend_timeout(_RECOVERY_S, "STATUS=Recovering")
         inherited = take_inherited_sockets() if before is None else before.sockets()

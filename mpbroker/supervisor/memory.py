@@ -3,11 +3,13 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.black_box import create_boxes
+from mpbroker.ipc.client_instances import ClientInstances
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     CELL_COUNT,
@@ -43,6 +45,7 @@ from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.shared_log_cell import SharedLogCell
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.connection_ledger import ConnectionLedger
+from mpbroker.network.connection_rows import is_open
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
@@ -96,6 +99,10 @@ class BrokerMemory:
         )
         self.principals = Principals(
             parts.segment("principals", Principals.create_segment)
+        )
+        self.client_instances = ClientInstances(
+            parts.segment("client instances", ClientInstances.create_segment),
+            partial(is_open, self.control.words),
         )
         self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
         self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)

@@ -54,6 +54,7 @@ from mpbroker.supervisor.signals import reset_in_child
 
 if TYPE_CHECKING:
     from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.telemetry_apis import TelemetryApis
 
 _PR_SET_PDEATHSIG: Final = 1
 _MS: Final = 1_000_000
@@ -113,6 +114,18 @@ class Roles:
 
     def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:
         return make_authorisation(self._config, self._memory, self._listeners, registry)
+
+    def _telemetry(self, registry: TopicRegistry) -> TelemetryApis | None:
+        config, memory = self._config, self._memory
+        if not (
+            config.client_telemetry_log_path
+            or config.client_telemetry_receiver_class_name
+        ):
+            return None
+        # Imported here: most brokers have nobody who receives clients' metrics.
+        from mpbroker.supervisor.telemetry_setup import telemetry_apis
+
+        return telemetry_apis(config, memory, self._listeners, registry)
 
     # -- one process each --------------------------------------------------------------
 
@@ -278,6 +291,7 @@ class Roles:
             authorisation=authorisation,
             levels=memory.log_levels,
             intent=lambda request: SlotIntent(channel, request.slot),
+            telemetry=self._telemetry(registry),
         )
         if is_control:
             apis.serve_no_data()

@@ -19,6 +19,9 @@ pytestmark = [
 ]
 
 
+NAMED = ("topics", "groups", "client-metrics")
+
+
 def configs(broker: Broker, *arguments: str) -> str:
     return run_java(
         "kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *arguments
@@ -36,6 +39,7 @@ def configs(broker: Broker, *arguments: str) -> str:
             ("--entity-name", "kafka-configs"),
             "consumer.session.timeout.ms=50004",
         ),
+        ("client-metrics", ("--entity-name", "kafka-configs"), "interval.ms=14008"),
         ("users", ("--entity-name", "kafka-configs"), "producer_byte_rate=14005"),
         ("clients", ("--entity-name", "kafka-configs"), "consumer_byte_rate=14006"),
         ("ips", ("--entity-name", "192.0.2.9"), "connection_creation_rate=14007"),
@@ -52,18 +56,13 @@ def test_what_is_altered_is_described(
     said = configs(own_broker, *entity, "--alter", "--add-config", config)
     assert "Completed updating" in said
     # Without a name, as people ask who do not know it: found by ListConfigResources.
-    wanted = entity[:2] if kind in ("topics", "groups") else entity
+    wanted = entity[:2] if kind in NAMED else entity
     assert config in configs(own_broker, *wanted, "--describe")
     key = config.partition("=")[0]
     configs(own_broker, *entity, "--alter", "--delete-config", key)
     if kind == "topics":
         (gone,) = admin.delete_topics(["kafka-configs"]).values()
         gone.result(60)
-
-
-def test_client_metrics_are_none(own_broker: Broker) -> None:
-    said = configs(own_broker, "--entity-type", "client-metrics", "--describe")
-    assert said.strip() == ""
 
 
 def test_levels_of_loggers_are_altered_and_described(own_broker: Broker) -> None:

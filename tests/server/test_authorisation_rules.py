@@ -28,7 +28,14 @@ from tests.server.guarded_asks import (
 )
 
 # What anybody may ask; what a Produce and a Fetch need is in other tests: see below.
-OPEN = {K.API_VERSIONS, K.SASL_HANDSHAKE, K.SASL_AUTHENTICATE, K.DESCRIBE_CLUSTER}
+OPEN = {
+    K.API_VERSIONS,
+    K.SASL_HANDSHAKE,
+    K.SASL_AUTHENTICATE,
+    K.DESCRIBE_CLUSTER,
+    K.GET_TELEMETRY_SUBSCRIPTIONS,
+    K.PUSH_TELEMETRY,
+}
 BY_THEMSELVES = {K.PRODUCE, K.FETCH}
 # Answered with less, and without an error.
 SILENT = {K.LIST_GROUPS, K.LIST_TRANSACTIONS}

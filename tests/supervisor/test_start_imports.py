@@ -26,9 +26,10 @@ BEFORE_THE_FORK = """
     cli cli.exit_codes cli.serve errors logger
     config config_def config.broker_config config.broker_keys config.broker_values
     config.coordinator_keys config.cores config.listeners config.metrics_keys
-    config.pool_limits
+    config.pool_limits config.telemetry_keys
     config.sources
-    _core ipc ipc.arena ipc.black_box ipc.client_software ipc.compiled ipc.doorbell
+    _core ipc ipc.arena ipc.black_box ipc.client_instances ipc.client_software
+    ipc.compiled ipc.doorbell
     ipc.error_counts ipc.errors ipc.fdpass
     ipc.lane ipc.layout ipc.log_levels ipc.network_costs ipc.parts
     ipc.partition_table ipc.request_metrics

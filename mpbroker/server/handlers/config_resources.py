@@ -9,8 +9,8 @@ Source: KIP-133 and KIP-339; ConfigAdminManager and ConfigurationControlManager.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from mpbroker.config_def import (
     ConfigDef,
@@ -21,9 +21,15 @@ from mpbroker.config_def import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.server.handlers.client_metrics_config import (
+    check_client_metrics_configs,
+    check_subscription_name,
+    subscription_records,
+)
 from mpbroker.server.handlers.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
     BrokerConfigs,
@@ -32,9 +38,8 @@ from mpbroker.server.handlers.group_config_def import (
     check_group_configs,
     check_group_name,
 )
+from mpbroker.storage.metadata_image import MetadataImage, MetadataRecord
 from mpbroker.storage.topics import Topic
-
-_CLIENT_METRICS: Final = 16
 
 ConfigChange = Callable[[dict[str, str]], Mapping[str, str]]
 
@@ -58,18 +63,20 @@ class Registry(Protocol):
         self, group_id: str, change: ConfigChange, *, validate_only: bool = False
     ) -> None: ...
 
+    def change(
+        self, decide: Callable[[MetadataImage], Sequence[MetadataRecord]]
+    ) -> None: ...
+
 
 def unsupported_resource(resource_type: int) -> ApiError:
     """Return the error for a resource of a kind that is not served."""
     text = "there is no such resource"
     if resource_type == BROKER_LOGGER_RESOURCE:
         text = "levels of loggers are changed by IncrementalAlterConfigs"
-    elif resource_type == _CLIENT_METRICS:
-        text = "CLIENT_METRICS configs are not served"
     return ApiError(
         ErrorCode.INVALID_REQUEST,
-        f"Unsupported resource type {resource_type}: {text}; TOPIC (2), BROKER (4) and"
-        " GROUP (32) are.",
+        f"Unsupported resource type {resource_type}: {text}; TOPIC (2), BROKER (4),"
+        " CLIENT_METRICS (16) and GROUP (32) are.",
     )
 
 
@@ -145,6 +152,17 @@ def alter_resource(
             return after
 
         registry.alter_group_config(name, of_group, validate_only=validate_only)
+        return
+    if resource_type == CLIENT_METRICS_RESOURCE:
+        check_subscription_name(name)
+
+        def of_subscription(image: MetadataImage) -> Sequence[MetadataRecord]:
+            before = dict(image.config(CLIENT_METRICS_RESOURCE, name))
+            after = change(dict(before))
+            check_client_metrics_configs(after)
+            return () if validate_only else subscription_records(name, before, after)
+
+        registry.change(of_subscription)
         return
     if resource_type != BROKER_RESOURCE:
         raise unsupported_resource(resource_type)

@@ -21,9 +21,14 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 from mpbroker.server.handlers.broker_loggers import BrokerLoggers
+from mpbroker.server.handlers.client_metrics_config import (
+    CLIENT_METRICS_CONFIG_DEF,
+    check_subscription_name,
+)
 from mpbroker.server.handlers.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
     ConfigSource,
@@ -42,6 +47,7 @@ from mpbroker.server.handlers.group_config_def import (
     group_default,
 )
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.storage.metadata_image import MetadataImage
 from mpbroker.storage.topic_names import check_topic_name
 from mpbroker.storage.topics import Topic
 
@@ -54,6 +60,9 @@ class Registry(Protocol):
     def broker_overrides(self, resource_name: str) -> Mapping[str, str]: ...
 
     def group_overrides(self, group_id: str) -> Mapping[str, str]: ...
+
+    @property
+    def image(self) -> MetadataImage: ...
 
 
 def handle_describe_configs(
@@ -124,6 +133,9 @@ class _Describer:
         if resource.resource_type == GROUP_RESOURCE:
             check_group_name(name)
             return self._group_entries(name, wanted)
+        if resource.resource_type == CLIENT_METRICS_RESOURCE:
+            check_subscription_name(name)
+            return self._subscription_entries(name, wanted)
         if resource.resource_type == BROKER_LOGGER_RESOURCE and self._loggers:
             return self._loggers.describe(name, wanted)
         if resource.resource_type != BROKER_RESOURCE:
@@ -164,6 +176,21 @@ class _Describer:
             if text is not None:
                 own = Synonym(key.name, text, ConfigSource.GROUP_CONFIG)
                 synonyms.insert(0, own)
+            value = canonical(key, synonyms[0].text)
+            yield self._entry(key, value, synonyms, read_only=False)
+
+    def _subscription_entries(
+        self, name: str, wanted: Collection[str]
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        """Of any subscription, also of one that is yet to come."""
+        overrides = self._registry.image.config(CLIENT_METRICS_RESOURCE, name)
+        for key in _chosen(CLIENT_METRICS_CONFIG_DEF, wanted):
+            default = key.format(key.default) or ""
+            synonyms = [Synonym(key.name, default, ConfigSource.DEFAULT_CONFIG)]
+            text = overrides.get(key.name)
+            if text is not None:
+                source = ConfigSource.DYNAMIC_CLIENT_METRICS_CONFIG
+                synonyms.insert(0, Synonym(key.name, text, source))
             value = canonical(key, synonyms[0].text)
             yield self._entry(key, value, synonyms, read_only=False)
 

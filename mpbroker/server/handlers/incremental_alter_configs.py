@@ -19,8 +19,12 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from mpbroker.server.handlers.broker_loggers import BrokerLoggers
+from mpbroker.server.handlers.client_metrics_config import (
+    CLIENT_METRICS_CONFIG_DEF,
+)
 from mpbroker.server.handlers.config_entries import (
     BROKER_LOGGER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
@@ -134,6 +138,7 @@ class _Edit:
         self._definition = {
             TOPIC_RESOURCE: LOG_CONFIG_DEF,
             GROUP_RESOURCE: GROUP_CONFIG_DEF,
+            CLIENT_METRICS_RESOURCE: CLIENT_METRICS_CONFIG_DEF,
         }.get(resource.resource_type, definition)
         self._broker_definition = definition
         self._static = static

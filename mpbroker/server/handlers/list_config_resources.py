@@ -1,4 +1,4 @@
-"""ListConfigResources: topics, this broker, and groups that have configs of their own.
+"""ListConfigResources: topics, this broker, groups and subscriptions that have configs.
 
 Source: KIP-1142; Kafka's KafkaApis.handleListConfigResources.
 """
@@ -14,20 +14,22 @@ from mpbroker.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from mpbroker.server.handlers.client_metrics_config import subscription_names
 from mpbroker.server.handlers.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
+from mpbroker.storage.metadata_image import MetadataImage
 from mpbroker.storage.topics import Topic
 
-_CLIENT_METRICS: Final = 16
 _KNOWN: Final = (
     TOPIC_RESOURCE,
     BROKER_RESOURCE,
     BROKER_LOGGER_RESOURCE,
-    _CLIENT_METRICS,
+    CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
 )
 
@@ -39,16 +41,18 @@ class Registry(Protocol):
 
     def configured_groups(self) -> list[str]: ...
 
+    @property
+    def image(self) -> MetadataImage: ...
+
 
 def handle_list_config_resources(
     request: ListConfigResourcesRequest, version: int, registry: Registry, node_id: int
 ) -> ListConfigResourcesResponse:
     """List what is asked for, each once; no types at all ask for everything.
 
-    Nobody subscribes to clients' metrics here, so of these there are none, which is all
-    that version 0 asks for.
+    Everything is subscriptions to clients' metrics alone in version 0.
     """
-    known = _KNOWN if version else (_CLIENT_METRICS,)
+    known = _KNOWN if version else (CLIENT_METRICS_RESOURCE,)
     wanted = dict.fromkeys(request.resource_types) or dict.fromkeys(known)
     if not wanted.keys() <= set(known):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
@@ -68,4 +72,4 @@ def _names(kind: int, registry: Registry, node_id: int) -> Iterable[str]:
         return [str(node_id)]
     if kind == GROUP_RESOURCE:
         return registry.configured_groups()
-    return ()
+    return subscription_names(registry)

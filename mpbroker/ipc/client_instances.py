@@ -1,0 +1,176 @@
+"""Clients that push metrics: when each was last heard, shared by all handlers.
+
+A client asks what to push, and then pushes once an interval, each time to whichever
+handler is free; whether it comes too early is said by what all of them have seen.
+
+    word     field       written by                      notes
+    0-15     mutex       whoever holds it                robust, process-shared
+    16       evicted     a handler, under the mutex      clients forgotten for others
+    64..     rows        a handler, under the mutex
+
+    of a row
+    0-1      instance    128 bits; 0 and 0: nobody's
+    2        asked       ns: when it was last told its subscription; 0: never
+    3        pushed      ns: when it last pushed; 0: never
+    4        connection  its number + 1
+    5        cookie      of that connection
+    6        state       last refusal << 1 | whether it said that it ends
+    7        seen        ns: when it last asked or pushed, allowed or not
+
+A client's instance id, which is random, says in which of PROBES rows it may be. If all
+are others', it gets that of whoever was seen least lately: a table of clients that
+invent ids is no bigger, and who is forgotten may push once too often.
+
+With its connection a client is forgotten: it may ask at once by the next one, as a row
+whose connection has gone is as good as empty.
+
+A row is taken by words of which each means something by itself, and its instance comes
+last; whoever is killed in between has made a client that never asked. There is nothing
+to repair.
+
+Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.robust_mutex import RobustMutex
+from mpbroker.ipc.segment import Segment
+
+MAX_INSTANCES: Final = 16384  # as many as Kafka remembers
+PROBES: Final = 16
+
+_MUTEX: Final = 0
+_EVICTED: Final = 16
+_ROWS: Final = 64
+_ROW_WORDS: Final = 8
+_INSTANCE: Final = 0
+_ASKED: Final = 2
+_PUSHED: Final = 3
+_CONNECTION: Final = 4
+_COOKIE: Final = 5
+_STATE: Final = 6
+_SEEN: Final = 7
+_ID: Final = Struct("=qq")
+
+
+class ClientInstance:
+    """One client, as long as the table is held.
+
+    Attributes:
+        asked_ns: when it was last told its subscription; 0: never.
+        pushed_ns: when a push of it was last let pass; 0: never.
+        refusal: the error code of its last push; 0: none.
+        is_terminating: whether its last push said that it ends.
+    """
+
+    __slots__ = ("asked_ns", "is_terminating", "pushed_ns", "refusal")
+
+    def __init__(
+        self,
+        asked_ns: int = 0,
+        pushed_ns: int = 0,
+        refusal: int = 0,
+        is_terminating: bool = False,
+    ) -> None:
+        self.asked_ns = asked_ns
+        self.pushed_ns = pushed_ns
+        self.refusal = refusal
+        self.is_terminating = is_terminating
+
+
+class ClientInstances:
+    """The table, as one process sees it."""
+
+    def __init__(self, segment: Segment, is_open: Callable[[int, int], bool]) -> None:
+        """Attach the table.
+
+        Args:
+            is_open: whether a connection, by number and cookie, is still there.
+        """
+        self._words = segment.words
+        self._mutex = RobustMutex(segment, _MUTEX)
+        self._is_open = is_open
+
+    @staticmethod
+    def create_segment() -> Segment:
+        size = (_ROWS + MAX_INSTANCES * _ROW_WORDS) * 8
+        segment = Segment.create("mpbroker-client-instances", size)
+        RobustMutex.initialise(segment, _MUTEX)
+        return segment
+
+    @property
+    def evicted(self) -> int:
+        """How many clients had to be forgotten for others."""
+        return self._words[_EVICTED]
+
+    @contextmanager
+    def held(
+        self, instance_id: bytes, connection: int, cookie: int, now_ns: int
+    ) -> Iterator[ClientInstance]:
+        """What is known of a client, for as long as nobody else may change it.
+
+        Args:
+            instance_id: 16 bytes, not all of them 0.
+            connection: the number of the connection that it asks by.
+            cookie: that connection's.
+        """
+        words = self._words
+        key = _ID.unpack(instance_id)
+        with self._mutex:
+            at = self._find(*key)
+            known = ClientInstance()
+            if at is None:
+                at = self._take(key[0])
+            elif self._is_open(words[at + _CONNECTION] - 1, words[at + _COOKIE]):
+                state = words[at + _STATE]
+                known = ClientInstance(
+                    words[at + _ASKED], words[at + _PUSHED], state >> 1, bool(state & 1)
+                )
+            try:
+                yield known
+            finally:  # also of who is refused
+                words[at + _ASKED] = known.asked_ns
+                words[at + _PUSHED] = known.pushed_ns
+                words[at + _CONNECTION] = connection + 1
+                words[at + _COOKIE] = cookie
+                words[at + _STATE] = known.refusal << 1 | known.is_terminating
+                words[at + _SEEN] = now_ns
+                words[at + _INSTANCE + 1] = key[1]
+                words[at + _INSTANCE] = key[0]  # last
+
+    def count(self) -> int:
+        """How many clients ask or push, of those whose connections are there."""
+        words = self._words
+        return sum(
+            self._is_open(words[at + _CONNECTION] - 1, words[at + _COOKIE])
+            for at in range(_ROWS, _ROWS + MAX_INSTANCES * _ROW_WORDS, _ROW_WORDS)
+            if words[at + _INSTANCE] or words[at + _INSTANCE + 1]
+        )
+
+    def _find(self, first: int, second: int) -> int | None:
+        words = self._words
+        for at in _probed(first):
+            if words[at + _INSTANCE] == first and words[at + _INSTANCE + 1] == second:
+                return at
+        return None
+
+    def _take(self, first: int) -> int:
+        """A row for a client that has none: that of whoever was seen least lately."""
+        words = self._words
+        oldest = min(_probed(first), key=lambda at: words[at + _SEEN])
+        if self._is_open(words[oldest + _CONNECTION] - 1, words[oldest + _COOKIE]):
+            words[_EVICTED] += 1
+        words[oldest + _INSTANCE] = words[oldest + _INSTANCE + 1] = 0
+        return oldest
+
+
+def _probed(first: int) -> Iterable[int]:
+    start = first % MAX_INSTANCES
+    return (
+        _ROWS + (start + probe) % MAX_INSTANCES * _ROW_WORDS for probe in range(PROBES)
+    )

@@ -1,0 +1,36 @@
+"""PushTelemetry: a client's metrics, in OpenTelemetry's MetricsData.
+
+Source: KIP-714; Kafka protocol guide, "PushTelemetry".
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.message import (
+    BOOLEAN,
+    BYTES,
+    INT8,
+    INT16,
+    INT32,
+    UUID,
+    Message,
+    field,
+)
+from mpbroker.protocol.primitives import Buffer
+
+
+class PushTelemetryRequest(
+    Message, api_key=ApiKey.PUSH_TELEMETRY, versions=(0, 0), flexible_from=0
+):
+    client_instance_id: bytes = field(UUID)
+    subscription_id: int = field(INT32)
+    terminating: bool = field(BOOLEAN)
+    compression_type: int = field(INT8)
+    metrics: Buffer = field(BYTES)
+
+
+class PushTelemetryResponse(
+    Message, api_key=ApiKey.PUSH_TELEMETRY, versions=(0, 0), flexible_from=0
+):
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)

@@ -1,0 +1,203 @@
+"""OpenTelemetry's metrics, as clients push them: protobuf read into plain values.
+
+Of MetricsData what tells something: names, units, points with their attributes and
+values. A histogram's point is its count and its sum; points of summaries and of
+exponential histograms are left out.
+
+Fields of a message are a key (number << 3 | wire type) and a value each; those unknown
+are skipped. Every length is bounded by the message it is in, and the number of points
+by MAX_POINTS: a megabyte of empty ones would be a hundred times as much here.
+
+Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
+encoding guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Any, Final
+
+from mpbroker.protocol.errors import ProtocolError
+
+MAX_POINTS: Final = 10_000
+_MAX_ATTRIBUTES: Final = 64
+_MAX_TEXT: Final = 1024
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+
+_DOUBLE: Final = Struct("<d")
+_INT64: Final = Struct("<q")
+_UINT64: Final = Struct("<Q")
+
+# Fields of Metric that hold points, by number: their kind.
+_KINDS: Final = {5: "gauge", 7: "sum", 9: "histogram"}
+# Of a point: the number of its attributes' field.
+_NUMBER_ATTRIBUTES: Final = 7
+_HISTOGRAM_ATTRIBUTES: Final = 9
+_DELTA: Final = 1
+
+Value = Any  # of a field: an int for a varint, else a memoryview
+
+
+def read_metrics(data: bytes) -> list[dict[str, Any]]:
+    """Read a MetricsData: a resource a dictionary, with its attributes and metrics.
+
+    Raises:
+        ProtocolError: it is not one, or has more than MAX_POINTS points.
+    """
+    reader = _Reader()
+    return [
+        reader.resource(value)
+        for number, value in _messages(memoryview(data))
+        if number == 1
+    ]
+
+
+class _Reader:
+    """Reads one MetricsData, and counts its points."""
+
+    def __init__(self) -> None:
+        self._left = MAX_POINTS
+
+    def resource(self, view: memoryview) -> dict[str, Any]:
+        attributes: dict[str, Any] = {}
+        metrics: list[dict[str, Any]] = []
+        for number, value in _messages(view):
+            if number == 1:
+                attributes |= _attributes(value, 1)
+            elif number == 2:  # the metrics of one scope
+                metrics += [
+                    self._metric(each) for field, each in _messages(value) if field == 2
+                ]
+        return {"attributes": attributes, "metrics": metrics}
+
+    def _metric(self, view: memoryview) -> dict[str, Any]:
+        self._count()
+        metric: dict[str, Any] = {"name": ""}
+        for number, value in _messages(view):
+            if number == 1:
+                metric["name"] = _text(value)
+            elif number == 3:
+                metric["unit"] = _text(value)
+            elif number in _KINDS:
+                metric["type"] = _KINDS[number]
+                metric |= self._points(_KINDS[number], value)
+        return metric
+
+    def _points(self, kind: str, view: memoryview) -> dict[str, Any]:
+        points: list[dict[str, Any]] = []
+        found: dict[str, Any] = {"points": points}
+        for number, value in _fields(view):
+            if number == 1 and isinstance(value, memoryview):
+                self._count()
+                points.append(_point(kind, value))
+            elif number == 2 and isinstance(value, int):
+                found["temporality"] = "delta" if value == _DELTA else "cumulative"
+            elif number == 3 and isinstance(value, int):
+                found["monotonic"] = bool(value)
+        return found
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ProtocolError(f"more than {MAX_POINTS} metrics and points")
+
+
+def _point(kind: str, view: memoryview) -> dict[str, Any]:
+    is_histogram = kind == "histogram"
+    point: dict[str, Any] = {}
+    for number, value in _fields(view):
+        if isinstance(value, int) or len(value) != 8:
+            continue
+        if number == 3:
+            point["time_ns"] = _UINT64.unpack(value)[0]
+        elif number == 4 and is_histogram:
+            point["count"] = _UINT64.unpack(value)[0]
+        elif number == 4:
+            point["value"] = _DOUBLE.unpack(value)[0]
+        elif number == 5 and is_histogram:
+            point["sum"] = _DOUBLE.unpack(value)[0]
+        elif number == 6 and not is_histogram:
+            point["value"] = _INT64.unpack(value)[0]
+    field = _HISTOGRAM_ATTRIBUTES if is_histogram else _NUMBER_ATTRIBUTES
+    attributes = _attributes(view, field)
+    if attributes:
+        point["attributes"] = attributes
+    return point
+
+
+def _attributes(view: memoryview, field: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, pair in _messages(view):
+        if number == field and len(found) < _MAX_ATTRIBUTES:
+            parts = dict(_messages(pair))
+            if 1 in parts:
+                found[_text(parts[1])] = _any_value(parts.get(2, memoryview(b"")))
+    return found
+
+
+def _any_value(view: memoryview) -> Any:
+    """A text, a number or a truth; None for what is made of several."""
+    for number, value in _fields(view):
+        if number == 1 and isinstance(value, memoryview):
+            return _text(value)
+        if number == 2 and isinstance(value, int):
+            return bool(value)
+        if number == 3 and isinstance(value, int):
+            return value - (1 << 64) if value >> 63 else value
+        if number == 4 and isinstance(value, memoryview) and len(value) == 8:
+            return _DOUBLE.unpack(value)[0]
+    return None
+
+
+def _text(view: memoryview) -> str:
+    return str(view[:_MAX_TEXT], "utf-8", "replace")
+
+
+def _messages(view: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """The fields that are no varints: messages and texts, if all is well."""
+    for number, value in _fields(view):
+        if isinstance(value, memoryview):
+            yield number, value
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, Value]]:
+    position = 0
+    while position < len(view):
+        key, position = _varint(view, position)
+        value, position = _value(view, position, key & 7)
+        yield key >> 3, value
+
+
+def _value(view: memoryview, position: int, wire_type: int) -> tuple[Value, int]:
+    if wire_type == _VARINT:
+        return _varint(view, position)
+    if wire_type == _BYTES:
+        size, position = _varint(view, position)
+    elif wire_type == _FIXED64:
+        size = 8
+    elif wire_type == _FIXED32:
+        size = 4
+    else:
+        raise ProtocolError(f"wire type {wire_type} at byte {position}")
+    end = position + size
+    if end > len(view):
+        raise ProtocolError(f"{size} bytes at byte {position} of {len(view)}")
+    return view[position:end], end
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if position >= len(view):
+            raise ProtocolError(f"a varint is cut off at byte {position}")
+        byte = view[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & 0xFFFF_FFFF_FFFF_FFFF, position
+    raise ProtocolError(f"a varint of more than 10 bytes before byte {position}")
