@@ -350,11 +350,12 @@ class ClassicProtocol(ClassicRebalance):
         if call.version < LEAVE_SEVERAL_SINCE:
             leaving = [MemberIdentity(member_id=request.member_id)]
         answers = []
+        removed = False
         for identity in leaving:
             code = ErrorCode.UNKNOWN_MEMBER_ID
             if group is not None:
                 try:
-                    self._leave_one(group, identity)
+                    removed |= self._leave_one(group, identity)
                     code = ErrorCode.NONE
                 except ApiError as error:
                     code = error.error_code
@@ -365,15 +366,18 @@ class ClassicProtocol(ClassicRebalance):
                     error_code=code,
                 )
             )
-        if group is not None:
+        if removed and group is not None:
             self.after_removal(group, now_ms)
+        elif group is not None:
+            self.maybe_complete_join(group, now_ms)
         if call.version < LEAVE_SEVERAL_SINCE:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
             response = LeaveGroupResponse(members=answers)
         self._out.answer(call, response)
 
-    def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> None:
+    def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
+        """Let one go; say whether it was a member, and not only about to be one."""
         member_id, instance = identity.member_id, identity.group_instance_id
         if not member_id and instance is not None:
             # An admin removes a static member that it knows only by its instance.
@@ -383,9 +387,10 @@ class ClassicProtocol(ClassicRebalance):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             group.pending_join_members.discard(member_id)
             self._timers.cancel(("pending", group.group_id, member_id))
-            return
+            return False
         group.validate_member(member_id, instance)
         self._drop(group, group.members[member_id])
+        return True
 
 
 def rebalance_timeout(request: JoinGroupRequest) -> int:

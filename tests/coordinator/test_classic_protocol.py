@@ -339,6 +339,20 @@ def test_who_leaves_while_it_pends_is_not_waited_for(rig):
     assert not rig.group().pending_join_members
 
 
+@pytest.mark.parametrize("version", [2, 5])
+def test_who_is_no_member_disturbs_nobody_by_leaving(rig, version):
+    ids = rig.stable(2)
+    if version < 3:
+        request = LeaveGroupRequest(group_id="g", member_id="stranger")
+        code = rig.ask("leave_group", request, version).error_code
+    else:
+        (code,) = (row.error_code for row in rig.leave("stranger").members)
+    assert code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert rig.group().is_in(S.STABLE)
+    for member_id in ids:
+        assert rig.heartbeat(member_id, rig.group().generation_id) == ErrorCode.NONE
+
+
 def test_a_leave_of_no_group(rig):
     answer = rig.leave("m", group="none")
     assert answer.error_code == 0
