@@ -66,12 +66,17 @@ _ONE_CONNECTION: Final = {
     errno.EPROTO,
     errno.EPERM,
     errno.ENETDOWN,
+    errno.ENONET,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
     errno.EINTR,
 }
 _NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
+# The kernel has no memory for it just now; who waits goes on waiting.
+_NO_MEMORY: Final = {errno.ENOBUFS, errno.ENOMEM}
 
 
 class Acceptor:
@@ -114,6 +119,7 @@ class Acceptor:
         self._resume_ns = 0
         self._held: list[tuple[int, int, socket.socket]] = []  # until when; a heap
         self._said_ns = dict.fromkeys(Verdict, 0)
+        self._lack_said_ns = 0
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
@@ -158,7 +164,7 @@ class Acceptor:
         events = self._epoll.poll(max(0, min(due) - now) / 1e9)
         now = time.monotonic_ns()
         self.close_held(now)
-        if any(fd == self._guard_pidfd for fd, _ in events):
+        if any(fd == self._guard_pidfd for fd, _ in events) or self._guard.is_stopped():
             self._epoll.unregister(self._guard_pidfd)
             self._guard.bury()
             self._guard_pidfd = -1  # ``run`` posts another
@@ -208,6 +214,9 @@ class Acceptor:
         except OSError as error:
             if error.errno in _NO_FILES:
                 return False if self._refuse_one(error) else None
+            if error.errno in _NO_MEMORY:
+                self._say_again_later(error)
+                return None
             if error.errno not in _ONE_CONNECTION:
                 raise
             return False
@@ -221,6 +230,14 @@ class Acceptor:
         self._next = processor + 1
         with sock:
             return self._hand_over(sock, processor)
+
+    def _say_again_later(self, error: OSError) -> None:
+        """The kernel lacks something; let it find some before it is asked again."""
+        now = time.monotonic_ns()
+        if now - self._lack_said_ns > _SAY_AGAIN_NS:
+            self._lack_said_ns = now
+            _LOG.error("connections wait: %s", error.strerror)
+        time.sleep(_BLOCKED_S)
 
     def _must_wait(self) -> bool:
         """Whether a quota keeps everybody waiting just now."""

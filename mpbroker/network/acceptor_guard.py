@@ -11,7 +11,8 @@ keeper hands on what is in nobody's row.
 Those that the acceptor holds for coming too fast are the exception: nobody is to have
 them. They are marked, by an FD_CLOEXEC flag that is not set.
 
-Only one of the two is killed at a time; who loses its guard posts another. It comes of
+Only one of the two is killed at a time; who loses its guard, or finds it stopped, posts
+another. It comes of
 clone(2) and not of fork(3): the C library knows nothing of it, so it must take no lock
 in shared memory, and takes none.
 
@@ -149,6 +150,15 @@ class AcceptorGuard:
             and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             and _place(sock) == self._place  # and no client of the supervisor's
         )
+
+    def is_stopped(self) -> bool:
+        """Whether it has been stopped since the last look: it would guard nothing.
+
+        Worse, it would outlive everybody, and our listen socket with it.
+        """
+        if not self._pid:
+            return False
+        return os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG) is not None
 
     def bury(self) -> None:
         """It has died, or shall: before this process ends in order, having nothing."""

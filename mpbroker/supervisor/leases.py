@@ -187,5 +187,19 @@ def _name(child: Child) -> str:
 
 def _kill(child: Child, why: str) -> None:
     _LOG.error("%s %s: it is killed and replaced", _name(child), why)
+    if child.role is Role.ACCEPTOR:
+        _wake_guard(child)
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+def _wake_guard(acceptor: Child) -> None:
+    """Whoever has stopped both shall have the guard end too, after its duty.
+
+    Before the acceptor is killed: until then the number is its child's.
+    """
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{acceptor.pid}/task/{acceptor.pid}/children") as file:
+            guards = file.read().split()
+        for guard in guards:
+            os.kill(int(guard), signal.SIGCONT)

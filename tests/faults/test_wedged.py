@@ -43,7 +43,10 @@ def short_leases(tmp_path: Path) -> Iterator[Callable[[Path], Broker]]:
         broker.close()
 
 
-@pytest.mark.parametrize("role", ["handler", "processor", "acceptor", "housekeeper"])
+ROLES = ("handler", "processor", "acceptor", "housekeeper", "keeper", "coordinator")
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_a_stopped_process_is_replaced_and_nothing_is_lost(
     make_broker: Callable[..., Broker], role: str
 ) -> None:
@@ -80,6 +83,21 @@ def test_a_death_beside_a_stopped_process_is_repaired(
         return all(now["handler", n] != before["handler", n] for n in (0, 1))
 
     wait_until("both replaced", replaced, WITHIN_S)
+    with wire.Connection(address_of(broker)) as connection:
+        connection.ask(wire.api_versions())
+
+
+def test_an_acceptor_and_its_guard_that_are_both_stopped_leave_nobody_behind(
+    make_broker: Callable[..., Broker],
+) -> None:
+    broker = make_broker({})
+    acceptor = children(broker, "acceptor")["acceptor", 0]
+    place = Path(f"/proc/{acceptor}/task/{acceptor}/children")
+    wait_until("guard", lambda: bool(place.read_text()), WITHIN_S)
+    guard = int(place.read_text())
+    for pid in (guard, acceptor):
+        os.kill(pid, signal.SIGSTOP)
+    wait_until("end", lambda: process_state(guard) in ("", "Z"), WITHIN_S)
     with wire.Connection(address_of(broker)) as connection:
         connection.ask(wire.api_versions())
 

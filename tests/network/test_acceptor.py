@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -217,6 +218,35 @@ def fill_descriptors() -> list[int]:
         while True:
             filled.append(os.dup(0))
     return filled
+
+
+class Lacking:
+    """A listening socket of a kernel that lacks something at first."""
+
+    def __init__(self, sock: socket.socket, error: int) -> None:
+        self._sock = sock
+        self._errors = [error]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._errors:
+            error = self._errors.pop()
+            raise OSError(error, os.strerror(error))
+        return self._sock.accept()
+
+
+@pytest.mark.parametrize(
+    "error", [errno.ENOMEM, errno.ENOBUFS, errno.EOPNOTSUPP, errno.ENONET]
+)
+def test_whatever_the_kernel_lacks_the_acceptor_lives_and_goes_on(hall, error):
+    hall.serve(0)
+    hall.acceptor._sock = Lacking(hall.listener, error)
+    hall.dial()
+    for _ in range(2):
+        hall.acceptor.accept_all()
+    assert hall.handed(0) == 1
 
 
 def test_without_descriptors_a_connection_is_refused_and_none_is_a_spin(hall, capfd):

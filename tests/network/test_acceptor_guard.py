@@ -103,6 +103,14 @@ def test_another_guard_comes_after_the_death_of_one(porch):
         wait_until(lambda: children_of(child.pid) not in ([], first))
 
 
+def test_another_guard_comes_for_one_that_was_stopped_and_that_one_ends(porch):
+    with running(porch.accept) as (child,):
+        first = wait_until(lambda: children_of(child.pid))
+        os.kill(first[0], signal.SIGSTOP)
+        wait_until(lambda: children_of(child.pid) not in ([], first))
+        wait_until(lambda: has_ended(first[0]))
+
+
 def test_a_guard_ends_with_its_acceptor(porch):
     with running(porch.accept) as (child,):
         (guard,) = wait_until(lambda: children_of(child.pid))
