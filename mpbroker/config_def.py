@@ -299,6 +299,18 @@ LISTENER_PREFIX: Final = "listener.name."
 # Besides sasl.*: may be set for one SASL mechanism of a listener.
 _OF_MECHANISM: Final = ("connections.max.reauth.ms",)
 
+# A broker may have no connections but those of its protected listener; a listener that
+# may have none is a mistake.
+_SOME_OF_LISTENER: Final = ("max.connections", "max.connection.creation.rate")
+
+
+def key_of_listener(key: ConfigKey) -> ConfigKey:
+    """Return a key as it is for one listener, whose limits may be others."""
+    if key.name in _SOME_OF_LISTENER:
+        return key.with_validator(at_least(1))
+    return key
+
+
 # Of what is set of one broker, of all, and the names whose values are new, or gone.
 Together = Callable[[Mapping[str, str], Mapping[str, str], Collection[str]], None]
 
@@ -365,7 +377,7 @@ class ConfigDef:
             key = self._keys.get(rest) if is_mechanisms else None
         if not listener or key is None or not key.per_listener:
             return None
-        return listener, key
+        return listener, key_of_listener(key)
 
     def with_check(self, check: Together) -> ConfigDef:
         """Return these keys with a check of what is set of one broker and of all.

@@ -43,7 +43,13 @@ from mpbroker.config.sources import (
     settings_of_file,
 )
 from mpbroker.config.telemetry_keys import TELEMETRY_KEYS
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey, ConfigValue
+from mpbroker.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigValue,
+    key_of_listener,
+)
 from mpbroker.storage.log_config import defaults_of_broker
 from mpbroker.storage.log_config_def import broker_log_keys
 
@@ -365,6 +371,19 @@ class BrokerConfig(BrokerValues):
             self.control_plane_listener_name,
             self.inter_broker_listener_name,
         )
+        if self.max_connections_per_ip == 0 and not self.connection_overrides():
+            raise ConfigError(
+                "max.connections.per.ip=0: nobody could connect; it may be 0 only if"
+                " max.connections.per.ip.overrides names exceptions"
+            )
+        if (
+            self.inter_broker_listener_name is not None
+            and self.resolved("security.inter.broker.protocol").text is not None
+        ):
+            raise ConfigError(
+                "Only one of inter.broker.listener.name and"
+                " security.inter.broker.protocol should be set; remove the second"
+            )
         request, queued = self.socket_request_max_bytes, self.queued_max_request_bytes
         if 0 <= queued < request:
             raise ConfigError(
@@ -475,7 +494,8 @@ class _Reader:
         if key is None:
             self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
             return
-        self.per_listener[listener.lower(), key.name] = _parse(key, setting)
+        value = _parse(key_of_listener(key), setting)
+        self.per_listener[listener.lower(), key.name] = value
 
     def _unknown(self, name: str) -> str:
         try:
@@ -491,7 +511,9 @@ def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
     try:
         return key.parse(setting.text)
     except ConfigError as error:
-        raise ConfigError(f"{error} ({setting.origin})") from None
+        of_listener = setting.name.startswith(_PER_LISTENER)
+        prefix = setting.name.removesuffix(key.name) if of_listener else ""
+        raise ConfigError(f"{prefix}{error} ({setting.origin})") from None
 
 
 def _defaults_here(environ: Mapping[str, str], cores: int) -> dict[str, ConfigValue]:

@@ -73,8 +73,7 @@ SERVER_KEYS: Final = [
             "SASL_PLAINTEXT:SASL_PLAINTEXT",
             "SASL_SSL:SASL_SSL",
         ),
-        "Security protocol of each listener name, as NAME:PROTOCOL. This release"
-        " serves PLAINTEXT only.",
+        "Security protocol of each listener name, as NAME:PROTOCOL.",
     ),
     ConfigKey(
         "inter.broker.listener.name",

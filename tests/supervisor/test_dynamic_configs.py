@@ -233,7 +233,8 @@ def test_a_listeners_own_config_is_told_with_the_brokers_behind_it(broker, key):
     [
         ({"message.max.bytes": "many"}, "message.max.bytes"),
         ({"max.connections": "-1"}, "max.connections"),
-        ({"listener.name.plain.max.connections": "-1"}, "max.connections"),
+        ({"listener.name.plain.max.connections": "0"}, "1 or more"),
+        ({"listener.name.plain.max.connection.creation.rate": "0"}, "1 or more"),
         ({"max.connections.per.ip": "0"}, "only if"),
         ({"max.connections.per.ip.overrides": "here"}, "host:count"),
         ({"num.io.threads": "60"}, "between 1 and 59"),
