@@ -24,7 +24,11 @@ def query_id(files: fs.FileSystem, directory: str) -> str | None:
     if files.get_file_info(path).type != fs.FileType.File:
         return None
     with files.open_input_stream(path) as stream:
-        content = orjson.loads(stream.read())
+        text = stream.read()
+    try:
+        content = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        content = None
     if not isinstance(content, dict) or not isinstance(content.get("id"), str):
         raise ValueError(f"{path} names no query")
     return str(content["id"])

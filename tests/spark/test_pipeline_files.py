@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
+from mpbroker.spark.pipeline import ingest
 from mpbroker.spark.pipeline.description import PipelineError, load, parse
 
 GOOD = """
@@ -159,6 +162,46 @@ def test_a_checkpoint_of_another_topic_is_refused(bootstrap, make_topic, tmp_pat
     done = _mpbroker("run", "--dry-run", str(path))
     assert done.returncode == 1
     assert "is of another topic: other" in done.stderr
+
+
+def test_the_modules_are_scripts_for_spark_submit(bootstrap, make_topic, tmp_path):
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        pytest.skip("Spark needs Java 17 or newer, and there is none")
+    path = tmp_path / "p.toml"
+    text = GOOD.replace("h:9092", bootstrap).replace('"t"', f'"{make_topic()}"')
+    path.write_text(
+        text.replace("/lake/", f"{tmp_path}/lake").replace("/c", f"{tmp_path}/c")
+    )
+    submit = [
+        str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+        *("--master", "local[1]", "--driver-memory", "512m", ingest.__file__),
+    ]
+    done = _run([*submit, str(path), "--dry-run"])
+    assert done.returncode == 0, done.stderr
+    # All that a script says comes out there.
+    assert "1 partitions, 0 offsets, from the start" in done.stdout
+
+
+@pytest.mark.parametrize("job", ["ingest", "aggregate", "replay", "report"])
+def test_a_script_names_what_is_wrong_in_one_line(job, tmp_path):
+    script = [sys.executable, str(Path(ingest.__file__).with_name(f"{job}.py"))]
+    done = _run([*script, str(tmp_path / "none.toml")])
+    assert done.returncode == 1
+    assert done.stderr.startswith("mpbroker: ")
+    assert done.stderr.count("\n") == 1
+    done = _run(script)
+    assert (done.returncode, done.stderr[:19]) == (2, "usage: spark-submit")
+
+
+def _run(command):
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable},
+    )
 
 
 def _mpbroker(*arguments, **environ):

@@ -1,7 +1,7 @@
 """Windows over event time, from a topic to a table or to another topic.
 
     mpbroker pipeline run delays.toml
-    spark-submit -m mpbroker.spark.pipeline.aggregate delays.toml
+    spark-submit .../mpbroker/spark/pipeline/aggregate.py delays.toml
 
 A window is written once, when the watermark (the latest event time, less
 ``aggregate.watermark``) has passed its end. What comes later than that is counted as

@@ -1,7 +1,7 @@
 """Topic to lake, each record once, whoever is killed.
 
     mpbroker pipeline run flights.toml
-    spark-submit -m mpbroker.spark.pipeline.ingest flights.toml    # likewise
+    spark-submit .../mpbroker/spark/pipeline/ingest.py flights.toml    # likewise
 
 Three legs: offsets are in Spark's checkpoint, written before a batch runs; the same
 offsets bring the same records; a table drops a batch that it holds already (`lake`).
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from mpbroker.errors import MpbrokerError
 from mpbroker.spark.checkpoint import query_id
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import (
@@ -243,10 +244,19 @@ def reason(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the file that is named, as spark-submit does."""
+    """Run the file that is named, whatever its job is, as spark-submit does."""
     from mpbroker.spark.pipeline.run import run_file
 
-    run_file(arguments[0])
+    files = [each for each in arguments if each != "--dry-run"]
+    if len(files) != 1 or files[0].startswith("-"):
+        print(
+            "usage: spark-submit [OPTIONS] ingest.py FILE [--dry-run]", file=sys.stderr
+        )
+        sys.exit(2)
+    try:
+        run_file(files[0], dry_run="--dry-run" in arguments)
+    except MpbrokerError as error:
+        sys.exit(f"mpbroker: {error}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Lake to topic: rows of a table that `ingest` wrote, as records again.
 
     mpbroker pipeline run again.toml
-    spark-submit -m mpbroker.spark.pipeline.replay again.toml
+    spark-submit .../mpbroker/spark/pipeline/replay.py again.toml
 
 Records keep key, value and timestamp, and their order in each original partition, so
 that of each key. Two headers say where they are from. A task that fails and is tried

@@ -1,7 +1,7 @@
 """A broker's request log into a page: who was slow, what was hot, what failed.
 
     mpbroker pipeline run report.toml
-    spark-submit -m mpbroker.spark.pipeline.report report.toml
+    spark-submit .../mpbroker/spark/pipeline/report.py report.toml
 
 The log is what ``request.log.path`` names: a line of JSON a request, and between them
 lines that count errors and what partitions have grown by. Spark reads it, so that a
