@@ -73,7 +73,7 @@ class LogCleaner:
     ) -> None:
         self._max_keys = dedupe_buffer_bytes // BYTES_PER_KEY
         self._throttler = Throttler(io_max_bytes_per_second, beat)
-        self._uncleanable: set[str] = set()
+        self._uncleanable: set[int] = set()  # rows, which are never used twice
 
     def clean_filthiest(
         self,
@@ -89,7 +89,7 @@ class LogCleaner:
         for topic, partition in candidates:
             try:
                 log = manager.log(topic, partition)
-                if log.directory in self._uncleanable:
+                if log.row.index in self._uncleanable:
                     continue
                 clean = offsets[os.path.dirname(log.directory)]
                 chosen = assess(log, clean.get((topic.name, partition)), now_ms)
@@ -129,7 +129,7 @@ class LogCleaner:
         except (OSError, MpbrokerError) as error:
             # Left alone until the next start, as Kafka does: trying again would fail
             # again, and the others must be cleaned.
-            self._uncleanable.add(log.directory)
+            self._uncleanable.add(log.row.index)
             logger.error("%s cannot be cleaned: %s", log.directory, error)
             return 0
         finally:

@@ -528,6 +528,27 @@ def test_a_topic_made_again_is_compacted_from_its_beginning(
     broker.die()
 
 
+def test_a_topic_made_again_is_compacted_though_the_old_one_could_not_be(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    broker = start(topics)
+    cleaned = []
+    for damaged in (True, False):
+        topics.create("c", cleanup_policy=("compact",), segment_bytes=600)
+        log = broker.manager.log("c", 0)
+        for number in range(60):
+            log.append(batch((b"%d" % (number % 3), b"v" * 40)), now_ms=1)
+        if damaged:
+            with open(tmp_path / "data" / "c-0" / f"{0:020d}.log", "r+b") as file:
+                file.seek(61)  # behind the header of the first batch
+                file.write(b"\xff" * 20)
+        cleaned.append(broker.upkeep.run_cleaner(1))
+        if damaged:
+            broker.upkeep.forget_topic(topics.delete("c"))
+    assert cleaned == [0, 1]
+    broker.die()
+
+
 def test_a_damaged_file_of_topic_ids_is_no_reason_to_believe_the_others(
     cut: Broker, start: Start, topics: Topics, tmp_path: Path
 ) -> None:
