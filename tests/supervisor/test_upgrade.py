@@ -32,6 +32,7 @@ from tests.supervisor.load import (
     receive_frame,
     states,
 )
+from tests.supervisor.resizing import sizes
 from tests.supervisor.test_resize import holdings
 from tests.support.children import wait_until
 
@@ -52,9 +53,13 @@ def newcomer(broker, version="9.9", fault="none"):
     return [*module, version, fault, "serve", *settings]
 
 
-def upgrade(broker, command=None):
+def order(broker, command, **arguments):
     with ControlClient(os.fspath(broker.data_dir / "control.sock"), 30.0) as client:
-        client.request("upgrade", argv=command)
+        client.request(command, **arguments)
+
+
+def upgrade(broker, command=None):
+    order(broker, "upgrade", argv=command)
 
 
 def identity(broker):
@@ -181,3 +186,22 @@ def test_a_broker_that_drains_is_not_replaced_and_serves_who_is_there(broker):
         said = "failed, and nothing has changed: the broker drains"
         wait_until(lambda: identity(broker).get("upgrade") == said)
         api_versions(sock)
+
+
+def test_resizes_while_the_broker_is_replaced_are_carried_out_and_nobody_notices(
+    broker,
+):
+    with Load(broker, 8) as load:
+        load.run(50)
+        upgrade(broker, newcomer(broker))
+        order(broker, "resize", handlers=4, processors=1)  # while that tries itself
+        while identity(broker).get("version") != "9.9":
+            load.run(20)
+        order(broker, "resize", handlers=1, processors=3)  # while children are replaced
+        load.run(50)
+        assert wait_for_end(broker, "done", "failed").startswith("done")
+        wait_until(lambda: sizes(broker) == (1, 3))
+        load.run(50)
+    assert sum(load.losses) == 0
+    broker.stop()
+    load.verify(read_log(broker.data_dir))
