@@ -34,9 +34,14 @@ from mpbroker.client.fetcher import (
     FetchedBatch,
     Fetcher,
     LeaderLostError,
+    NoOffsetError,
     OffsetOutOfRangeError,
 )
-from mpbroker.client.group_member import GroupMember, RebalancedError
+from mpbroker.client.group_member import (
+    GroupMember,
+    RebalancedError,
+    RebalanceListener,
+)
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.config_def import ConfigError
 from mpbroker.protocol.error_code import ErrorCode
@@ -45,27 +50,10 @@ from mpbroker.protocol.errors import ApiError
 _log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+_MISSING_S: Final = 1.0  # before looking again for a topic that is not there
 
 _Partitions = list[TopicPartition]
 _Offsets = dict[TopicPartition, int]
-
-
-class NoOffsetError(ClientError):
-    """A partition has no position, and auto.offset.reset is none."""
-
-
-class RebalanceListener:
-    """Told by `poll` when partitions come and go. Override what you need."""
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions will be others' after this: finish, and commit, what is theirs."""
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions have come to those that were there."""
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions are others' already: it is too late to commit."""
-        self.on_partitions_revoked(partitions)
 
 
 class Consumer:
@@ -99,6 +87,8 @@ class Consumer:
         # By partition: the offset after the last record that poll() returned.
         self._positions: dict[TopicPartition, int] = {}
         self._fetcher: Fetcher | None = None
+        self._left_out = False  # something assigned is not there; looked for again
+        self._look_again_at = 0.0
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
         self._in_use: ConsumerRecord | None = None  # yielded by iteration
@@ -189,7 +179,7 @@ class Consumer:
         for where in [self._check_assigned(partition) for partition in partitions]:
             if where in self._paused:
                 self._paused.discard(where)
-                if self._fetcher is not None:
+                if self._fetcher is not None and self._fetcher.reads(where):
                     self._fetcher.positions[where] = self._positions[where]
 
     def paused(self) -> set[TopicPartition]:
@@ -205,8 +195,9 @@ class Consumer:
         where = self._check_assigned(partition)
         self._positions[where] = offset
         self._drop_fetched(where)
-        if self._fetcher is not None and where not in self._paused:
-            self._fetcher.positions[where] = offset
+        fetcher = None if where in self._paused else self._fetcher
+        if fetcher is not None and fetcher.reads(where):
+            fetcher.positions[where] = offset
 
     def seek_to(
         self, timestamp: int, partitions: Iterable[tuple[str, int]] | None = None
@@ -258,7 +249,7 @@ class Consumer:
         """Return the offset that comes next of a partition that is read."""
         where = self._check_assigned(partition)
         if where not in self._positions:
-            self._find_positions(self.offsets_for)
+            self._find_positions(self.offsets_for, self._assigned)
         return self._positions[where]
 
     def _leaders(
@@ -277,8 +268,10 @@ class Consumer:
                 )
         return {where: leaders[where] for where in partitions}
 
-    def _find_positions(self, ask: Callable[[_Partitions, int], _Offsets]) -> None:
-        missing = [where for where in self._assigned if where not in self._positions]
+    def _find_positions(
+        self, ask: Callable[[_Partitions, int], _Offsets], partitions: _Partitions
+    ) -> None:
+        missing = [where for where in partitions if where not in self._positions]
         if missing and self._member is not None:
             self._positions |= self._member.committed(missing)
             missing = [where for where in missing if where not in self._positions]
@@ -362,8 +355,9 @@ class Consumer:
     def _fetch(self, deadline: float) -> list[FetchedBatch]:
         """Return what brokers answer; none after waiting a little, for many reasons."""
         try:
+            if self._left_out and time.monotonic() >= self._look_again_at:
+                self._fetcher = None
             if self._assigned and self._fetcher is None:
-                self._find_positions(self._ask_offsets)
                 self._fetcher = self._make_fetcher()
             if self._fetcher is not None and self._fetcher.positions:
                 return self._fetcher.fetch()
@@ -386,16 +380,49 @@ class Consumer:
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []
 
+    def _prepare(self, partitions: _Partitions) -> dict[TopicPartition, int]:
+        self._find_positions(self._ask_offsets, partitions)
+        return self._leaders(partitions)
+
+    def _prepare_all(self) -> dict[TopicPartition, int]:
+        """Find leaders and positions of what is assigned; leave out what is not there.
+
+        A topic that was deleted, or is not made yet, must not keep others unread.
+        Raises ApiError if there is no other.
+        """
+        self._left_out = False
+        try:
+            return self._prepare(self._assigned)
+        except ApiError as error:
+            if not error.error_code.retriable:
+                raise
+            refusal = error
+        leaders: dict[TopicPartition, int] = {}
+        for topic in dict.fromkeys(where.topic for where in self._assigned):
+            try:
+                leaders |= self._prepare(
+                    [w for w in self._assigned if w.topic == topic]
+                )
+            except ApiError as error:
+                if not error.error_code.retriable:
+                    raise
+        if not leaders:
+            raise refusal
+        self._left_out = True
+        self._look_again_at = time.monotonic() + _MISSING_S
+        return leaders
+
     def _make_fetcher(self) -> Fetcher:
         settings = self._settings
+        leaders = self._prepare_all()
         return Fetcher(
             self._cluster,
             {
                 where: self._positions[where]
-                for where in self._assigned
+                for where in leaders
                 if where not in self._paused
             },
-            self._leaders(self._assigned),
+            leaders,
             isolation_level=(
                 READ_COMMITTED if settings.read_committed else READ_UNCOMMITTED
             ),

@@ -43,6 +43,10 @@ class OffsetOutOfRangeError(ClientError):
         self.offset = offset
 
 
+class NoOffsetError(ClientError):
+    """A partition has no position, and auto.offset.reset is none."""
+
+
 class LeaderLostError(ClientError):
     """A broker does not lead a partition any more: ask for metadata, and again."""
 
@@ -109,6 +113,10 @@ class Fetcher:
         self._metrics = metrics
         self._in_flight: dict[int, _Asked] = {}
         self._error: MpbrokerError | None = None
+
+    def reads(self, partition: TopicPartition) -> bool:
+        """Return whether a partition can be put into `positions`."""
+        return partition in self._leaders
 
     def fetch(self) -> list[FetchedBatch]:
         """Wait for one answer of every broker that leads something; may be empty.

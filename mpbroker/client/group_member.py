@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.addresses import Address
@@ -93,6 +93,20 @@ _JOIN_AGAIN: Final = frozenset(
 
 class RebalancedError(ClientError):
     """The group has moved on without this member: poll, and go on from there."""
+
+
+class RebalanceListener:
+    """Told by `poll` when partitions come and go. Override what you need."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions will be others' after this: finish, and commit, what is theirs."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions have come to those that were there."""
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions are others' already: it is too late to commit."""
+        self.on_partitions_revoked(partitions)
 
 
 class GroupSettings(NamedTuple):

@@ -1,4 +1,4 @@
-"""A consumer that is closed leaves nothing behind, whatever fails while it is."""
+"""A consumer whose topic is gone, whose listener raises, or that is closed itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpbroker.client.cluster import Cluster
 from mpbroker.client.consumer import Consumer, RebalanceListener
 from mpbroker.client.errors import ClientError
 from mpbroker.client.group_admin import describe_group
-from tests.client.test_consumer import fill
+from tests.client.test_consumer import fill, values
 
 
 @pytest.fixture
@@ -107,3 +107,19 @@ def test_a_partition_that_is_not_there_gives_nothing(bootstrap, topic):
     with Consumer(bootstrap_servers=bootstrap) as consumer:
         consumer.assign([(topic, 7)])
         assert consumer.poll(100) == {}
+
+
+def test_a_topic_that_is_gone_keeps_no_other_one_unread(bootstrap, topic):
+    other = f"{topic}-other"
+    fill(bootstrap, other, range(5))
+    with Consumer(
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="earliest",
+        allow_auto_create_topics=False,
+    ) as consumer:
+        with Cluster(parse_addresses(bootstrap), 90) as cluster:
+            delete_topic(cluster, topic)
+        consumer.assign([(topic, 0), (other, 0)])
+        assert values(consumer, 5) == [0, 1, 2, 3, 4]
+        fill(bootstrap, topic, range(3))
+        assert values(consumer, 3) == [0, 1, 2]
