@@ -139,6 +139,9 @@ def _print_status(state: dict[str, Any]) -> None:
         print(f"  upgrade      {state['upgrade']}")
     for topic, partition in state.get("offline", ()):
         print(f"  OFFLINE      {topic}-{partition}: its disk has failed; see the log")
+    unnamed = state.get("offline_partitions", 0) - len(state.get("offline", ()))
+    if unnamed > 0:
+        print(f"  OFFLINE      and {unnamed} more")
     print()
     _print_processes(state)
     if state.get("power_cut", {}).get("partitions"):

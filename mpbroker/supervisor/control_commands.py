@@ -22,6 +22,8 @@ from mpbroker.supervisor.control_deaths import (
 from mpbroker.supervisor.control_view import BrokerView, NameOfRow
 
 _MAX_CONNECTIONS_AN_ANSWER: Final = 2000
+# A disk may take a hundred thousand along; an answer holds 4 MiB.
+_MAX_OFFLINE_NAMED: Final = 1000
 _LOOK_EVERY_S: Final = 1.0
 _CLOCK_JUMP_S: Final = 0.5
 _KEPT_JUMPS: Final = 100
@@ -135,7 +137,8 @@ class ControlCommands:
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         rows = self._rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
-        offline = [self._name_of_row(row) for row in self._view.offline_rows(rows)]
+        offline = self._view.offline_rows(rows)
+        named = map(self._name_of_row, offline[:_MAX_OFFLINE_NAMED])
         shown = {k: v for k, v in self._identity.items() if k not in ("deaths",)}
         return (
             shown
@@ -145,7 +148,8 @@ class ControlCommands:
                 "deaths": self.deaths.total,
                 "clock_jumps": list(self._clock_jumps),
                 "power_cut": self._view.power_cut(rows, self._name_of_row, since),
-                "offline": [list(name) for name in offline if name is not None],
+                "offline": [list(name) for name in named if name is not None],
+                "offline_partitions": len(offline),
             }
         )
 
