@@ -50,7 +50,7 @@ def produce_acks_all(broker: Broker) -> list[Template]:
 def _to_several(topic: str, value_bytes: int) -> list[Template]:
     batch = wire.record_batch([wire.RecordSpec(wire.filler(value_bytes))])
     ok = tuple((wire.produce_error_at(topic, n), b"\0\0") for n in range(SEVERAL))
-    request = wire.produce_to_several(topic, range(SEVERAL), batch)
+    request = wire.produce_to_several(topic, [(n, batch) for n in range(SEVERAL)])
     return [Template(request, checks=ok)]
 
 

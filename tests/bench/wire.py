@@ -85,15 +85,17 @@ def metadata(topics: Sequence[str] | None) -> bytes:
 
 
 def produce(topic: str, partition: int, records: bytes, acks: int = 1) -> bytes:
-    return produce_to_several(topic, [partition], records, acks)
+    return produce_to_several(topic, [(partition, records)], acks)
 
 
 def produce_to_several(
-    topic: str, partitions: Sequence[int], records: bytes, acks: int = 1
+    topic: str, batches: Sequence[tuple[int, bytes]], acks: int = 1
 ) -> bytes:
-    """Return a Produce of the same records to each of some partitions."""
-    end = compact(records) + NO_TAGS
-    parts = [struct.pack(">i", partition) + end for partition in partitions]
+    """Return a Produce of records to each of some partitions."""
+    parts = [
+        struct.pack(">i", partition) + compact(records) + NO_TAGS
+        for partition, records in batches
+    ]
     body = compact(topic.encode()) + array(parts) + NO_TAGS
     head = compact(None) + struct.pack(">hi", acks, 30_000)
     return request(PRODUCE, head + array([body]) + NO_TAGS)
@@ -286,13 +288,27 @@ class StoredRecord(NamedTuple):
 
 
 def parse_produce(payload: bytes) -> ProducedPartition:
+    return parse_produce_to_several(payload)[0]
+
+
+def parse_produce_to_several(payload: bytes) -> list[ProducedPartition]:
+    """What became of each partition of a request that named one topic."""
     reader = Reader(payload, 4)
     reader.skip_tags()
     reader.count()
     reader.compact()
-    reader.count()
-    _partition, error, base_offset = reader.unpack("ihq")
-    return ProducedPartition(error, base_offset)
+    partitions = []
+    for _ in range(reader.count()):
+        _partition, error, base_offset = reader.unpack("ihq")
+        partitions.append(ProducedPartition(error, base_offset))
+        reader.unpack("qq")
+        for _ in range(reader.count()):
+            reader.unpack("i")
+            reader.compact()
+            reader.skip_tags()
+        reader.compact()
+        reader.skip_tags()
+    return partitions
 
 
 def parse_fetch(payload: bytes) -> FetchedPartition:

@@ -1,8 +1,9 @@
 """Many clients in one loop, which know what every request of theirs must answer.
 
 Each keeps one request in flight, some of them three; the mix is produces with acks=all
-and acks=1, fetches of what was acknowledged, fetches that wait at the log's end,
-metadata, and new connections. A client that loses its connection dials again at once.
+and acks=1, to one partition or several, fetches of what was acknowledged, fetches that
+wait at the log's end, metadata, and new connections. A client that loses its connection
+dials again at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from tests.bench import wire
@@ -176,24 +177,29 @@ class Client:
 
     def _produce(self, now: float) -> bytes:
         fleet, rng = self.fleet, self.rng
+        several = min(1 if rng.random() < 0.75 else 4, fleet.ledger.partitions)
         size = 100 if rng.random() < 0.97 else rng.randrange(13_000, 120_000)
-        batch = fleet.ledger.send(
-            next(fleet.numbers),
-            rng.randrange(fleet.ledger.partitions),
-            1 if rng.random() < 0.8 else 3,
-            size,
-        )
+        size //= several  # the broker takes frames of 1 MiB
+        batches = [
+            fleet.ledger.send(
+                next(fleet.numbers), partition, 1 if rng.random() < 0.8 else 3, size
+            )
+            for partition in rng.sample(range(fleet.ledger.partitions), several)
+        ]
         acks = 1 if rng.random() < fleet.acks_1_share else -1
-        framed = wire.produce(
-            fleet.ledger.topic, batch.partition, batch.encode(), acks=acks
+        framed = wire.produce_to_several(
+            fleet.ledger.topic,
+            [(batch.partition, batch.encode()) for batch in batches],
+            acks=acks,
         )
 
-        def check(payload: bytes, batch: Batch = batch) -> None:
-            answer = wire.parse_produce(payload)
-            if answer.error_code:
-                fleet.errors[f"produce: {answer.error_code}"] += 1
-            else:
-                fleet.ledger.acknowledge(batch, answer.base_offset)
+        def check(payload: bytes, batches: Sequence[Batch] = batches) -> None:
+            answers = wire.parse_produce_to_several(payload)
+            for batch, answer in zip(batches, answers, strict=True):
+                if answer.error_code:
+                    fleet.errors[f"produce: {answer.error_code}"] += 1
+                else:
+                    fleet.ledger.acknowledge(batch, answer.base_offset)
 
         return self._stamped(now, framed, f"produce acks={acks}", check)
 
