@@ -134,6 +134,12 @@ class LakeTable(ABC):
     def data_files(self) -> list[str]:
         """Return the paths of the files that count."""
 
+    def uris(self) -> list[str]:
+        """Return the files that count as Spark is to be told of them."""
+        return [
+            self.table.path + each.removeprefix(self.root) for each in self.data_files()
+        ]
+
     # -- files -------------------------------------------------------------------------
 
     def _final_path(self, staged: str, values: dict[str, str | None]) -> str:
@@ -382,6 +388,9 @@ class DeltaTable(LakeTable):
     def data_files(self) -> list[str]:
         table = self._open()
         return [] if table is None else list(table.file_uris())
+
+    def uris(self) -> list[str]:
+        return self.data_files()
 
     @property
     def _application(self) -> str:

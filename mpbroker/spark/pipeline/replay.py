@@ -67,7 +67,7 @@ def _table_files(description: Description) -> list[str]:
     assert description.table is not None
     schema = row_schema(description.value, with_headers=False)
     stored = open_table(description.table, schema, description.name)
-    files = stored.data_files()
+    files = stored.uris()
     if not files:
         raise PipelineError(f"{description.table.path} has no rows to be replayed")
     return files
