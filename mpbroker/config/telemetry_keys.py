@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.config_def import ConfigKey, ConfigType, at_least
 
 if TYPE_CHECKING:
+    from mpbroker.config.broker_config import BrokerConfig
     from mpbroker.server.client_telemetry import ClientTelemetryReceiver
 
 RECEIVER_KEY: Final = "client.telemetry.receiver.class.name"
@@ -38,6 +39,13 @@ TELEMETRY_KEYS: Final = [
         " of mpbroker.server.client_telemetry.ClientTelemetryReceiver.",
     ),
 ]
+
+
+def has_receiver(config: BrokerConfig) -> bool:
+    """Whether anybody takes what clients push; if not, they are not asked."""
+    return bool(
+        config.client_telemetry_log_path or config.client_telemetry_receiver_class_name
+    )
 
 
 def load_receiver_class(name: str) -> type[ClientTelemetryReceiver]:

@@ -79,7 +79,6 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.DELETE_ACLS: (1, 3),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: (0, 1),
     ApiKey.ALTER_CLIENT_QUOTAS: (0, 1),
-    # Only where somebody receives what clients push.
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (0, 0),
     ApiKey.PUSH_TELEMETRY: (0, 0),
     # The coordinator's; handlers forward them.
@@ -103,6 +102,9 @@ SERVED: Final[Mapping[ApiKey, tuple[int, int]]] = {
     ApiKey.DESCRIBE_TRANSACTIONS: (0, 0),
     ApiKey.LIST_TRANSACTIONS: (0, 2),
 }
+
+# Only where somebody receives what clients push.
+TELEMETRY_APIS: Final = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 COORDINATOR_APIS: Final = (
     ApiKey.OFFSET_COMMIT,

@@ -12,13 +12,14 @@ from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listener_security import SecuritySettings, security_settings
 from mpbroker.config.listeners import EndPoint
+from mpbroker.config.telemetry_keys import has_receiver
 from mpbroker.config_def import ConfigError
 from mpbroker.logger import get_logger
 from mpbroker.network.listener_security import ListenerSecurity
 from mpbroker.network.secure_processor import SecureProcessor
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
-from mpbroker.server.apis import SERVED, advertised_versions
+from mpbroker.server.apis import SERVED, TELEMETRY_APIS, advertised_versions
 from mpbroker.server.handlers.api_versions import (
     handle_api_versions,
     unsupported_version,
@@ -70,7 +71,7 @@ def secure_processor(
         registry,
         secret,
         lambda settings: settings.make(
-            ScramCredentialReader(open_log).credential, _answer_api_versions
+            ScramCredentialReader(open_log).credential, ApiVersionsAnswers(config)
         ),
     )
     return partial(
@@ -149,11 +150,18 @@ class LiveSecurity:
         return fresh
 
 
-def _answer_api_versions(version: int, body: memoryview) -> tuple[bytes, bool]:
-    """Answer as a handler would, since no request goes there yet."""
-    versions = advertised_versions(SERVED)
-    if version > SERVED[ApiKey.API_VERSIONS][1]:
-        return unsupported_version(versions).encode(0), False
-    request = ApiVersionsRequest.decode(version, body)
-    response = handle_api_versions(request, version, versions)
-    return response.encode(version), not response.error_code
+class ApiVersionsAnswers:
+    """Answers as a handler would, since no request goes there yet."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._versions = advertised_versions(
+            key for key in SERVED if key not in TELEMETRY_APIS or has_receiver(config)
+        )
+
+    def __call__(self, version: int, body: memoryview) -> tuple[bytes, bool]:
+        """Return an answer, and whether it is a good one."""
+        if version > SERVED[ApiKey.API_VERSIONS][1]:
+            return unsupported_version(self._versions).encode(0), False
+        request = ApiVersionsRequest.decode(version, body)
+        response = handle_api_versions(request, version, self._versions)
+        return response.encode(version), not response.error_code

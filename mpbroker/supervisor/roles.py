@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import checked_definition
+from mpbroker.config.telemetry_keys import has_receiver
 from mpbroker.ipc.client_software import ClientSoftware
 from mpbroker.ipc.error_counts import ErrorCounts
 from mpbroker.ipc.layout import (
@@ -117,10 +118,7 @@ class Roles:
 
     def _telemetry(self, registry: TopicRegistry) -> TelemetryApis | None:
         config, memory = self._config, self._memory
-        if not (
-            config.client_telemetry_log_path
-            or config.client_telemetry_receiver_class_name
-        ):
+        if not has_receiver(config):
             return None
         # Imported here: most brokers have nobody who receives clients' metrics.
         from mpbroker.supervisor.telemetry_setup import telemetry_apis
