@@ -6,6 +6,9 @@
     partition INT
     headers  ARRAY<STRUCT<key: STRING, value: BINARY>>
 
+Other columns are left out, as by Spark's sink: what is read of a topic can be written
+as it is.
+
 A task's records are on disk when it ends (acks=all, idempotent producer). A task that
 is tried again, or a batch after a failure, writes its rows again: at least once, as
 with Spark's own sink. With the option ``exactlyOnce`` set to true each batch is in the
@@ -68,6 +71,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "kafka."
 _TEXT: Final = (StringType, BinaryType)
+_ONLY_READ: Final = ("offset", "timestamp", "timestamptype")  # of our own rows
 # What Spark's producers are set to; the user's own word wins.
 _DEFAULTS: Final[Mapping[str, str]] = {"linger.ms": "20", "batch.size": "262144"}
 # A task's transaction is open until the slowest task of its batch is done.
@@ -160,10 +164,9 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
         )
     for name, kind in found.items():
         if name not in kinds:
-            raise SinkError(
-                f"column {name!r} has no place in a record, which has"
-                f" {', '.join(kinds)}; drop it, or put it into the value"
-            )
+            if name not in _ONLY_READ:
+                logger.warning("column %r has no place in a record: left out", name)
+            continue
         if not isinstance(kind, kinds[name]):
             wanted = " or ".join(each.typeName().upper() for each in kinds[name])
             raise SinkError(
