@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -254,6 +255,7 @@ def test_the_row_of_a_connection_that_never_comes_is_free_after_a_while(
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
     """Have no more than so many that could be opened."""
+    gc.collect()  # what earlier tests have left open must give us none
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.dup(0)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[0] + 100, 512), hard))

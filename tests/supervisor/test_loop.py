@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -57,6 +58,7 @@ def test_a_child_that_cannot_begin_ends_and_is_no_second_parent() -> None:
 
 def test_without_a_descriptor_to_watch_it_there_is_no_child() -> None:
     loop = Loop()
+    gc.collect()  # what earlier tests have left open must not give us one
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -61,13 +62,14 @@ def test_one_that_cannot_begin_is_told_so_and_the_next_one_can(
         raise OSError(28, "No space left on device")
 
     rig = Rig()
+    gc.collect()  # what earlier tests have left open goes now
     fds = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "mkdtemp", no_room)
         with pytest.raises(UpgradeError, match="No space left"):
             rig.upgrade.begin(COMMAND)
     assert not rig.upgrade.is_under_way
-    assert len(os.listdir("/proc/self/fd")) == fds
+    assert len(os.listdir("/proc/self/fd")) <= fds
     rig.upgrade.begin(COMMAND)
     assert rig.said[-1] == "trying the newcomer"
     rig.ended[0](KILLED)
