@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -167,10 +168,11 @@ def test_what_lacks_for_a_guard_is_said_once_and_stops_nobody(
     lack(monkeypatch)
     monkeypatch.setattr(acceptor_guard, "_POST_AGAIN_S", 0)
     guard = acceptor_guard.AcceptorGuard(porch.sock, lambda socks: None, lambda: None)
+    gc.collect()  # what earlier tests have left open goes now
     before = len(os.listdir("/proc/self/fd"))
     assert [guard.post() for _ in range(3)] == [-1] * 3
     assert caplog.text.count("an acceptor has no guard") == 1
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     guard.bury()
 
 
