@@ -81,7 +81,9 @@ def find_aborted(
                     return found, False
                 if entry.first_offset < until_offset:
                     found.append(entry)
-                if entry.last_stable_offset >= until_offset:
+                # Not where they are equal: behind an entry whose marker was never
+                # written, another transaction may begin at the marker's offset.
+                if entry.last_stable_offset > until_offset:
                     return found, True
             if not whole:
                 return found, False

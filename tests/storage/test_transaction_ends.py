@@ -160,6 +160,25 @@ def test_an_abort_that_was_indexed_twice_is_named_to_readers_once(
     assert found.aborted_transactions == [(PRODUCER, 0)]
 
 
+def test_an_abort_behind_an_index_entry_without_a_marker_is_named_too(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    log = open_log()
+    log.append(records(), now_ms=1)
+    index = tmp_path / "t-0" / f"{0:020d}.txnindex"
+    # Its writer was killed before the marker, and others' transactions began there.
+    append_aborted(str(index), AbortedTransaction(PRODUCER, 0, 1, 2), 1)
+    for producer in (8, 9):
+        sent = batch(b"t", producer=(producer, 0, 0), transactional=True)
+        log.append(sent, now_ms=1)
+    log.append(marker(8, commit=False), now_ms=1)
+    log.append(marker(commit=False), now_ms=1)
+    assert log.last_stable_offset() == 2
+    found = log.read(0, 1_000, min_one_batch=True, read_committed=True)
+    assert found.aborted_transactions is not None
+    assert set(found.aborted_transactions) == {(PRODUCER, 0), (8, 1)}
+
+
 def committed_values(content: bytes, aborted: list[tuple[int, int]]) -> list[bytes]:
     """What a client hands on of a region, as Kafka's consumer decides it."""
     coming = sorted(aborted, key=lambda each: each[1])
