@@ -126,6 +126,8 @@ class LogDirectory:
             # As the checkpoint has it, which a topic that comes back must not find.
             if start > min(base_offsets(name, LOG_SUFFIX), default=0):
                 self._start_offsets[topic, partition] = start
+            else:  # what the checkpoint has may be of another topic of that name
+                self._start_offsets.pop((topic, partition), None)
 
     def know_topics(self, topic_ids: Mapping[str, bytes]) -> None:
         """Take note of the topics there are at this start; the last of what is read.

@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,10 +101,13 @@ Start = Callable[..., Broker]
 
 @pytest.fixture
 def start(table: PartitionTable, tmp_path: Path) -> Start:
-    def start_it(topics: Topics, *names: str) -> Broker:
+    def start_it(
+        topics: Topics, *names: str, logs: Sequence[tuple[str, int, int, int]] = ()
+    ) -> Broker:
         paths = [str(tmp_path / name) for name in names or ("data",)]
         directories = open_log_directories(paths)
         for directory in directories:
+            directory.know_logs(logs)
             directory.know_topics({t.name: t.topic_id for t in topics.topics()})
         manager = LogManager(directories, table, topics)
         return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
@@ -499,6 +502,23 @@ def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_w
         log.append(batch(value), now_ms=1)
     cut.die()
     broker = start(topics.again())
+    assert read_all(broker.manager.log("t", 0)) == sent
+    broker.die()
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_topic_made_again_keeps_its_records_if_its_processes_were_replaced_then(
+    cut: Broker, start: Start, topics: Topics, count: int
+) -> None:
+    cut.manager.delete_topic(topics.delete("t"))
+    topics.create("t", segment_bytes=200)
+    log = cut.manager.log("t", 0)
+    sent = [(number, b"%d" % number) for number in range(count)]
+    for _, value in sent:
+        log.append(batch(value), now_ms=1)
+    cut.die()
+    again = topics.again()
+    broker = start(again, logs=[("t", 0, 0, count)])
     assert read_all(broker.manager.log("t", 0)) == sent
     broker.die()
 
