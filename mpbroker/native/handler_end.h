@@ -87,8 +87,10 @@ PyObject *handler_set_quotas(PyObject *object, PyObject *args);
 /* Charge a request before it is executed; 0: it was not, and must not be executed here. */
 int quota_begin(const handler_end *self, int64_t slot, int64_t api_key,
                 const uint8_t *frame, int64_t size, quota_charge *charge);
-/* Charge its time, or give back what it was charged. */
-void quota_end(const handler_end *self, int64_t slot, int was_executed,
+/* Charge its time, unless nobody is ever answered; or give back what it was charged.
+ * `is_held_back`: the answer goes later, so the slot does not say yet that there is one.
+ */
+void quota_end(const handler_end *self, int64_t slot, int was_executed, int is_held_back,
                const quota_charge *charge);
 
 /* Whether a slot's sender is known to have a right to a topic, or to all that a fetch

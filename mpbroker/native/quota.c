@@ -195,7 +195,8 @@ network_ns(const handler_end *self, int64_t slot, int64_t request_bytes)
 }
 
 void
-quota_end(const handler_end *self, int64_t slot, int was_executed, const quota_charge *c)
+quota_end(const handler_end *self, int64_t slot, int was_executed, int is_held_back,
+          const quota_charge *c)
 {
     if (!c->is_charged)
         return;
@@ -203,7 +204,8 @@ quota_end(const handler_end *self, int64_t slot, int was_executed, const quota_c
     if (!was_executed && c->bytes.row >= 0)
         charge(&self->quotas, &c->bytes, -c->size, now, 1);
     if (was_executed && c->time.row >= 0
-        && load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND) != L.KIND_NONE)
+        && (is_held_back
+            || load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND) != L.KIND_NONE))
         charge(&self->quotas, &c->time,
                now - c->begun + network_ns(self, slot, c->size), now, 1);
 }

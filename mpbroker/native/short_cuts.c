@@ -531,7 +531,7 @@ handler_execute(PyObject *object, PyObject *number)
     }
     else if (api_key == API_VERSIONS)
         result = execute_api_versions(self, slot, frame, size);
-    quota_end(self, slot, result > 0, &charge);
+    quota_end(self, slot, result > 0, flags & WAITS && api_key == PRODUCE, &charge);
     if (result < 0)
         return NULL;
     if (result > 0)

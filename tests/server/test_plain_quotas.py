@@ -41,8 +41,8 @@ TIME = "request_percentage"
 class QuotaStage(Stage):
     """A stage whose clients have quotas."""
 
-    def __init__(self, memory, data, *, short):
-        super().__init__(memory, data, short=short)
+    def __init__(self, memory, data, *, short, syncs=False):
+        super().__init__(memory, data, short=short, syncs=syncs)
         self.table = QuotaTable(memory.quotas, 11, S)
         quotas = ClientQuotas(
             self.table,
@@ -101,12 +101,11 @@ def produce_to_both(topic):
 def make_stage(tmp_path):
     memories = []
 
-    def make(*, short=True):
+    def make(*, short=True, syncs=False):
         memory = broker_memory()
         memories.append(memory)
-        return QuotaStage(
-            memory.__enter__(), tmp_path / str(len(memories)), short=short
-        )
+        data = tmp_path / str(len(memories))
+        return QuotaStage(memory.__enter__(), data, short=short, syncs=syncs)
 
     yield make
     for memory in memories:
@@ -139,6 +138,22 @@ def test_what_the_processor_did_is_charged_in_the_short_way_too(make_stage):
         spent += stage.charged(QuotaKind.REQUEST)
     short, usual = spent
     assert short / 10**12 == pytest.approx(10 + 10 / 8, abs=0.1)
+    assert short == pytest.approx(usual, rel=0.01)
+
+
+def test_what_waits_for_the_disk_takes_its_time_in_the_short_way_too(make_stage):
+    spent = []
+    for stage in (make_stage(syncs=True), make_stage(short=False, syncs=True)):
+        stage.set(TIME, 1e12)
+        words = stage.memory.control.words
+        words[processor_row(0) + PROCESSOR_UNIT_COST] = 10**12
+        for _ in range(10):
+            stage.publish(produce_request("t", 0, batch(100), acks=-1))
+            stage.handler.turn()
+            stage.end_syncs()
+            stage.answer(3)
+        spent += stage.charged(QuotaKind.REQUEST)
+    short, usual = spent
     assert short == pytest.approx(usual, rel=0.01)
 
 
