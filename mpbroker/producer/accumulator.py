@@ -515,8 +515,8 @@ class RecordAccumulator:
         count = batch.record_count or len(batch.records)
         sent = (
             "; they were sent, and may be written"
-            if batch.attempts or batch.in_retry
-            else ""
+            if (batch.attempts or batch.in_retry) and batch.payload is not None
+            else ""  # such as what could not be encoded
         )
         return DeliveryTimeoutError(
             f"{count} record(s) for {batch.topic}-{batch.partition} were not"

@@ -435,7 +435,7 @@ class Sender:
             and batch.record_count > 1
             and not expired
         ):
-            self._split(batch, now_ms)
+            self._split(batch, entry, now_ms)
         elif (
             not expired
             and batch.attempts < self._settings.retries
@@ -478,9 +478,16 @@ class Sender:
                 return
         self._metadata.request_update()
 
-    def _split(self, batch: ProducerBatch, now_ms: float) -> None:
+    def _split(
+        self, batch: ProducerBatch, entry: PartitionProduceResponse, now_ms: float
+    ) -> None:
         self._forget(batch)
-        children = self._accumulator.split_and_reenqueue(batch)
+        try:
+            children = self._accumulator.split_and_reenqueue(batch)
+        except Exception:  # noqa: BLE001 - of a codec, or no memory is left
+            _log.exception("splitting a batch of %s-%d", batch.topic, batch.partition)
+            self._fail(batch, entry, now_ms)
+            return
         if self._idempotence is not None:
             self._idempotence.replaced(batch, children)
         self._metrics.count("batch-split", 1, now_ms)

@@ -138,7 +138,8 @@ class TransactionDriver:
                 self._coordinators.pop(key, None)
                 return self._settings.client.retry_backoff_ms
             delay_ms = self._client.delay_ms(node, now_ms)
-            if delay_ms > 0 and delay_ms != float("inf"):
+            gone = not self._client.is_connected(node)  # and not only throttling us
+            if gone and delay_ms > 0 and delay_ms != float("inf"):
                 # It went away: another may be the coordinator by now.
                 self._coordinators.pop(key, None)
             return delay_ms

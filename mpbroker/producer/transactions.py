@@ -159,6 +159,7 @@ class TransactionManager(Idempotence):
         self.partitions: set[Partition] = set()
         self.has_begun_at_broker = False
         self._unsure: set[Partition] = set()  # asked to be added; the answer was lost
+        self._unsure_offsets: Pending | None = None  # likewise
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._pending: list[Pending] = []
@@ -302,6 +303,8 @@ class TransactionManager(Idempotence):
                 # It may have begun there, with no answer to tell us. Left open, it
                 # would time out, and fence us: begin it for certain, and end it.
                 wanted = self._unsure
+                if not wanted and self._unsure_offsets is not None:
+                    return self._unsure_offsets
             if wanted:
                 self.adding |= wanted
                 self.new_partitions.clear()
@@ -328,8 +331,18 @@ class TransactionManager(Idempotence):
                 if was_sent:
                     self._unsure |= self.adding
                 self.adding.clear()
-            else:
+                return
+            if was_sent and pending.step is Step.ADD_OFFSETS:
+                self._unsure_offsets = pending
+            if not self._is_dropped(pending):
                 self._pending.insert(0, pending)
+
+    def _is_dropped(self, pending: Pending) -> bool:
+        """Finish what is of no use any more: offsets of what is being aborted."""
+        if self.state is not _S.ABORTING or pending.step is Step.END:
+            return False
+        pending.operation.finish(TransactionAbortedError("the transaction was aborted"))
+        return True
 
     def note_trouble(self, why: str) -> None:
         """Remember why what is pending has to wait."""
@@ -349,7 +362,9 @@ class TransactionManager(Idempotence):
         """Go on to the group's coordinator."""
         with self._lock:
             self.has_begun_at_broker = True
-            self._pending.append(pending._replace(step=Step.COMMIT_OFFSETS))
+            self._unsure_offsets = None
+            if not self._is_dropped(pending):
+                self._pending.append(pending._replace(step=Step.COMMIT_OFFSETS))
 
     def ended(self, pending: Pending) -> None:
         """Note that the transaction is over, at the broker too."""
@@ -358,6 +373,7 @@ class TransactionManager(Idempotence):
             self.adding.clear()
             self.new_partitions.clear()
             self._unsure.clear()
+            self._unsure_offsets = None
             self.has_begun_at_broker = False
             self.error = None
             if self._must_bump and self.state is _S.ABORTING:
@@ -393,6 +409,22 @@ class TransactionManager(Idempotence):
     def fail(self, error: ProducerError, pending: Pending | None = None) -> None:
         """Take an error: the transaction, or the producer, is of no use any more."""
         with self._lock:
+            if pending is not None and pending.step is Step.ADD_PARTITIONS:
+                self.adding.clear()
+            if (
+                self.state is _S.ABORTING
+                and isinstance(error, AbortableError)
+                and (pending is None or pending.step is not Step.END)
+            ):
+                # Asked before the abort, or to be sure of what there is to abort: that
+                # has begun nothing, and what else has is dropped all the same.
+                if pending is not None:
+                    if pending.step is Step.ADD_PARTITIONS:
+                        self._unsure.clear()
+                    elif pending.step is Step.ADD_OFFSETS:
+                        self._unsure_offsets = None
+                    pending.operation.finish(error)
+                return
             fatal = not isinstance(error, AbortableError) or self.state in (
                 _S.ABORTING,
                 _S.INITIALIZING,

@@ -249,7 +249,25 @@ def test_a_batch_that_can_never_be_encoded_expires_and_gives_its_memory_back(
     monkeypatch.setattr(ProducerBatch, "seal", no_memory)
     pass_time(rig, 5)
     assert "no memory left" in str(future.exception(0))
+    assert "they were sent" not in str(future.exception(0))
     assert rig.pool.available_bytes == rig.pool.total_bytes
+
+
+def test_a_batch_that_cannot_be_split_fails_and_keeps_nobody_waiting(monkeypatch):
+    rig = SenderRig().ready().introduce()
+    large = [rig.append(b"%d" % number) for number in range(4)]
+    other = rig.append(b"x", partition=1)
+    rig.turns()
+    monkeypatch.setattr(ProducerBatch, "split", no_memory)
+    rig.reply(codes={0: ErrorCode.MESSAGE_TOO_LARGE})
+    assert other.exception(0) is None
+    for future in large:
+        assert "MESSAGE_TOO_LARGE" in str(future.exception(0))
+    assert rig.pool.available_bytes == rig.pool.total_bytes
+    later = rig.append(b"later")
+    rig.turns(3)
+    rig.reply()
+    assert later.exception(0) is None
 
 
 def no_memory(*_):
