@@ -145,11 +145,17 @@ class MetadataLog:
         self._cell.end = end
 
 
-def recover_metadata_log(log_dir: str, cell: LogCell, now_ms: int) -> MetadataImage:
+def recover_metadata_log(
+    log_dir: str, cell: LogCell, now_ms: int, *, may_rewrite: bool = True
+) -> MetadataImage:
     """Make the log ready for use and set the cell's end. Once, by the first process.
 
     Creates the log if there is none, truncates what a dead writer left half written,
     and rewrites a log that mostly carries records without effect.
+
+    Args:
+        may_rewrite: nobody else's cell speaks of the file; its end would be wrong, and
+            the numbers of partitions' rows, which follow from dead records too.
 
     Raises:
         CorruptLogError: a batch in the middle is damaged, or a record is unknown; the
@@ -167,7 +173,8 @@ def recover_metadata_log(log_dir: str, cell: LogCell, now_ms: int) -> MetadataIm
             image.replay(record)
         dead = image.record_count - image.live_record_count()
         if (
-            image.record_count >= _COMPACT_FROM_RECORDS
+            may_rewrite
+            and image.record_count >= _COMPACT_FROM_RECORDS
             and dead * 2 > image.record_count
         ):
             end = _write_file(path, image.records(), now_ms)

@@ -178,8 +178,12 @@ class Broker:
             memory.control.words[HEADER + HEADER_CLEAN_START] = clean
             if before is not None:
                 left = _take_over_from(before, directories)
+            # The generation before us would not know its log again, if it came back.
             recover_metadata_log(
-                paths[0], memory.metadata_cell, time.time_ns() // 1_000_000
+                paths[0],
+                memory.metadata_cell,
+                time.time_ns() // 1_000_000,
+                may_rewrite=before is None,
             )
         if not shares_memory:
             set_control_plane(memory, config.control_plane_listener_name, names)

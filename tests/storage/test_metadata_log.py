@@ -288,6 +288,18 @@ def test_a_log_of_mostly_dead_records_is_rewritten(tmp_path, path):
     assert start(tmp_path).topic("more").partitions == [3]
 
 
+def test_a_log_that_others_may_come_back_to_is_not_rewritten(tmp_path, path):
+    one = start(tmp_path)
+    for number in range(20):
+        one.create_topic(f"t{number}", 60)
+        one.delete_topic(f"t{number}")
+    before = Path(path).read_bytes()
+    recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS, may_rewrite=False)
+    assert Path(path).read_bytes() == before
+    recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS)
+    assert Path(path).read_bytes() != before
+
+
 def test_a_rewrite_that_was_interrupted_is_forgotten(tmp_path, cell, path):
     append(tmp_path, cell, RECORD)
     with open(path + ".swap", "wb") as file:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.messages.delete_topics import DeleteTopicsRequest
 from mpbroker.protocol.messages.fetch import FetchResponse
 from mpbroker.protocol.record_batch import iter_records
 from tests.supervisor.load import (
@@ -152,6 +153,21 @@ def test_one_that_fails_later_is_undone_and_nobody_notices(broker, fault):
     assert identity(broker)["version"] == version
     broker.stop()
     load.verify(read_log(broker.data_dir))
+
+
+def test_one_that_is_undone_leaves_a_metadata_log_of_dead_records_as_it_was(broker):
+    create_topic(broker, "many", 1000)
+    request = DeleteTopicsRequest(topic_names=["many"], timeout_ms=60_000)
+    with dial(broker) as sock:
+        ask(sock, ApiKey.DELETE_TOPICS, 5, request.encode(5))
+    create_topic(broker, "behind")
+    ended = change_generation(broker, "9.9", "takeover")
+    assert ended.startswith("failed, and was undone")
+    create_topic(broker, "more")
+    with dial(broker) as sock:
+        ask(sock, ApiKey.PRODUCE, 9, produce_body(b"as ever"))
+    broker.stop()
+    assert len(read_log(broker.data_dir)) == 1
 
 
 def test_another_largest_request_is_a_new_generation_too(broker):
