@@ -327,6 +327,8 @@ class ProduceHandler:
             log = self._log(topic, request.partition)
             policy = self._policy(topic, version)
             batch = validate_produce(request.records, policy, now_ms)
+            if batch.header.is_transactional:
+                return None  # of nobody's transaction: this request names none
             result = log.append(batch, slot=progress.slot, now_ms=now_ms)
         except ApiError:
             return None
