@@ -91,7 +91,10 @@ def resolve(
 
 def _matching(pattern: str, topics: Topics) -> frozenset[str]:
     """The topics that match; internal ones are nobody's business."""
-    regex = compile_pattern(pattern)
+    try:
+        regex = compile_pattern(pattern)
+    except ApiError:
+        return frozenset()  # it is in the log of a version that took more
     return frozenset(
         name
         for name in topics.topic_names()

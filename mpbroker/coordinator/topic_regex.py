@@ -75,6 +75,8 @@ _START, _END = "^", "$"
 # A node of the syntax tree: ("set", _Set), ("cat", nodes), ("alt", nodes),
 # ("repeat", node, least, most or None), ("assert", "^" or "$").
 _Node = tuple[object, ...]
+# Repeated a thousand times, a thousand times, it makes no states but takes that long.
+_NOTHING: Final[_Node] = ("cat", [])
 
 
 class TopicRegex:
@@ -228,23 +230,36 @@ class _Parser:
     def _sequence(self) -> _Node:
         nodes: list[_Node] = []
         while self._peek() and self._peek() not in "|)":
-            nodes.append(self._repeated())
+            node = self._repeated()
+            if node != _NOTHING:
+                nodes.append(node)
         return "cat", nodes
 
     def _repeated(self) -> _Node:
         node = self._atom()
-        while True:
-            if self._skip("*"):
-                node = "repeat", node, 0, None
-            elif self._skip("+"):
-                node = "repeat", node, 1, None
-            elif self._skip("?"):
-                node = "repeat", node, 0, 1
-            elif self._peek() == "{" and (counts := self._counts()):
-                node = "repeat", node, *counts
-            else:
-                return node
+        counts = self._repetition()
+        if counts is None:
+            return node
+        if self._repetition() is not None:
+            self._refuse("a repetition of a repetition")
+        if node == _NOTHING or counts == (0, 0):
+            return _NOTHING
+        return "repeat", node, *counts
+
+    def _repetition(self) -> tuple[int, int | None] | None:
+        """Read how often something may come, if that is said here."""
+        counts: tuple[int, int | None] | None = None
+        if self._skip("*"):
+            counts = 0, None
+        elif self._skip("+"):
+            counts = 1, None
+        elif self._skip("?"):
+            counts = 0, 1
+        elif self._peek() == "{":
+            counts = self._counts()
+        if counts is not None:
             self._skip("?")  # lazy or greedy: the same names match
+        return counts
 
     def _counts(self) -> tuple[int, int | None] | None:
         """Read {n}, {n,} or {n,m}; anything else is a literal brace."""

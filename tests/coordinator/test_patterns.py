@@ -129,6 +129,18 @@ def test_after_a_restart_nobody_sees_more_than_before(rig):
     assert "logs-c" not in in_the_log(rig)
 
 
+def test_a_pattern_of_an_older_log_that_is_none_here_shows_nothing():
+    rig = Rig()
+    rig.topics.counts |= {"a": 2}
+    one = Consumer(rig, "one", subscribed_topic_names=["a"])
+    two = Consumer(rig, "two", subscribed_topic_names=["a"])
+    settle(one, two)
+    rig.group().members["one"].topic_regex = "a**"
+    rig.topics.counts["b"] = 1
+    settle(two)
+    assert names(one) | names(two) == {"a"}
+
+
 def test_a_member_that_changes_its_pattern_sees_by_the_new_one(rig):
     one = Guarded(rig, "one", Access("logs-a", "other"))
     settle(one)

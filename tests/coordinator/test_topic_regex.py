@@ -48,7 +48,8 @@ def test_any_text_is_a_pattern_or_refused(text):
 @pytest.mark.parametrize(
     "pattern",
     ["(", ")", "[a", "*a", "a**b(", r"\1", "(?=a)", "(?i)a", "a{1001}", "\\", "[[:x:]]",
-     "(a{500}){500}", "(" * 200, "x" * 5000, "[b-a]"],
+     "(a{500}){500}", "(" * 200, "x" * 5000, "[b-a]", "a*+", "a{1}" + "?" * 4000,
+     "a" + "{1}" * 1000, "(){1000}{1000}"],
 )  # fmt: skip
 def test_what_is_no_pattern_or_too_large_is_refused(pattern):
     with pytest.raises(InvalidRegexError):
@@ -58,6 +59,22 @@ def test_what_is_no_pattern_or_too_large_is_refused(pattern):
 def test_a_pattern_that_makes_others_backtrack_for_ever():
     assert not TopicRegex("(a*)*(a+)+b").matches("a" * 249)
     assert TopicRegex("(a|a|a)*(a*)*").matches("a" * 249)
+
+
+@pytest.mark.parametrize("nothing", ["()", "a{0}", "(()|){0}", "(){1000}()"])
+def test_nothing_that_is_repeated_very_often_takes_no_time(nothing):
+    pattern = nothing
+    for _ in range(50):
+        pattern = f"({pattern}){{1000}}"
+    assert TopicRegex(f"a{pattern}b{pattern}").matches("ab")
+
+
+@pytest.mark.parametrize("inner", ["({})*", "(a|({})*)*", "(?:{}|b){{0,}}"])
+def test_groups_as_deep_as_they_may_be_are_understood(inner):
+    pattern = "a"
+    for _ in range(99 // inner.count("(")):
+        pattern = inner.format(pattern)
+    assert TopicRegex(pattern).matches("a")
 
 
 @pytest.mark.parametrize(
