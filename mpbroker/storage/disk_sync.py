@@ -83,7 +83,8 @@ class DiskSync:
         self.event_fd = -1
         self._ring: SyncRing | None = None
         self._context = ctypes.c_uint64(0)
-        self._outstanding: dict[int, _Iocb | None] = {}
+        # What each needs until it has ended: a descriptor in the ring, else its iocb.
+        self._outstanding: dict[int, int | _Iocb] = {}
         self._done: list[SyncDone] = []
         self._quick_from_ns = 0
         self._pause_ns = _MIN_PAUSE_NS
@@ -116,20 +117,38 @@ class DiskSync:
 
     def start_all(self, syncs: Sequence[tuple[int, int]]) -> None:
         """Begin several, as ``start``, in one system call where that is to be had."""
-        started = 0
         if self._ring is not None:
-            room = _MAX_EVENTS - len(self._outstanding)
-            if room > 0:
-                started = self._ring.start(syncs[:room])
-            for token, _ in syncs[:started]:
-                self._outstanding[token] = None
-        for token, fd in syncs[started:]:
+            syncs = self._start_in_ring(self._ring, syncs)
+        for token, fd in syncs:
             if (
                 self._ring is not None
                 or self.event_fd < 0
                 or not self._submit(token, fd)
             ):
                 self._sync(token, fd)
+
+    def _start_in_ring(
+        self, ring: SyncRing, syncs: Sequence[tuple[int, int]]
+    ) -> Sequence[tuple[int, int]]:
+        """Begin what there is room for; return the others.
+
+        A recent kernel looks for the file only when a thread of its own comes to the
+        sync: the descriptor may be closed by then, or be another file's. So each sync
+        has one of its own, until it has ended.
+        """
+        room = max(0, _MAX_EVENTS - len(self._outstanding))
+        own, others = [], list(syncs[room:])
+        for token, fd in syncs[:room]:
+            try:
+                own.append((token, os.dup(fd)))
+            except OSError:  # no descriptor is left, or it was closed
+                others.append((token, fd))
+        started = ring.start(own) if own else 0
+        self._outstanding.update(own[:started])
+        for token, fd in own[started:]:
+            self._sync(token, fd)
+            os.close(fd)
+        return others
 
     @property
     def is_quick(self) -> bool:
@@ -191,7 +210,9 @@ class DiskSync:
         done, self._done = self._done, []
         if self._outstanding and self._ring is not None:
             for token, error in self._ring.ended():
-                self._outstanding.pop(token, None)
+                own = self._outstanding.pop(token, None)
+                if isinstance(own, int):
+                    os.close(own)
                 done.append(SyncDone(token, error))
         elif self._outstanding:
             assert self._numbers is not None

@@ -77,6 +77,21 @@ def test_syncs_that_are_begun_together_end_each_for_itself(disk, file):
     os.close(writer)
 
 
+def test_a_file_that_is_closed_meanwhile_is_synced_all_the_same(disk, tmp_path):
+    """By whoever makes room, has done with a segment, or finds it replaced."""
+    open_before = len(os.listdir("/proc/self/fd"))
+    files = []
+    for number in range(100):
+        fd = os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"x" * 10_000)
+        files.append(fd)
+    disk.start_all(list(enumerate(files)))
+    for fd in files:
+        os.close(fd)
+    assert ended(disk, 100) == [(token, 0) for token in range(100)]
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+
+
 @pytest.mark.parametrize("what", ["closed", "pipe"])
 def test_what_cannot_be_synced_ends_with_an_error(disk, what):
     reader, writer = os.pipe()
