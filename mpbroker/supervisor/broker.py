@@ -382,7 +382,7 @@ def _fork_leaver(
     leaver = Leaver(supervisor, memory, registry, sockets, by_force=by_force)
     try:
         link, pid = leaver.fork()
-    except GenerationError as error:
+    except (GenerationError, OSError) as error:
         raise UpgradeError(str(error)) from error
     manifest = describe(command, going_back)
     return manifest._replace(generation=link.detach(), leaver=pid)

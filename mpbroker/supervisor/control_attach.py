@@ -90,7 +90,7 @@ def attach(pid: int) -> BrokerView | None:
             name = target.removeprefix(_MEMFD).removesuffix(_DELETED)
             if target.startswith(_MEMFD) and name in _WANTED:
                 found.setdefault(name, []).append(_map(f"{folder}/{fd}"))
-    except OSError:
+    except (OSError, ValueError):  # a start that has not got far is empty yet
         return None
     try:
         # After an upgrade it may hold a predecessor's beside its own.

@@ -30,7 +30,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 import msgpack
@@ -56,7 +55,7 @@ from mpbroker.network.hand_over import HAND_OUT, KEEP, MAX_SOCKETS
 from mpbroker.network.tcp_counters import socket_cookie
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
-from mpbroker.supervisor.loop import live
+from mpbroker.supervisor.loop import fork
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
 from mpbroker.supervisor.roles import become_child
@@ -119,16 +118,18 @@ class Leaver:
             if child.age_s < KEEPER_FILLS_S and not self._by_force:
                 raise GenerationError("the keeper is new, and may lack sockets")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def begin() -> None:
+            ours.close()
+            self._run(theirs)
+
         try:
-            pid = os.fork()
+            pid = fork(begin)
         except OSError as error:
             ours.close()
-            theirs.close()
             raise GenerationError(f"fork: {error.strerror}") from error
-        if pid == 0:
-            ours.close()
-            live(partial(self._run, theirs))
-        theirs.close()
+        finally:
+            theirs.close()
         return ours, pid
 
     def _run(self, link: socket.socket) -> None:

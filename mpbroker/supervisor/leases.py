@@ -18,7 +18,7 @@ Source: proc_pid_stat(5), proc_pid_syscall(5).
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, Protocol
 
 from mpbroker.ipc.layout import (
@@ -60,7 +60,11 @@ class ChildrenOwner(Protocol):
     """The part of the Supervisor that leases need."""
 
     children: list[Child]
-    on_death: Callable[[Child], None]
+    before_repair: Callable[[], None]
+
+    @property
+    def asides(self) -> Set[int]:
+        """Processes that run something aside."""
 
     def every(self, interval_s: float, run: Callable[[], None]) -> None:
         """Call ``run()`` again and again."""
@@ -86,17 +90,12 @@ class Leases:
         self._owner = owner
         self._words = words
         self._leases: dict[tuple[Role, int], _Lease] = {}
+        self._stopped_asides: set[int] = set()
 
     def begin(self) -> None:
         """Look at intervals, and before every repair."""
-        owner, then = self._owner, self._owner.on_death
-
-        def on_death(child: Child) -> None:
-            then(child)
-            self.kill_stopped()
-
-        owner.on_death = on_death
-        owner.every(INTERVAL_S, self.check)
+        self._owner.before_repair = self.kill_stopped
+        self._owner.every(INTERVAL_S, self.check)
 
     def check(self) -> None:
         """Look at every child; kill those whose lease has run out."""
@@ -111,12 +110,21 @@ class Leases:
             seen[key] = lease
             self._look(child, lease)
         self._leases = seen
+        stopped = self._asides_stopped()
+        for pid in stopped & self._stopped_asides:
+            _kill_aside(pid)
+        self._stopped_asides = stopped
 
     def kill_stopped(self) -> None:
         """End whoever is stopped right now: it may hold a lock that a repair needs."""
         for child in self._owner.children:
             if child.is_alive and process_state(child.pid) == "T":
                 _kill(child, "is stopped while another's death is to be repaired")
+        for pid in self._asides_stopped():
+            _kill_aside(pid)
+
+    def _asides_stopped(self) -> set[int]:
+        return {pid for pid in self._owner.asides if process_state(pid) == "T"}
 
     def _look(self, child: Child, lease: _Lease) -> None:
         state = process_state(child.pid)
@@ -191,6 +199,11 @@ def _kill(child: Child, why: str) -> None:
         _wake_guard(child)
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+def _kill_aside(pid: int) -> None:
+    _LOG.error("process %d, which does something aside, is stopped: it is killed", pid)
+    os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is nobody else's number
 
 
 def _wake_guard(acceptor: Child) -> None:

@@ -11,13 +11,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 from mpbroker.ipc.black_box import note_failure
 from mpbroker.logger import get_logger, shut_down
-from mpbroker.supervisor.signals import reset_in_child
+from mpbroker.supervisor.signals import HANDLED, reset_in_child
 
 _LOG = get_logger(__name__)
 
@@ -172,21 +172,27 @@ def fork(run: Callable[[], None]) -> int:
     """
     # The place of the pidfd, until then: better no child than one that nobody watches.
     place = os.pidfd_open(os.getpid())
+    # A signal for the child would be taken for one of its parent's, from its very first
+    # line until it has begun.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    pid = -1
     try:
         pid = os.fork()
     finally:
         os.close(place)
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     if pid == 0:
-        live(run)
+        _live(run, unblocked)
     return pid
 
 
-def live(run: Callable[[], None]) -> NoReturn:
+def _live(run: Callable[[], None], mask: Iterable[int]) -> NoReturn:
     """A child's whole life; never returns."""
     status = 1
     try:
-        # First of all: a signal for the child would be taken for one of its parent's.
         reset_in_child()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         run()
         status = 0
     except BaseException as error:  # noqa: BLE001 - whatever ended it is told

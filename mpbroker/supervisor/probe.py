@@ -46,6 +46,9 @@ _UNREACHABLE: Final = {
     errno.EACCES,
     errno.EPERM,
     errno.EAFNOSUPPORT,
+    # It is we who have no descriptor left, and not those who serve.
+    errno.EMFILE,
+    errno.ENFILE,
 }
 
 
@@ -125,14 +128,19 @@ class Probe:
             self._failed(error)
 
     def _dial(self) -> None:
-        self._sock = sock = socket.socket(
+        sock = socket.socket(
             self.target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
         )
-        if self.target.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if self.target.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._loop.watch(sock.fileno(), select.EPOLLOUT, self._ready)
+        except OSError:
+            sock.close()
+            raise
+        self._sock = sock
         # A child forked meanwhile must not keep the connection open.
         self._loop.only_ours.add(sock.fileno())
-        self._loop.watch(sock.fileno(), select.EPOLLOUT, self._ready)
         error = sock.connect_ex(self.target.address)
         if error not in (0, errno.EINPROGRESS):
             raise OSError(error, os.strerror(error))

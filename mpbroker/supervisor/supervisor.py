@@ -95,6 +95,8 @@ class Supervisor(Loop):
         self.failed = False
         # Told of every death that nobody asked for, before it is repaired.
         self.on_death: Callable[[Child], None] = _nothing_more
+        # Called before every repair, also of those that were asked to end.
+        self.before_repair: Callable[[], None] = _nothing_to_do
         self.on_hangup: Callable[[], None] = _ignore_hangup
         self.children: list[Child] = []
         # Clients' sockets, by cookie: while a new generation of children is tried.
@@ -304,6 +306,7 @@ class Supervisor(Loop):
             )
             count_of_role(self._words, METRICS_DEATHS, child.role)
             self.on_death(child)
+        self.before_repair()
         was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         rows = self._partition_rows()
         if child.role is Role.HANDLER:
@@ -528,6 +531,10 @@ class Supervisor(Loop):
 
 def _nothing_more(child: Child) -> None:
     """The log line is enough."""
+
+
+def _nothing_to_do() -> None:
+    """Nobody is in the way of a repair."""
 
 
 def _look_in_the_next_turn(_: int) -> None:

@@ -79,9 +79,13 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     """Become another program, which takes over. Returns only by an exception.
 
     Raises:
-        UpgradeError: there is no such program; nothing has changed.
+        UpgradeError: there is no such program, or no room; nothing has changed.
     """
-    fd = manifest.write()
+    try:
+        fd = manifest.write()
+    except OSError as error:
+        _forget_generation(manifest)
+        raise UpgradeError(f"nothing can be handed over: {error}") from error
     kept = {*manifest.fds, fd}
     shut_down()
     # A signal that comes now waits until there is somebody who knows what to do.
@@ -97,11 +101,16 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     finally:
         for each in kept:
             os.set_inheritable(each, False)
-        if manifest.is_generation:
-            os.close(manifest.generation)
-            manifest.dismiss_leaver()
+        _forget_generation(manifest)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         os.close(fd)
+
+
+def _forget_generation(manifest: Manifest) -> None:
+    """The leaver has nobody to leave to."""
+    if manifest.is_generation:
+        os.close(manifest.generation)
+        manifest.dismiss_leaver()
 
 
 class Upgrade:
@@ -159,12 +168,12 @@ class Upgrade:
             raise UpgradeError(f"{missing}: there is no such program")
         _LOG.info("upgrade: trying %s", " ".join(self._command))
         self._given_up = ""
+        self._say("trying the newcomer")  # what is said after that is how it ended
         try:
             self._begin_trial()
         except OSError as error:
             self._failed(str(error))
             raise UpgradeError(f"the newcomer cannot be tried: {error}") from error
-        self._say("trying the newcomer")
 
     def _begin_trial(self) -> None:
         """Fork it.

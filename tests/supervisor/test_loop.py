@@ -6,14 +6,26 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from mpbroker.supervisor.child import Child
+from mpbroker.supervisor.leases import Leases
 from mpbroker.supervisor.loop import Loop
 from mpbroker.supervisor.signals import HANDLED, SignalSocket
 
 _TURN_S = 1.0
+_first_acts: list[Callable[[], None]] = []  # of whatever is forked here
+
+
+def _act() -> None:
+    for act in _first_acts:
+        act()
+
+
+os.register_at_fork(after_in_child=_act)
 
 
 @pytest.fixture
@@ -46,6 +58,55 @@ def test_a_signal_for_a_child_is_not_its_parents(signals: SignalSocket) -> None:
     status = end_of_aside(Loop(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert status == 0
     assert signals.take() == []
+
+
+def test_a_signal_in_a_childs_first_moment_is_not_its_parents(
+    signals: SignalSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "_first_acts", [_terminate_us])
+    status = end_of_aside(Loop(), lambda: os._exit(len(_blocked() & set(HANDLED))))
+    assert status == 0
+    assert signals.take() == []
+    assert not _blocked() & set(HANDLED)
+
+
+def _terminate_us() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _blocked() -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
+class Family(Loop):
+    """A supervisor without children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.children: list[Child] = []
+        self.before_repair: Callable[[], None] = lambda: None
+
+
+@pytest.mark.parametrize("is_repair", [False, True])
+def test_whoever_is_stopped_while_it_does_something_aside_is_ended(
+    is_repair: bool,
+) -> None:
+    family, ended = Family(), list[int]()
+    leases = Leases(family, memoryview(b""))
+    leases.begin()
+    family.fork_aside(lambda: time.sleep(3600), ended.append)
+    (pid,) = family.asides
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    if is_repair:
+        family.before_repair()
+    else:
+        leases.check()
+        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        leases.check()
+    while not ended:
+        family.dispatch(_TURN_S)
+    assert ended == [signal.SIGKILL]
 
 
 def test_a_child_that_cannot_begin_ends_and_is_no_second_parent() -> None:

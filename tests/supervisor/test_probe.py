@@ -192,3 +192,32 @@ def test_only_uninterruptible_sleep_is_waiting_for_a_disk(tmp_path, state):
     (tmp_path / "7" / "stat").write_text(f"7 (a) D (b) {state} 1 7 7 0 -1")
     assert in_uninterruptible_sleep(7, str(tmp_path)) == (state == "D")
     assert not in_uninterruptible_sleep(8, str(tmp_path))
+
+
+def test_a_socket_that_the_loop_cannot_watch_ends_the_probe_and_is_closed(
+    loop, monkeypatch
+):
+    def no_room(fd, events, ready):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(loop, "watch", no_room)
+    with listen() as server:
+        probes, ended = begin(loop, target(server))
+    assert ended == [probes]
+    assert probes.names(Outcome.FAILED) == ["PLAINTEXT"]
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_to_dial_with_nobody_is_found_wanting(
+    loop, monkeypatch, error
+):
+    def no_room(*arguments):
+        raise OSError(error, os.strerror(error))
+
+    with listen() as server:
+        place = target(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", no_room)
+        probes, ended = begin(loop, place)
+    assert ended == [probes]
+    assert probes.names(Outcome.UNREACHABLE) == ["PLAINTEXT"]

@@ -12,7 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from mpbroker.supervisor.takeover import Manifest
-from mpbroker.supervisor.upgrade import Renewal, Upgrade, UpgradeError
+from mpbroker.supervisor.upgrade import (
+    Renewal,
+    Upgrade,
+    UpgradeError,
+    replace_program,
+)
 
 COMMAND = [sys.executable]
 KILLED = 9
@@ -35,6 +40,7 @@ class Rig:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.ended: list[Callable[[int], None]] = []
+        self.forks = True
         self.killed = 0
         self.is_quiet = False
         self.upgrade = Upgrade(
@@ -47,7 +53,10 @@ class Rig:
 
     def _fork_aside(
         self, run: Callable[[], None], ended: Callable[[int], None]
-    ) -> Callable[[], None]:
+    ) -> Callable[[], None] | None:
+        if not self.forks:
+            ended(1 << 8)
+            return None
         self.ended.append(ended)
         return self._kill
 
@@ -73,6 +82,33 @@ def test_one_that_cannot_begin_is_told_so_and_the_next_one_can(
     rig.upgrade.begin(COMMAND)
     assert rig.said[-1] == "trying the newcomer"
     rig.ended[0](KILLED)
+
+
+def test_one_whose_trial_cannot_be_forked_is_said_to_have_failed() -> None:
+    rig = Rig()
+    rig.forks = False
+    rig.upgrade.begin(COMMAND)
+    assert not rig.upgrade.is_under_way
+    assert rig.said[-1].startswith("failed, and nothing has changed")
+
+
+def test_without_room_to_hand_over_nobody_is_left_of_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(name: str, flags: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    leaver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    link = os.dup(0)
+    manifest = Manifest(
+        0, "", [], "", {}, 0, 0, 0, [], [], [], [], 0.0, link, leaver.pid
+    )
+    monkeypatch.setattr(os, "memfd_create", no_room)
+    with leaver, pytest.raises(UpgradeError, match="Too many open files"):
+        replace_program(["/no/such"], manifest)
+    assert not os.path.exists(f"/proc/{leaver.pid}")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(link)
 
 
 @pytest.mark.parametrize("status", [KILLED, 0])
