@@ -28,7 +28,7 @@ from mpbroker.coordinator.consumer_group_records import (
     target_record,
 )
 from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_records import KeyValue
+from mpbroker.coordinator.group_records import KeyValue, fits_a_key
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.patterns import compile_pattern, resolve, see
@@ -87,6 +87,8 @@ class ConsumerGroupProtocol:
         makes_id = call.version < _CLIENT_MAKES_ID_SINCE and epoch == _JOIN_EPOCH
         if not request.member_id and not makes_id:
             _refuse("MemberId can't be empty.")
+        if not fits_a_key(request.member_id):
+            _refuse(f"MemberId is too long: {len(request.member_id)} characters.")
         for name, value in (
             ("InstanceId", request.instance_id),
             ("RackId", request.rack_id),

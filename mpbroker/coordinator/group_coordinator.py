@@ -26,6 +26,7 @@ from mpbroker.coordinator.group_records import (
     KeyValue,
     OffsetCommitKey,
     OffsetCommitValue,
+    fits_a_key,
     group_metadata_key,
 )
 from mpbroker.coordinator.java_hash import java_hash
@@ -157,7 +158,7 @@ class GroupCoordinator:
             ApiError: INVALID_GROUP_ID, COORDINATOR_LOAD_IN_PROGRESS,
                 COORDINATOR_NOT_AVAILABLE.
         """
-        if not group_id and not empty_id:
+        if (not group_id and not empty_id) or not fits_a_key(group_id):
             raise ApiError(ErrorCode.INVALID_GROUP_ID)
         partition = self.partition_for(group_id)
         if partition in self._loading:

@@ -51,6 +51,14 @@ _TIMESTAMP: Final = Packing(">q")
 _TIMESTAMPS: Final = Packing(">qq")
 
 KeyValue = tuple[bytes, bytes | None]
+_MAX_STRING: Final = 0x7FFF
+
+
+def fits_a_key(text: str) -> bool:
+    """Whether a text can be in a record's key; requests bring longer ones."""
+    few = _MAX_STRING // 4  # bytes at most, whatever the characters
+    return len(text) <= few or len(text.encode()) <= _MAX_STRING
+
 
 # -- offsets and classic groups --------------------------------------------------------
 

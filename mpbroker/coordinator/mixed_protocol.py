@@ -50,7 +50,7 @@ from mpbroker.coordinator.group_conversion import (
     creation_records,
     subscribe,
 )
-from mpbroker.coordinator.group_records import group_metadata_key
+from mpbroker.coordinator.group_records import fits_a_key, group_metadata_key
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
@@ -179,6 +179,8 @@ class MixedProtocol(ConsumerGroupProtocol):
         most = self._config.group_consumer_max_size
         if member_id not in group.members and len(group.members) >= most:
             raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if not fits_a_key(member_id):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         subscription = _subscription(group, request)
         if not member_id and instance is None:
             member_id = self._new_id()

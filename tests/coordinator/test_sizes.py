@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from mpbroker.protocol.error_code import ErrorCode
 from tests.coordinator.rig import Rig, subscription
+from tests.coordinator.test_consumer_protocol import Consumer, numbers, settle
 
 # The broker shall bear 10,000; they take ten seconds and more.
 GROUPS = int(os.environ.get("MPBROKER_TEST_GROUPS", "1500"))
@@ -115,6 +118,38 @@ def test_a_client_id_of_which_no_record_can_be_made_harms_only_its_group():
     assert rig.answer(sync).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
     assert not rig.log
     assert rig.stable(1, group="other")
+
+
+TOO_LONG = ["m" * 32_768, "\N{EURO SIGN}" * 10_923]
+
+
+@pytest.mark.parametrize("member_id", TOO_LONG)
+def test_a_member_id_of_which_no_record_can_be_made_joins_no_group(member_id):
+    rig = Rig()
+    consumers = [Consumer(rig, name) for name in ("one", "two")]
+    settle(*consumers)
+    other = Consumer(rig, member_id)
+    assert other.beat().error_code == ErrorCode.INVALID_REQUEST
+    refused = rig.answer(rig.join(member_id))
+    assert refused.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    rig.topics.counts["t"] += 1
+    settle(*consumers)
+    assert len(rig.group().members) == 2
+    assert sum(len(numbers(each)) for each in consumers) == rig.topics.counts["t"]
+    longest = Consumer(rig, "m" * 32_767)
+    settle(longest, *consumers)
+    rig.restart()
+    settle(longest, *consumers)
+
+
+@pytest.mark.parametrize("group", TOO_LONG)
+def test_a_group_id_of_which_no_record_can_be_made_is_none(group):
+    rig = Rig()
+    invalid = ErrorCode.INVALID_GROUP_ID
+    assert rig.answer(rig.join(group=group)).error_code == invalid
+    assert rig.commit({("t", 0): 5}, group=group) == {("t", 0): invalid}
+    assert not rig.log
+    assert not len(rig.coordinator)
 
 
 def test_a_static_member_that_comes_back_with_more_makes_all_join_again():
