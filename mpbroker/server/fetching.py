@@ -8,6 +8,7 @@ any more: then it is handled here as if it had just come.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -521,7 +522,16 @@ def read_small(result: ReadResult) -> bytes | None:
     """The records themselves if they are few; None if the file should be sent."""
     if result.length > _SMALL_BYTES:
         return None
-    records = os.pread(result.fd, result.length, result.position)
+    try:
+        # Where descriptors lack, a later partition's read closes the earlier ones'
+        # files; and their numbers go to others, perhaps to another topic's.
+        if os.fstat(result.fd).st_ino != result.segment_inode:
+            return None
+        records = os.pread(result.fd, result.length, result.position)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        return None
     return records if len(records) == result.length else None
 
 
