@@ -11,8 +11,7 @@ A death leaves the log as it was: Ongoing goes on, Prepare is carried out by the
 successor, whose markers are not appended where the dead one's are.
 
 While a transaction's markers are written, who wants to begin the next one waits for
-that moment instead of being told CONCURRENT_TRANSACTIONS at once: clients come back
-from that after 20 ms or more.
+that moment: told CONCURRENT_TRANSACTIONS, clients come back after 20 ms or more.
 
 Source: Kafka's TransactionCoordinator and TransactionStateManager; KIP-98, KIP-360,
 KIP-890.
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from mpbroker.coordinator.group_records import fits_a_key
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import NOW, Call, Markers, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
@@ -125,7 +125,7 @@ class TransactionCoordinator:
             ApiError: INVALID_REQUEST, COORDINATOR_LOAD_IN_PROGRESS,
                 COORDINATOR_NOT_AVAILABLE.
         """
-        if not transactional_id:
+        if not transactional_id or not fits_a_key(transactional_id):
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = self.partition_for(transactional_id)
         if partition in self._loading:

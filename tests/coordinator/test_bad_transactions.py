@@ -8,6 +8,7 @@ import pytest
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
 from tests.coordinator.test_transactions import (
     T0,
     add,
@@ -53,6 +54,16 @@ def add_offsets(rig: TransactionRig, producer: tuple[int, int], group: str) -> i
     )
     code: int = rig.ask("add_offsets_to_txn", request, 3).error_code
     return code
+
+
+def test_an_id_of_which_no_record_can_be_made_is_none(rig: TransactionRig) -> None:
+    request = InitProducerIdRequest(
+        transactional_id="x" * 32_768, transaction_timeout_ms=1_000
+    )
+    answer = rig.ask("init_producer_id", request, 4)
+    assert answer.error_code == E.INVALID_REQUEST
+    rig.advance(10_000_000_000)  # nor is there one to expire
+    assert not rig.log
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 100])
