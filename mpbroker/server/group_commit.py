@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Protocol
 from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
 from mpbroker.ipc.partition_table import PartitionRow
 from mpbroker.logger import get_logger
+from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.disk_sync import DiskSync
 
 _LOG = get_logger(__name__)
@@ -40,6 +41,12 @@ class SyncableLog(Protocol):
 
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """The files that hold these offsets: descriptors to fdatasync."""
+
+
+def _number_of(error: OSError | ApiError) -> int:
+    """The errno of what kept a log's files from being opened."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return (isinstance(cause, OSError) and cause.errno) or errno.EIO
 
 
 class _Sync(NamedTuple):
@@ -118,8 +125,8 @@ class GroupCommit:
             try:
                 fds = log.segments_to_sync(row.durable_end_offset, target)
                 error = disk.sync_now(fds)
-            except OSError as caught:
-                error = caught.errno or errno.EIO
+            except (OSError, ApiError) as caught:
+                error = _number_of(caught)
             row.lock()
             try:
                 self._publish(row, target, error)
@@ -127,7 +134,7 @@ class GroupCommit:
                 row.unlock()
             self.syncs += 1
             if error:
-                self._complain(row.index, error)
+                self._complain(row, error)
 
     def _start(self, log: SyncableLog) -> list[tuple[int, int]]:
         """Take over the syncing of a log; return tokens and files, to be synced."""
@@ -145,9 +152,9 @@ class GroupCommit:
         self._running[row.index] = _Sync(log, target)
         try:
             fds = log.segments_to_sync(row.durable_end_offset, target)
-        except OSError as error:
+        except (OSError, ApiError) as error:
             self._files_left[row.index] = set()
-            self._finish(row.index, error.errno or 5)
+            self._finish(row.index, _number_of(error))
             return []
         syncs = []
         for fd in fds:
@@ -187,7 +194,7 @@ class GroupCommit:
             row.unlock()
         self.syncs += 1
         if error:
-            self._complain(index, error)
+            self._complain(row, error)
         self._notify(index, waiters)
 
     @staticmethod
@@ -196,16 +203,18 @@ class GroupCommit:
         if error:
             # What an fsync has failed to write may be lost although the next one
             # says success: never try again (fsyncgate). Offline for good.
-            row.status = RowStatus.OFFLINE
+            if row.status != RowStatus.DELETED:
+                row.status = RowStatus.OFFLINE
         elif row.status == RowStatus.OFFLINE:
             return  # another's sync has failed meanwhile: ours may say so no more
         elif target > row.durable_end_offset:
             row.durable_end_offset = target
 
     @staticmethod
-    def _complain(index: int, error: int) -> None:
-        _LOG.error(
-            "partition row %d is offline: its log cannot be synced: %s",
-            index,
-            os.strerror(error),
-        )
+    def _complain(row: PartitionRow, error: int) -> None:
+        if row.status == RowStatus.OFFLINE:  # and not just deleted
+            _LOG.error(
+                "partition row %d is offline: its log cannot be synced: %s",
+                row.index,
+                os.strerror(error),
+            )

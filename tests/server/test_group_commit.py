@@ -8,6 +8,8 @@ import pytest
 
 from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
 from mpbroker.ipc.partition_table import LogState
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.storage.disk_sync import SyncDone
 from mpbroker.supervisor.recovery import Repair
@@ -281,6 +283,38 @@ def test_a_failed_sync_at_once_takes_the_partition_offline(memory, error, caplog
     assert log.row.status == RowStatus.OFFLINE
     assert log.row.durable_end_offset == 0
     assert os.strerror(5) in caplog.text
+
+
+def cannot_be_opened(number):
+    error = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "cannot be read")
+    error.__cause__ = OSError(number, "gone")
+    return error
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("status", [RowStatus.OFFLINE, RowStatus.DELETED])
+def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog):
+    """Nobody dies of it; that it was deleted stays to be seen."""
+    log, own = Log(memory, 1, error=cannot_be_opened(2)), Commit()
+    log.grow(10)
+    if status == RowStatus.DELETED:
+        segments_to_sync = log.segments_to_sync
+
+        def deleted_meanwhile(*offsets):
+            log.row.status = status
+            return segments_to_sync(*offsets)
+
+        log.segments_to_sync = deleted_meanwhile
+    if at_once:
+        own.commit.is_alone = own.disk.is_quick = True
+        own.commit.sync_at_once([log])
+    else:
+        own.want(log)
+        assert own.told == [(1, 1)]
+    assert log.row.status == status
+    assert log.row.durable_end_offset == 0 and owner(log) == 0
+    assert own.commit.is_idle
+    assert (os.strerror(2) in caplog.text) == (status == RowStatus.OFFLINE)
 
 
 def test_a_sync_at_once_makes_nothing_durable_that_has_failed_for_another(memory):
