@@ -103,25 +103,38 @@ class LogManager:
         index = topic.partitions[partition]
         row = self._table.row(index)
         name = directory_name(topic.name, partition)
+        parent = self._place(row, name, topic.topic_id)
+        hints = parent.hints(
+            (topic.name, partition), topic.topic_id, self._expiration_ms
+        )
+        log = PartitionLog(f"{parent.path}/{name}", row, topic.config, hints)
+        log.release_descriptors = self.close_files
+        self._logs[index] = log
+        return log
+
+    def _place(
+        self, row: PartitionRow, name: str, topic_id: bytes, *, may_retry: bool = True
+    ) -> LogDirectory:
+        """Return where a partition is, or now is.
+
+        Raises:
+            ApiError: as ``log``.
+        """
         try:
             # Under the lock: two processes must not make one partition in two places.
             with row.locked():
                 self._refuse_deleted(row, name)
-                parent = self._find(name, topic.topic_id) or self._make(name)
-                directory = f"{parent.path}/{name}"
-                complete_directory(directory, topic.topic_id)
+                parent = self._find(name, topic_id) or self._make(name)
+                complete_directory(f"{parent.path}/{name}", topic_id)
         except OSError as error:
+            if error.errno == errno.EMFILE and may_retry:
+                self.close_files()
+                return self._place(row, name, topic_id, may_retry=False)
             raise ApiError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"the directory of {name} cannot be made: {error}",
             ) from error
-        hints = parent.hints(
-            (topic.name, partition), topic.topic_id, self._expiration_ms
-        )
-        log = PartitionLog(directory, row, topic.config, hints)
-        log.release_descriptors = self.close_files
-        self._logs[index] = log
-        return log
+        return parent
 
     def _find(self, name: str, topic_id: bytes) -> LogDirectory | None:
         """Return where a partition is."""

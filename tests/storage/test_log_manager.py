@@ -1,5 +1,6 @@
 """Log directories: who owns them, where partitions are made, how they are closed."""
 
+import errno
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage import log_manager
 from mpbroker.storage.checkpoints import CheckpointError, read_offsets, write_offsets
 from mpbroker.storage.errors import LogDirectoryError, LogDirectoryLockedError
 from mpbroker.storage.log_cleaner import LogCleaner
@@ -211,6 +213,33 @@ def test_a_directory_that_takes_no_partition_is_passed_over(
     for partition in range(4):
         broker.manager.log(topic, partition).append(batch(b"a"), now_ms=1)
     assert len(partition_directories(str(tmp_path / "b"))) == 4
+    broker.die()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_log_is_opened_though_there_is_no_descriptor_left(
+    start: Start, topics: Topics, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    """The others' files are closed for it: nobody else would, and it never open."""
+    topics.create("many", 3)
+    broker = start(topics)
+    if is_made:
+        broker.manager.log("many", 2).append(batch(b"c"), now_ms=1)
+        broker.manager.close()
+    logs = [broker.manager.log("many", partition) for partition in range(2)]
+    for log in logs:
+        log.append(batch(b"a"), now_ms=1)
+    real = log_manager.complete_directory
+
+    def lacking(directory: str, topic_id: bytes) -> None:
+        if any(log.segments.get(0)._fd >= 0 for log in logs):
+            raise OSError(errno.EMFILE, "Too many open files")
+        real(directory, topic_id)
+
+    monkeypatch.setattr(log_manager, "complete_directory", lacking)
+    end = broker.manager.log("many", 2).append(batch(b"d"), now_ms=1).base_offset
+    assert end == (1 if is_made else 0)
+    assert [log.append(batch(b"b"), now_ms=1).base_offset for log in logs] == [1, 1]
     broker.die()
 
 
