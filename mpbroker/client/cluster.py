@@ -133,14 +133,14 @@ class Broker:
     ) -> Pending:
         """Send a request; its answer is for `wait`. Raises as `request`."""
         client = self._cluster.client
-        self._cluster.connect(self._number)
+        ready_ms = self._cluster.connect(self._number)
         pending = Pending()
         client.send(
             self._number,
             request,
             response_type,
             pending.take,
-            monotonic_ms(),
+            ready_ms,  # and not now: a session may have come to its end meanwhile
             max_version=max_version,
             # An answer may lie there for long before somebody waits for it.
             timeout_ms=float("inf"),
@@ -233,8 +233,8 @@ class Cluster:
             self._publish()
         return Broker(self, number, address)
 
-    def connect(self, number: int) -> None:
-        """Wait until a broker can be sent to; for `Broker`.
+    def connect(self, number: int) -> float:
+        """Wait until a broker can be sent to; return when it could; for `Broker`.
 
         Raises:
             BrokerUnavailableError: an attempt failed, or the time is over.
@@ -256,6 +256,7 @@ class Cluster:
             wait_ms = min(client.delay_ms(number, now_ms), deadline_ms - now_ms)
             client.poll(wait_ms, now_ms)
             now_ms = monotonic_ms()
+        return now_ms
 
     def _address(self, number: int) -> Address:
         return next(at for at, known in self._numbers.items() if known == number)
@@ -350,8 +351,15 @@ class Cluster:
         self._controller_id = response.controller_id
         return response
 
-    def topic(self, name: str, *, auto_create: bool = False) -> MetadataResponseTopic:
+    def topic(
+        self, name: str, *, auto_create: bool = False, wait: bool = True
+    ) -> MetadataResponseTopic:
         """Return a topic, waiting until each of its partitions has a leader.
+
+        Args:
+            name: of the topic.
+            auto_create: let the broker create it.
+            wait: False takes partitions as they are.
 
         Raises:
             ApiError: no such topic, or no leader within the timeout.
@@ -363,11 +371,11 @@ class Cluster:
             code = topic.error_code
             if not code:
                 codes = [partition.error_code for partition in topic.partitions]
-                if ErrorCode.LEADER_NOT_AVAILABLE not in codes:
+                if not wait or ErrorCode.LEADER_NOT_AVAILABLE not in codes:
                     return topic
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             unknown += code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            retriable = code == ErrorCode.LEADER_NOT_AVAILABLE or (
+            retriable = (wait and code == ErrorCode.LEADER_NOT_AVAILABLE) or (
                 auto_create and 0 < unknown <= _UNKNOWN_TOPIC_RETRIES
             )
             if not retriable or time.monotonic() > deadline:

@@ -5,7 +5,8 @@
         for record in consumer:
             print(record.partition, record.offset, record.value)
 
-One thread uses a consumer. Records come from `poll` (or iteration), and only there are
+One thread uses a consumer, of the process that made it: a forked child makes its own.
+Records come from `poll` (or iteration), and only there are
 partitions given and taken away.
 
 Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalancing.
@@ -14,6 +15,7 @@ Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalan
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
-from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.admin import EARLIEST, LATEST
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
@@ -42,9 +44,9 @@ from mpbroker.client.group_member import (
     RebalancedError,
     RebalanceListener,
 )
+from mpbroker.client.offset_lookup import OffsetLookup
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.config_def import ConfigError
-from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 _log = logging.getLogger(__name__)
@@ -74,8 +76,9 @@ class Consumer:
         """
         self._settings = ConsumerSettings.parse({**(config or {}), **settings})
         client = self._settings.client
-        self._timeout_s = client.request_timeout_ms / 1000
-        self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
+        timeout_s = client.request_timeout_ms / 1000
+        self._cluster = Cluster(client.bootstrap, timeout_s, client)
+        self._lookup = OffsetLookup(self._cluster, self._settings)
         self._metrics = ConsumerMetrics()
         self._member: GroupMember | None = None
         if self._settings.group is not None:
@@ -93,6 +96,7 @@ class Consumer:
         self._committed_at = time.monotonic()
         self._in_use: ConsumerRecord | None = None  # yielded by iteration
         self._is_closed = False
+        self._made_by = os.getpid()
 
     # -- what is read ------------------------------------------------------------------
 
@@ -127,6 +131,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Read nothing; leave the group, if one was joined."""
+        self._check_open()
         if self._topics and self._member is not None:
             self._auto_commit(now=True)
             self._revoke(self._assigned)
@@ -220,30 +225,7 @@ class Consumer:
         everywhere yet, it is asked for again, for request.timeout.ms.
         """
         self._check_open()
-        deadline = time.monotonic() + self._timeout_s
-        wanted = [TopicPartition(*partition) for partition in partitions]
-        while True:
-            try:
-                return self._ask_offsets(wanted, timestamp)
-            except ApiError as error:
-                if not error.error_code.retriable or time.monotonic() >= deadline:
-                    raise
-            time.sleep(_RETRY_INTERVAL_S)
-
-    def _ask_offsets(self, wanted: _Partitions, timestamp: int) -> _Offsets:
-        leaders = self._leaders(wanted)
-        answers = list_offsets(
-            self._cluster,
-            dict.fromkeys(wanted, timestamp),
-            leaders,
-            read_committed=self._settings.read_committed,
-        )
-        missing = [where for where, answer in answers.items() if answer.offset < 0]
-        ends = list_offsets(self._cluster, dict.fromkeys(missing, LATEST), leaders)
-        return {
-            where: ends[where].offset if where in ends else answer.offset
-            for where, answer in answers.items()
-        }
+        return self._lookup.offsets_for(partitions, timestamp)
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the offset that comes next of a partition that is read."""
@@ -251,22 +233,6 @@ class Consumer:
         if where not in self._positions:
             self._find_positions(self.offsets_for, self._assigned)
         return self._positions[where]
-
-    def _leaders(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        leaders = {}
-        auto_create = self._settings.auto_create_topics
-        for name in dict.fromkeys(partition.topic for partition in partitions):
-            for entry in self._cluster.topic(name, auto_create=auto_create).partitions:
-                leaders[TopicPartition(name, entry.partition_index)] = entry.leader_id
-        for where in partitions:
-            if where not in leaders:
-                raise ApiError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{where}: the topic has no such partition",
-                )
-        return {where: leaders[where] for where in partitions}
 
     def _find_positions(
         self, ask: Callable[[_Partitions, int], _Offsets], partitions: _Partitions
@@ -311,12 +277,22 @@ class Consumer:
         while True:
             self._keep_membership()
             if not self._records:
-                for batch in self._fetch(deadline):
-                    self._records.extend(records_of(batch))
-                    self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
+                self._decode(self._fetch(deadline))
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
                 return found
+
+    def _decode(self, batches: list[FetchedBatch]) -> None:
+        try:
+            for batch in batches:
+                self._records.extend(records_of(batch))
+                self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
+        except BaseException as error:
+            # The fetcher is past all of them: begin again behind what is decoded, which
+            # comes first. What cannot be decoded then cannot be passed over.
+            self._fetcher = None
+            if not self._records or not isinstance(error, Exception):
+                raise
 
     def poll_batches(self, timeout_ms: float = 0) -> list[FetchedBatch]:
         """Return what `poll` does in whole batches, which are cheaper than records.
@@ -373,22 +349,26 @@ class Consumer:
             if time.monotonic() >= deadline:
                 raise
         except ApiError as error:
+            self._fetcher = None
             if not error.error_code.retriable:
                 raise
             # A leader that has moved, or is new: found at the next turn.
+        except BaseException:
+            self._fetcher = None  # it may have taken what we were not told of
+            raise
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []
 
     def _prepare(self, partitions: _Partitions) -> dict[TopicPartition, int]:
-        self._find_positions(self._ask_offsets, partitions)
-        return self._leaders(partitions)
+        self._find_positions(self._lookup.ask, partitions)
+        return self._lookup.leaders(partitions)
 
     def _prepare_all(self) -> dict[TopicPartition, int]:
         """Find leaders and positions of what is assigned; leave out what is not there.
 
-        A topic that was deleted, or is not made yet, must not keep others unread.
-        Raises ApiError if there is no other.
+        A topic that was deleted, or is not made yet, or a partition without a leader,
+        must not keep others unread. Raises ApiError if there is no other.
         """
         self._left_out = False
         try:
@@ -398,11 +378,10 @@ class Consumer:
                 raise
             refusal = error
         leaders: dict[TopicPartition, int] = {}
-        for topic in dict.fromkeys(where.topic for where in self._assigned):
+        led = self._lookup.led(self._assigned)
+        for topic in dict.fromkeys(where.topic for where in led):
             try:
-                leaders |= self._prepare(
-                    [w for w in self._assigned if w.topic == topic]
-                )
+                leaders |= self._prepare([w for w in led if w.topic == topic])
             except ApiError as error:
                 if not error.error_code.retriable:
                     raise
@@ -464,27 +443,34 @@ class Consumer:
             gone = [where for where in self._assigned if where not in assigned]
             new = [where for where in assigned if where not in self._assigned]
             if gone:
-                self._auto_commit(now=True)
-                self._revoke(gone)
+                # What this member gives up can be given to others only in a next round.
+                member.join_again()
+                try:
+                    self._auto_commit(now=True)
+                    self._revoke(gone)
+                except BaseException:
+                    # Given up all the same; and the listener is told of what is new
+                    # after that round.
+                    self._set_assigned([w for w in self._assigned if w not in gone])
+                    raise
             self._set_assigned(assigned)
             if new or not gone:
                 self._listener.on_partitions_assigned(new)
             if not gone:
                 return
-            # What this member has given up can be given to others only in a next round.
-            member.join_again()
 
     def _give_up(self, member: GroupMember) -> None:
         """Stop reading what must not be read during a rebalance."""
-        if not self._assigned:
+        if not self._assigned or (member.is_member and member.is_cooperative):
             return
-        if not member.is_member:
-            self._listener.on_partitions_lost(self._assigned)
-            self._set_assigned([])
-        elif not member.is_cooperative:
-            self._auto_commit(now=True)  # before others go on from there
-            self._revoke(self._assigned)
-            self._set_assigned([])
+        try:
+            if not member.is_member:
+                self._listener.on_partitions_lost(self._assigned)
+            else:
+                self._auto_commit(now=True)  # before others go on from there
+                self._revoke(self._assigned)
+        finally:
+            self._set_assigned([])  # a listener that raises keeps nobody from joining
 
     def _revoke(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:
@@ -499,7 +485,7 @@ class Consumer:
         self._committed_at = time.monotonic()
         try:
             if self._positions:
-                self._member.commit(self._positions)
+                self._member.commit(self._positions, as_member=bool(self._topics))
         except (RebalancedError, BrokerUnavailableError):
             pass  # what others read again is what at-least-once means
         except ApiError as error:
@@ -510,7 +496,8 @@ class Consumer:
         """Store positions of the group: those given, or after what poll() returned.
 
         Raises:
-            RebalancedError: nothing is stored: the partitions may be others' by now.
+            RebalancedError: nothing is stored: the partitions may be others' by now,
+                or this consumer, that subscribed, has not joined its group.
             ConfigError: there is no group.id.
             ApiError: refused.
         """
@@ -518,7 +505,8 @@ class Consumer:
         member = self._require_member()
         given = self._positions if offsets is None else offsets
         if given:
-            member.commit({TopicPartition(*where): at for where, at in given.items()})
+            offsets = {TopicPartition(*where): at for where, at in given.items()}
+            member.commit(offsets, as_member=bool(self._topics))
 
     def committed(self, partition: tuple[str, int]) -> int | None:
         """Return the group's stored position; None if it has none."""
@@ -533,6 +521,11 @@ class Consumer:
         return counts
 
     def _check_open(self) -> None:
+        if os.getpid() != self._made_by:
+            raise ClientError(
+                f"this consumer belongs to process {self._made_by}, from which this one"
+                " was forked; make a consumer here after the fork"
+            )
         if self._is_closed:
             raise ClientError("the consumer is closed; make a new one")
 
@@ -558,9 +551,9 @@ class Consumer:
     def close(self) -> None:
         """Commit if that is automatic, leave the group, close connections.
 
-        Calling it again does nothing.
+        Calling it again does nothing, nor does it in a forked child.
         """
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._made_by:
             return
         self._is_closed = True
         with ExitStack() as stack:

@@ -132,7 +132,8 @@ class Fetcher:
         """
         if self._error is not None:
             error, self._error = self._error, None
-            raise error
+            if not self._is_outdated(error):
+                raise error
         self._send_all()
         batches: list[FetchedBatch] = []
         for leader in list(self._in_flight):
@@ -148,6 +149,13 @@ class Fetcher:
         self._send_all()
         return batches
 
+    def _is_outdated(self, error: MpbrokerError) -> bool:
+        """Return whether an error is of a position that is another by now."""
+        return (
+            isinstance(error, OffsetOutOfRangeError)
+            and self.positions.get(error.partition) != error.offset
+        )
+
     def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
         wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
         response = asked.broker.wait(asked.pending, FetchResponse, wait_s)
@@ -157,15 +165,20 @@ class Fetcher:
                 asked.pending.answer.latency_ms, response.throttle_time_ms
             )
         before = len(batches)
+        failed: MpbrokerError | None = None
         check_error(response.error_code, f"fetch from {asked.broker.address}")
         for topic in response.responses:
             for data in topic.partitions:
                 partition = TopicPartition(topic.topic, data.partition_index)
                 if self.positions.get(partition) != asked.offsets.get(partition):
                     continue  # stopped, or moved elsewhere, since it was asked for
-                # One by one: what was read before an error must be in the list.
-                for batch in self._read_partition(partition, data):
-                    batches.append(batch)
+                try:
+                    # One by one: what was read before an error must be in the list.
+                    for batch in self._read_partition(partition, data):
+                        batches.append(batch)
+                except MpbrokerError as error:
+                    failed = failed or error  # told when the others are read
+                    continue
                 if self._metrics is not None:
                     self._tell_ends(self._metrics, partition, data)
         if self._metrics is not None:
@@ -176,6 +189,8 @@ class Fetcher:
                 sizes[name] = sizes.get(name, 0) + len(found)
                 records[name] = records.get(name, 0) + header.record_count
             self._metrics.answered(sizes, records)
+        if failed is not None:
+            raise failed
 
     def _tell_ends(
         self, metrics: ConsumerMetrics, partition: TopicPartition, data: PartitionData

@@ -269,9 +269,9 @@ class GroupMember:
                 response = self._join_once(encode_subscription(subscription))
                 if self._took_id(response):
                     assigned = self._sync(response)
+            self._must_join = False  # before a heartbeat may tell otherwise
         finally:
             self._is_joining = False
-        self._must_join = False
         self._note("rebalance", "rebalance-latency", began)
         self._start_heart()
         return assigned
@@ -284,6 +284,9 @@ class GroupMember:
             return False
         if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             self.member_id, self.generation = "", -1
+            return False
+        if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            time.sleep(_RETRY_INTERVAL_S)  # of another round: for the next one
             return False
         check_error(code, f"joining group {self._settings.group_id!r}")
         self.member_id = response.member_id
@@ -398,25 +401,34 @@ class GroupMember:
         while not self._stop.wait(self._settings.heartbeat_interval_ms / 1000):
             if not self.is_member or self._is_joining or self._fatal is not None:
                 continue
-            idle_ms = (time.monotonic() - self._last_poll) * 1000
-            if idle_ms > self._settings.max_poll_interval_ms:
-                self._must_join = True  # as good as dead: the others may have ours
-                self.leave()
+            if self._is_idle():
+                with self._lock:
+                    # The user may have come back while a request of his was answered.
+                    if self._is_idle() and not self._is_joining:
+                        self._must_join = True  # as good as dead: others may have ours
+                        self.leave()
                 continue
             try:
                 self._beat_once()
             except (MpbrokerError, OSError):
                 continue  # a later one, or the next call of the user, may succeed
 
+    def _is_idle(self) -> bool:
+        idle_ms = (time.monotonic() - self._last_poll) * 1000
+        return idle_ms > self._settings.max_poll_interval_ms
+
     def _beat_once(self) -> None:
-        request = HeartbeatRequest(
-            group_id=self._settings.group_id,
-            generation_id=self.generation,
-            member_id=self.member_id,
-            group_instance_id=self._settings.group_instance_id,
-        )
         with self._lock:
+            # Looked at now: a round may have been joined while the lock was waited for.
+            if self._is_joining or not self.is_member:
+                return
             generation = self.generation
+            request = HeartbeatRequest(
+                group_id=self._settings.group_id,
+                generation_id=generation,
+                member_id=self.member_id,
+                group_instance_id=self._settings.group_instance_id,
+            )
             broker = self._find()
             began = time.monotonic()
             response = broker.request(request, HeartbeatResponse)
@@ -467,13 +479,21 @@ class GroupMember:
 
     # -- offsets -----------------------------------------------------------------------
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], *, as_member: bool) -> None:
         """Store positions.
+
+        Args:
+            offsets: by partition.
+            as_member: do not if this is no member. The coordinator of a group that
+                is empty by now takes what anybody says, older positions included.
 
         Raises:
             RebalancedError: the partitions may be others' by now.
             ApiError: refused otherwise.
         """
+        if as_member and not self.is_member:
+            self._must_join = True
+            raise self._rebalanced(ErrorCode.UNKNOWN_MEMBER_ID)
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for partition, offset in offsets.items():
             topics.setdefault(partition.topic, []).append(
@@ -507,11 +527,14 @@ class GroupMember:
             if code != ErrorCode.REBALANCE_IN_PROGRESS:
                 self.generation = -1  # what was ours is others'
             self._must_join = True
-            raise RebalancedError(
-                f"group {self._settings.group_id!r}: {code.name}: nothing is committed;"
-                " poll again, and go on with what is assigned then"
-            )
+            raise self._rebalanced(code)
         check_error(code, f"commit of group {self._settings.group_id!r}")
+
+    def _rebalanced(self, code: ErrorCode) -> RebalancedError:
+        return RebalancedError(
+            f"group {self._settings.group_id!r}: {code.name}: nothing is committed;"
+            " poll again, and go on with what is assigned then"
+        )
 
     def committed(
         self, partitions: Iterable[TopicPartition]

@@ -96,6 +96,7 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
+        self.leaderless: set[tuple[str, int]] = set()
         self.shift_correlation_ids = 0
         self.requests: list[tuple[ApiKey, int, Message]] = []
         self._scripts: dict[ApiKey, deque[Script]] = defaultdict(deque)
@@ -262,8 +263,13 @@ class FakeBroker:
             error_code=0 if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             name=name,
             partitions=[
-                metadata.MetadataResponsePartition(partition_index=index, leader_id=7)
+                metadata.MetadataResponsePartition(
+                    error_code=ErrorCode.LEADER_NOT_AVAILABLE if gone else 0,
+                    partition_index=index,
+                    leader_id=-1 if gone else 7,
+                )
                 for index in range(self.topics.get(name, 0))
+                for gone in [(name, index) in self.leaderless]
             ],
         )
 

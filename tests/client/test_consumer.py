@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.client import consumer as consumer_module
+from mpbroker.client import offset_lookup
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import EARLIEST, LATEST, create_topic
 from mpbroker.client.assignor import (
@@ -123,7 +123,7 @@ def test_without_a_position_and_a_rule_it_says_so(make_consumer, topic):
 @pytest.fixture
 def refuse_offsets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ErrorCode]]:
     """Have the next questions for offsets refused: refuse_offsets(code, ...)."""
-    ask = consumer_module.list_offsets
+    ask = offset_lookup.list_offsets
     left: list[ErrorCode] = []
 
     def refuse(*codes: ErrorCode) -> list[ErrorCode]:
@@ -135,7 +135,7 @@ def refuse_offsets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ErrorC
             raise ApiError(left.pop(0))
         return ask(*arguments, **options)
 
-    monkeypatch.setattr(consumer_module, "list_offsets", answer)
+    monkeypatch.setattr(offset_lookup, "list_offsets", answer)
     return refuse
 
 
