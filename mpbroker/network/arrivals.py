@@ -72,6 +72,7 @@ class Arrivals:
         self._handover = handover
         self._early: list[NewConnection] = []
         self._lacks = False  # the kernel dropped sockets of rows that are ours
+        self._had_all = False
 
     @property
     def has_early(self) -> bool:
@@ -129,16 +130,23 @@ class Arrivals:
         Returns:
             The rows whose sockets are to come; or are nobody's, if they do not.
         """
-        if not self._lacks:
+        if not self._lacks or not self._has_all:  # else it is still sending
             return []
         self._lacks = False
         self._words[self._row + PROCESSOR_DELIVERED] = _NOT_DELIVERED
         keeper.ask()
         return [row for row in rows.owned() if rows.is_on_its_way(row)]
 
+    def had_all(self) -> bool:
+        """The keeper had sent all that it has of ours when this was last asked.
+
+        So after a look at what has come since there is nothing to be waited for.
+        """
+        had_all, self._had_all = self._had_all, self._has_all
+        return had_all and self._had_all
+
     @property
-    def has_all(self) -> bool:
-        """The keeper has sent all that it has of ours."""
+    def _has_all(self) -> bool:
         words, row = self._words, self._row
         return bool(
             words[row + PROCESSOR_DELIVERED] == words[row + PROCESSOR_INCARNATION]

@@ -50,6 +50,9 @@ _SENDING: Final = ConnectionState.SENDING
 # Whoever gives a connection away sends its socket at once, or is dead by then, and the
 # keeper has sent it.
 _ON_ITS_WAY_NS: Final = 3_000_000_000
+# Made beforehand: who has lost a connection may have no descriptor for another.
+_NO_SOCKET: Final = socket.socket()
+_NO_SOCKET.close()
 
 
 class Connections:
@@ -272,8 +275,7 @@ class Connections:
     def abandon(self, connection: int, answered: frozenset[int]) -> None:
         """Free what a connection has that nobody can carry on."""
         self.count(ProcessorCounter.LOST, 1)
-        with socket.socket() as nothing:
-            channel = Channel(nothing, connection, self._rows.word(connection))
+        channel = Channel(_NO_SOCKET, connection, self._rows.word(connection))
         base, start, sent = progress(self._words, connection)
         counts = StreamCounts(base + start, sent, True)
         restore(channel, self._words, counts, answered)

@@ -585,7 +585,7 @@ class Processor:
         self._reader.take_back_lent()
         for connection in self._arrivals.ask_again(self._rows, self._keeper):
             self._connections.expect(connection, self._now)
-        if self._arrivals.has_all:
+        if self._arrivals.had_all() and not self._new_connections:
             self._connections.give_up_expected(self._now)
         if not self._busy:
             self._reader.give_back_memory()

@@ -4,7 +4,10 @@ A partly sent answer stays with its connection until the socket takes more. How 
 of it has been sent the kernel counts, so that a successor knows where to go on.
 """
 
+import contextlib
+import errno
 import os
+import select
 from collections import OrderedDict
 from enum import IntEnum
 from typing import Final
@@ -31,11 +34,18 @@ class SendResult(IntEnum):
 
 
 class SegmentFiles:
-    """Log segments held open for sending, the most recently used ones."""
+    """Log segments held open for sending, the most recently used ones.
+
+    One can always be opened: a place is kept for it, as those who are connected must
+    get their answers while there is no descriptor for others.
+    """
 
     def __init__(self, max_open: int = _MAX_OPEN_SEGMENTS) -> None:
         self._max_open = max_open
         self._fds: OrderedDict[tuple[str, int], int] = OrderedDict()
+        # An epoll, since that needs no file, and nobody to close it at the end.
+        self._place: select.epoll | None = None
+        self._keep_place()
 
     def fd(self, path: str, inode: int) -> int:
         """Open the very file that was meant when the answer was made.
@@ -54,7 +64,7 @@ class SegmentFiles:
             return fd
         for name in (path, path + ".deleted"):
             try:
-                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                fd = self._open(name)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -64,6 +74,24 @@ class SegmentFiles:
                 return fd
             os.close(fd)
         raise SegmentGoneError(f"{path} (inode {inode}) is no longer there")
+
+    def _open(self, name: str) -> int:
+        try:
+            return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        if self._fds:
+            os.close(self._fds.popitem(last=False)[1])
+        elif self._place is not None:
+            self._place.close()
+            self._place = None
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _keep_place(self) -> None:
+        if self._place is None:
+            with contextlib.suppress(OSError):  # then without
+                self._place = select.epoll(flags=select.EPOLL_CLOEXEC)
 
     def _keep(self, key: tuple[str, int], fd: int) -> None:
         self._fds[key] = fd
@@ -75,6 +103,7 @@ class SegmentFiles:
         """Let go of all files, so that deleted segments free their disk space."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+        self._keep_place()
 
 
 class ResponseSender:

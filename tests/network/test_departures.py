@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import resource
-from collections.abc import Iterator
-
 import pytest
 
 from mpbroker.ipc.fdpass import send_fds
@@ -15,6 +9,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
     HEADER,
     HEADER_COUNTERS,
+    PROCESSOR_DELIVERED,
     PROCESSOR_LISTENER,
     Phase,
     ProcessorCounter,
@@ -33,6 +28,7 @@ from mpbroker.supervisor.connections import (
 )
 from mpbroker.supervisor.keeper import Keeper
 from mpbroker.supervisor.recovery import Repair
+from tests.network.descriptors import descriptors_left
 from tests.network.rig import Rig, connected_pair, echo, frame
 
 LARGE = 300_000
@@ -252,26 +248,6 @@ def test_the_row_of_a_connection_that_never_comes_is_free_after_a_while(
     client.close()
 
 
-@contextlib.contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
-    """Have no more than so many that could be opened."""
-    gc.collect()  # what earlier tests have left open must give us none
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.dup(0)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[0] + 100, 512), hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.dup(0))
-        for _ in range(count):
-            os.close(taken.pop())
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in taken:
-            os.close(fd)
-
-
 def given_without_descriptors(two, count: int, left: int) -> list:
     """Connections of the first processor, given to the other one at a bad time."""
     clients = [two.connect() for _ in range(count)]
@@ -298,16 +274,43 @@ def test_whoever_comes_when_no_descriptor_is_left_is_served_when_there_is(two):
     two.pump(lambda: all(len(client.frames()) == 2 for client in clients))
 
 
+def test_whoever_asks_while_the_keeper_is_still_sending_asks_again(two):
+    clients = given_without_descriptors(two, 3, 1)
+    words, row = two.memory.control.words, processor_row(two.other.number)
+    words[row + PROCESSOR_DELIVERED] = 0
+    two.other.processor._housekeep()
+    two.other.deliver()  # and now it says that it has sent all, the lost ones included
+    two.other.processor._housekeep()
+    two.pump(lambda: two.other.connections == 3)
+    for client in clients:
+        client.close()
+
+
+def test_what_the_keeper_sends_late_is_not_given_up_at_that_moment(two, monkeypatch):
+    monkeypatch.setattr("mpbroker.network.connections._ON_ITS_WAY_NS", 0)
+    clients = given_without_descriptors(two, 3, 1)
+    two.other.processor._housekeep()
+    for _ in range(2):
+        two.other.processor._now += 1_000_000_000
+        two.keeper.turn(0)
+        two.other.processor._housekeep()  # between the poll of a turn and the next
+        two.other.processor.turn()
+    two.pump(lambda: two.other.connections == 3)
+    for client in clients:
+        client.close()
+
+
 def test_rows_of_sockets_that_found_no_descriptor_anywhere_come_free(two, monkeypatch):
     monkeypatch.setattr("mpbroker.network.connections._ON_ITS_WAY_NS", 0)
     monkeypatch.setattr(two.keeper, "_keep", lambda fd: pytest.fail("kept"))
     monkeypatch.setattr(two, "keep", lambda accepted: None)
     clients = given_without_descriptors(two, 3, 1)
     assert len(list(live_rows(two.memory.control.words))) == 3
-    for _ in range(2):
-        two.other.processor._housekeep()
-        two.keeper.turn(0)
-        two.other.processor.turn()
+    with descriptors_left(0):  # neither for this
+        for _ in range(3):
+            two.other.processor._housekeep()
+            two.keeper.turn(0)
+            two.other.processor.turn()
     assert len(list(live_rows(two.memory.control.words))) == 1
     for client in clients:
         client.close()

@@ -1,13 +1,18 @@
 """A large answer takes turns with the other connections."""
 
+import os
 import socket
+from pathlib import Path
+
+import pytest
 
 from mpbroker.ipc.layout import connection_row
 from mpbroker.ipc.response_parts import BytesPart
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
-from mpbroker.network.response_sender import ResponseSender, SendResult
+from mpbroker.network.response_sender import ResponseSender, SegmentFiles, SendResult
 from mpbroker.supervisor.memory import BrokerMemory
+from tests.network.descriptors import descriptors_left
 from tests.support.memory import broker_memory
 
 MIB = 1024 * 1024
@@ -49,3 +54,22 @@ def yields(memory: BrokerMemory) -> None:
         assert result == SendResult.SENT
         assert selector.taken == 10 * MIB
         assert turns > 2
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_segment_can_be_sent_while_there_is_no_descriptor_left(
+    tmp_path: Path, others: int
+) -> None:
+    files = SegmentFiles()
+    paths = [tmp_path / f"{number}.log" for number in range(others + 2)]
+    for path in paths:
+        path.write_text(path.name)
+    inodes = [path.stat().st_ino for path in paths]
+    for path, inode in zip(paths[:others], inodes, strict=False):
+        files.fd(os.fspath(path), inode)
+    with descriptors_left(0):
+        for _ in range(2):
+            for path, inode in zip(paths, inodes, strict=True):
+                fd = files.fd(os.fspath(path), inode)
+                assert os.pread(fd, 100, 0) == path.name.encode()
+            files.close_unused()
