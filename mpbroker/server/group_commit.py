@@ -42,6 +42,9 @@ class SyncableLog(Protocol):
     def segments_to_sync(self, from_offset: int, to_offset: int) -> list[int]:
         """The files that hold these offsets: descriptors to fdatasync."""
 
+    def make_room(self) -> None:
+        """Close the files of all logs of this process: no descriptor is left."""
+
 
 def _number_of(error: OSError | ApiError) -> int:
     """The errno of what kept a log's files from being opened."""
@@ -98,7 +101,7 @@ class GroupCommit:
         syncs: list[tuple[int, int]] = []
         for index, log in wanted.items():
             if index not in self._running:
-                syncs += self._start(log)
+                self._start(log, syncs)
             else:
                 self._wanted[index] = log  # the next one, when this one has ended
         if syncs:
@@ -123,7 +126,7 @@ class GroupCommit:
             # Whoever owns a sync of this log goes on with it; so nobody need be told.
             target = row.log_end_offset
             try:
-                fds = log.segments_to_sync(row.durable_end_offset, target)
+                fds = self._files_to_sync(log, target, [])
                 error = disk.sync_now(fds)
             except (OSError, ApiError) as caught:
                 error = _number_of(caught)
@@ -136,35 +139,53 @@ class GroupCommit:
             if error:
                 self._complain(row, error)
 
-    def _start(self, log: SyncableLog) -> list[tuple[int, int]]:
-        """Take over the syncing of a log; return tokens and files, to be synced."""
+    def _files_to_sync(
+        self, log: SyncableLog, target: int, begun: list[tuple[int, int]]
+    ) -> list[int]:
+        """Return what makes a log durable; where it cannot be opened, make room once.
+
+        Args:
+            begun: what is to be synced before files are closed for it.
+        """
+        durable = log.row.durable_end_offset
+        try:
+            return log.segments_to_sync(durable, target)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+        self._disk.start_all(begun)
+        begun.clear()
+        log.make_room()
+        return log.segments_to_sync(durable, target)
+
+    def _start(self, log: SyncableLog, syncs: list[tuple[int, int]]) -> None:
+        """Take over the syncing of a log; add tokens and files to what is to begin."""
         row = log.row
         words = row.words
         row.lock()  # not ``locked``: twice a sync, of each partition of each produce
         try:
             if words[row.base + ROW_SYNC_OWNER]:
                 words[row.base + ROW_SYNC_WAITERS] |= self._bit
-                return []
+                return
             words[row.base + ROW_SYNC_OWNER] = self._owner
             target = row.log_end_offset
         finally:
             row.unlock()
         self._running[row.index] = _Sync(log, target)
         try:
-            fds = log.segments_to_sync(row.durable_end_offset, target)
+            fds = self._files_to_sync(log, target, syncs)
         except (OSError, ApiError) as error:
             self._files_left[row.index] = set()
             self._finish(row.index, _number_of(error))
-            return []
-        syncs = []
+            return
+        left = self._files_left[row.index] = set()
         for fd in fds:
             token = self._next_token = self._next_token + 1
             self._tokens[token] = row.index
             syncs.append((token, fd))
-        self._files_left[row.index] = {token for token, _ in syncs}
-        if not syncs:
+            left.add(token)
+        if not left:
             self._finish(row.index, 0)
-        return syncs
 
     def process_finished(self) -> bool:
         """Publish what syncs that have ended made durable; say if any has."""

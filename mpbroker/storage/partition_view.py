@@ -201,6 +201,11 @@ class PartitionView:
         release()
         return True
 
+    def make_room(self) -> None:
+        """Close the files of all logs of this process: no descriptor is left."""
+        if self.release_descriptors is not None:
+            self.release_descriptors()
+
     # -- the segments --------------------------------------------------------------
 
     def refresh(self, active_base: int) -> None:

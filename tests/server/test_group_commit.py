@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -315,6 +316,37 @@ def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog
     assert log.row.durable_end_offset == 0 and owner(log) == 0
     assert own.commit.is_idle
     assert (os.strerror(2) in caplog.text) == (status == RowStatus.OFFLINE)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("helps", [True, False])
+def test_who_lacks_a_descriptor_makes_room_and_tries_once_more(memory, at_once, helps):
+    """A partition that cannot be synced is offline for good."""
+    first, log, own = Log(memory, 1), Log(memory, 2), Commit()
+    log.error = OSError(errno.EMFILE, "Too many open files")
+    begun = []
+
+    def make_room():
+        begun.append(len(own.disk.started))
+        log.error = None if helps else log.error
+
+    log.make_room = make_room
+    for each in (first, log):
+        each.grow(10)
+    if at_once:
+        own.commit.is_alone = own.disk.is_quick = True
+        own.commit.sync_at_once([first, log])
+        assert len(own.disk.made) == 1 + helps
+    else:
+        own.commit.want(first)
+        own.want(log)
+        assert begun == [1]  # before the files of the others are closed
+        own.end()
+    assert len(begun) == 1
+    assert first.row.durable_end_offset == 10
+    assert log.row.durable_end_offset == (10 if helps else 0)
+    assert log.row.status == (RowStatus.ONLINE if helps else RowStatus.OFFLINE)
+    assert own.commit.is_idle
 
 
 def test_a_sync_at_once_makes_nothing_durable_that_has_failed_for_another(memory):
