@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
+    CONNECTION_SLOT,
     SLOT_DEQUEUED,
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
@@ -226,6 +227,8 @@ class ClientQuotas:
         """Let nothing of a request's client be heard for a while. Before the answer."""
         request.throttle_ms = throttle_ms
         row = connection_row(request.connection)
+        if self._words[row + CONNECTION_SLOT] != request.slot + 1:
+            return  # it has gone, and the row may be another client's by now
         until = self._now_ns() + throttle_ms * _NS_PER_MS
         self._words[row + CONNECTION_MUTED_UNTIL] = until
 

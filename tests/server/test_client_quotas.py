@@ -12,6 +12,7 @@ from mpbroker.ipc import quota_table
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
+    CONNECTION_SLOT,
     CONTROL_WORDS,
     PROCESSOR_UNIT_COST,
     SLOT_DEQUEUED,
@@ -82,6 +83,7 @@ class Clients:
         row = connection_row(connection)
         self.words[row + CONNECTION_PRINCIPAL] = USERS.index(user)
         self.words[row + CONNECTION_MUTED_UNTIL] = 0
+        self.words[row + CONNECTION_SLOT] = slot + 1
         self.words[slot_row(slot) + SLOT_REQUEST_LENGTH] = size
         self.words[slot_row(slot) + SLOT_DEQUEUED] = self.now
         self.words[slot_row(slot) + SLOT_PARKED] = 0
@@ -101,6 +103,15 @@ class Clients:
 @pytest.fixture
 def clients(control):
     return Clients(control)
+
+
+def test_who_comes_after_a_client_that_has_gone_is_not_muted_for_it(clients):
+    clients.set(1.0, client="c")
+    request = clients.request(key=ApiKey.PRODUCE, size=1_000_000)
+    row = connection_row(request.connection)
+    clients.words[row + CONNECTION_SLOT] = 0  # as its next client makes it
+    clients.quotas.settle(request, b"answer")
+    assert clients.muted_ms(request) == 0
 
 
 # -- whose quota ----------------------------------------------------------------------

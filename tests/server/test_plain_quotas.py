@@ -9,6 +9,7 @@ import pytest
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
+    CONNECTION_SLOT,
     PROCESSOR_UNIT_COST,
     SLOT_CONNECTION,
     connection_row,
@@ -55,6 +56,8 @@ class QuotaStage(Stage):
         if self.plain is not None:
             self.plain.take_quotas(quotas)
         self.registry.create_topic("t", 1)
+        # Whose requests they are is still there.
+        memory.control.words[connection_row(0) + CONNECTION_SLOT] = 3 + 1
 
     def set(self, key, bound, client="test"):
         record = client_quota_record(((CLIENT_ID, client),), key, bound)
