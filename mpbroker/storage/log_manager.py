@@ -5,7 +5,7 @@ Handlers call ``log``. The housekeeper also calls what lies in ``log_upkeep``.
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpbroker.ipc.layout import RowStatus
@@ -63,6 +63,7 @@ class LogManager:
         directories: opened once by the process that all others are forked from.
         table: the shared rows.
         topics: the registry of this process.
+        is_behind: says whether there are changes of topics that it does not know.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class LogManager:
         topics: TopicSource,
         *,
         producer_id_expiration_ms: int = _PRODUCER_ID_EXPIRATION_MS,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         self.directories = directories
         self._table = table
         self._topics = topics
         self._expiration_ms = producer_id_expiration_ms
+        self._is_behind = is_behind
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
@@ -143,6 +146,11 @@ class LogManager:
             if not os.path.isdir(directory):
                 continue
             found_id = read_topic_id(directory)
+            if found_id != topic_id and self._is_behind():
+                # Ours may be deleted, and this the directory of the next of that name.
+                raise ApiError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} may be another's"
+                )
             if found_id is None or found_id == topic_id:
                 return candidate
             gone = rename_away(directory, STRAY_DIRECTORY_SUFFIX)

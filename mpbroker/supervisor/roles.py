@@ -111,6 +111,7 @@ class Roles:
             self._memory.table,
             registry,
             producer_id_expiration_ms=self._config.producer_id_expiration_ms,
+            is_behind=lambda: self._memory.metadata_cell.end != registry.version,
         )
 
     def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:

@@ -436,6 +436,28 @@ def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
     broker.die()
 
 
+def test_who_has_not_heard_of_a_topic_made_again_leaves_it_where_it_is(
+    start: Start, topics: Topics
+) -> None:
+    old = topics.create("t")
+    broker = start(topics)
+    late = LogManager(
+        broker.directories, broker.manager._table, topics, is_behind=lambda: True
+    )
+    # Deleted, but whoever did it has not said so in the row yet; and made again.
+    topics.delete("t")
+    topics.create("t")
+    log = broker.manager.log("t", 0)
+    log.append(batch(b"new"), now_ms=1)
+    with pytest.raises(ApiError) as refused:
+        late.log(old, 0)
+    assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.stop()
+    broker = start(topics.again())
+    assert read_all(broker.manager.log("t", 0)) == [(0, b"new")]
+    broker.die()
+
+
 def test_old_segments_are_removed_when_their_delay_has_passed(
     start: Start, topics: Topics, tmp_path: Path
 ) -> None:
