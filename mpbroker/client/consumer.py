@@ -440,6 +440,9 @@ class Consumer:
         self._give_up(member)
         while True:
             assigned = member.join(self._topics, self._assigned)
+            if assigned is None:
+                self._give_up(member)
+                continue
             gone = [where for where in self._assigned if where not in assigned]
             new = [where for where in assigned if where not in self._assigned]
             if gone:

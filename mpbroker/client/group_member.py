@@ -248,13 +248,17 @@ class GroupMember:
         self._last_poll = time.monotonic()
 
     def join(
-        self, topics: Sequence[str], owned: Iterable[TopicPartition] = ()
-    ) -> list[TopicPartition]:
+        self, topics: Sequence[str], owned: Collection[TopicPartition] = ()
+    ) -> list[TopicPartition] | None:
         """Join the group, or its next round, and return this member's partitions.
 
         Args:
             topics: what it wants to read.
             owned: what it reads now, and goes on reading meanwhile.
+
+        Returns:
+            None if it turns out that the group has forgotten this member, and others
+            may have had what it owns: give that up, and join again.
 
         Raises:
             ApiError: the group does not take this member.
@@ -265,6 +269,8 @@ class GroupMember:
         try:
             assigned = None
             while assigned is None:
+                if owned and not self.is_member:
+                    return None
                 subscription = Subscription(list(topics), list(owned), self.generation)
                 response = self._join_once(encode_subscription(subscription))
                 if self._took_id(response):

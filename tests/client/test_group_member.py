@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mpbroker.client.assignor import encode_assignment
+from mpbroker.client.assignor import decode_subscription, encode_assignment
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer import Consumer, RebalanceListener
 from mpbroker.client.group_member import RebalancedError
@@ -241,3 +241,52 @@ def test_who_is_no_member_any_more_moves_no_position(bootstrap, topic_name, clos
             assert values(late, 2) == [5, 6]  # a member again
             late.commit()
             assert late.committed((topic_name, 0)) == 7
+
+
+def test_who_is_forgotten_while_it_joins_goes_on_from_what_is_committed(
+    consumer, monkeypatch
+):
+    told = []
+
+    class Seen(RebalanceListener):
+        def on_partitions_lost(self, partitions):
+            told.append(("lost", list(partitions)))
+
+        def on_partitions_assigned(self, partitions):
+            told.append(("assigned", list(partitions)))
+
+    member = consumer._member
+    answers = [
+        JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, members=[]),
+        JoinGroupResponse(
+            generation_id=3,
+            protocol_name="cooperative-sticky",
+            leader="x",
+            member_id="n",
+        ),
+        SyncGroupResponse(assignment=encode_assignment([T0])),
+    ]
+    owned = []
+
+    def ask(request, *_, **options):
+        if isinstance(request, JoinGroupRequest):
+            (protocol,) = request.protocols
+            owned.append(decode_subscription(protocol.metadata).owned)
+        return answers.pop(0)
+
+    monkeypatch.setattr(member, "_ask", ask)
+    monkeypatch.setattr(member, "_start_heart", lambda: None)
+    monkeypatch.setattr(
+        member,
+        "_settings",
+        member._settings._replace(assignors=("cooperative-sticky",)),
+    )
+    member.member_id, member.generation = "m", 2
+    consumer._topics, consumer._listener = ["t"], Seen()
+    consumer._set_assigned([T0])
+    consumer.seek(T0, 2)  # others may have read on from there
+    consumer._keep_membership()
+    assert told == [("lost", [T0]), ("assigned", [T0])]
+    assert T0 not in consumer._positions
+    assert owned == [[T0], []]
+    consumer._topics = []
