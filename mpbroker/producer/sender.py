@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from mpbroker.client.addresses import Address
@@ -31,6 +32,7 @@ from mpbroker.producer.errors import (
     ProducerClosedError,
     ProducerError,
     RefusedError,
+    TransactionStateError,
     authentication_failed,
     error_of,
 )
@@ -141,7 +143,9 @@ class Sender:
             TransactionState.IN_TRANSACTION,
             TransactionState.ABORTABLE_ERROR,
         ):
-            state.begin_abort()
+            # Unless another thread's call has just come before it.
+            with suppress(TransactionStateError):
+                state.begin_abort()
         if not state.is_completing:
             return False
         # As long as its last record may take; the broker ends it by itself in the end.

@@ -192,3 +192,26 @@ def test_a_coordinator_that_throttles_is_waited_for_and_not_looked_for():
     pass_time(rig, 5)
     assert rig.ended() is True
     commit.wait(0)
+
+
+def test_a_commit_that_comes_just_before_an_abort_by_close_does_not_end_the_thread(
+    monkeypatch,
+):
+    rig = TransactionRig()
+    rig.send_added()
+    rig.reply()
+    abort = rig.manager.begin_abort
+    commits = []
+
+    def begin_abort():
+        if not commits:
+            commits.append(rig.manager.begin_commit())  # by another thread
+        return abort()
+
+    monkeypatch.setattr(rig.manager, "begin_abort", begin_abort)
+    rig.sender.close()
+    assert rig.sender._has_work()
+    rig.turns(2)
+    assert rig.ended() is True
+    commits[0].wait(0)
+    assert not rig.sender._has_work()
