@@ -80,6 +80,7 @@ def test_another_version_takes_over_under_load_and_nobody_notices(broker):
         for version in ("9.8", "9.9"):
             upgrade(broker, newcomer(broker, version))
             while identity(broker).get("version") != version:
+                assert "failed" not in identity(broker).get("upgrade", "")
                 load.run(20)
             load.run(50)
             wait_for_end(broker, "done")
@@ -196,6 +197,7 @@ def test_resizes_while_the_broker_is_replaced_are_carried_out_and_nobody_notices
         upgrade(broker, newcomer(broker))
         order(broker, "resize", handlers=4, processors=1)  # while that tries itself
         while identity(broker).get("version") != "9.9":
+            assert "failed" not in identity(broker).get("upgrade", "")
             load.run(20)
         order(broker, "resize", handlers=1, processors=3)  # while children are replaced
         load.run(50)
