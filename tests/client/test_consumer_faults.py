@@ -170,6 +170,7 @@ def test_a_request_may_be_sent_in_the_moment_in_which_a_session_is_to_be_renewed
         broker.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_is_told_to_make_a_consumer_of_its_own(fake_broker, consumer):
     fake_broker.append("t", 0, batch_of(b"0"))
     consumer.assign([T0])
