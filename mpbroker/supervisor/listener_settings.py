@@ -16,6 +16,7 @@ from mpbroker.config.telemetry_keys import has_receiver
 from mpbroker.config_def import ConfigError
 from mpbroker.logger import get_logger
 from mpbroker.network.listener_security import ListenerSecurity
+from mpbroker.network.sasl.mechanism import NotYetError
 from mpbroker.network.secure_processor import SecureProcessor
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsRequest
@@ -25,7 +26,11 @@ from mpbroker.server.handlers.api_versions import (
     unsupported_version,
 )
 from mpbroker.storage.metadata_log import MetadataLog
-from mpbroker.storage.scram_credentials import ScramCredentialReader
+from mpbroker.storage.scram_credentials import (
+    ScramCredential,
+    ScramCredentialReader,
+    ScramMechanism,
+)
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.memory import BrokerMemory
 
@@ -71,7 +76,7 @@ def secure_processor(
         registry,
         secret,
         lambda settings: settings.make(
-            ScramCredentialReader(open_log).credential, ApiVersionsAnswers(config)
+            Credentials(open_log).credential, ApiVersionsAnswers(config)
         ),
     )
     return partial(
@@ -80,6 +85,36 @@ def secure_processor(
         news=live.news,
         principals=memory.principals,
     )
+
+
+class Credentials:
+    """SCRAM's users; while their log cannot be read, nobody is judged.
+
+    It is opened at the first login, when there may be no descriptor for it: that must
+    not end a processor, with all its connections over TLS.
+    """
+
+    def __init__(self, open_log: Callable[[], MetadataLog]) -> None:
+        self._reader = ScramCredentialReader(open_log)
+        self._failed = False
+
+    def credential(
+        self, name: str, mechanism: ScramMechanism
+    ) -> ScramCredential | None:
+        """Return a user's credential; None: there is none.
+
+        Raises:
+            NotYetError: ask again later.
+        """
+        try:
+            found = self._reader.credential(name, mechanism)
+        except OSError as error:
+            if not self._failed:  # once, until it works again
+                _LOG.error("who logs in with SCRAM waits: %s", error)
+            self._failed = True
+            raise NotYetError(str(error)) from error
+        self._failed = False
+        return found
 
 
 class LiveSecurity:
