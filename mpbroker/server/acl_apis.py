@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 if TYPE_CHECKING:
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
 class AclApis:
     """The APIs about ACLs, of one handler process."""
 
-    def __init__(self, authorisation: Authorisation | None) -> None:
+    def __init__(
+        self,
+        authorisation: Authorisation | None,
+        intent: Callable[[Request], Intent] = no_intent,
+    ) -> None:
+        """Args:
+        intent: where a request notes what it is about to change.
+        """
         self._authorisation = authorisation
+        self._intent = intent
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes | Deferred]]:
         """Return what answers each API."""
@@ -67,4 +76,6 @@ class AclApis:
         asker = self._asker(request)
         if isinstance(asker, Deferred):
             return asker
-        return handle_delete_acls(message, asker).encode(request.api_version)
+        return handle_delete_acls(message, asker, self._intent(request)).encode(
+            request.api_version
+        )

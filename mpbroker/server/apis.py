@@ -234,7 +234,7 @@ class ApiTable:
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry, intent).handlers()
-        handlers |= AclApis(authorisation).handlers()
+        handlers |= AclApis(authorisation, intent).handlers()
         if telemetry is not None:
             handlers |= telemetry.handlers()
         if authorisation is not None:

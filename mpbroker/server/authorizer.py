@@ -115,6 +115,20 @@ class Authorizer(ABC):
         """
         raise _keeps_none()
 
+    def delete_acls_once(
+        self,
+        context: RequestContext,
+        filters: Sequence[AclFilter],
+        request_id: bytes,
+    ) -> Sequence[Sequence[AclBinding]]:
+        """As ``delete_acls``, for a request that may be executed again.
+
+        Its process may die before the answer; whoever is asked in its place, with the
+        same id of 16 bytes, ought to say again what was taken away. The base class
+        says what is taken away then, which is nothing.
+        """
+        return self.delete_acls(context, filters)
+
 
 def _keeps_none() -> ApiError:
     return ApiError(
@@ -133,7 +147,9 @@ class AclStore(Protocol):
 
     def create(self, acls: Sequence[AclBinding]) -> None: ...
 
-    def delete(self, filters: Sequence[AclFilter]) -> list[list[AclBinding]]: ...
+    def delete(
+        self, filters: Sequence[AclFilter], request_id: bytes | None = None, /
+    ) -> list[list[AclBinding]]: ...
 
 
 # Allowed with an operation are those that it implies: whoever may read may describe.
@@ -278,6 +294,14 @@ class StandardAuthorizer(Authorizer):
         self, context: RequestContext, filters: Sequence[AclFilter]
     ) -> list[list[AclBinding]]:
         return self._acls.delete(filters)
+
+    def delete_acls_once(
+        self,
+        context: RequestContext,
+        filters: Sequence[AclFilter],
+        request_id: bytes,
+    ) -> list[list[AclBinding]]:
+        return self._acls.delete(filters, request_id)
 
     def _names_all(self, resource_type: ResourceType) -> bool:
         """Whether some entry is about every resource of a kind."""

@@ -24,6 +24,9 @@ from mpbroker.storage.meta_properties import random_uuid, uuid_of_text, uuid_to_
 if TYPE_CHECKING:
     from mpbroker.storage.metadata_image import MetadataImage
 
+# A request that is executed again is so within seconds: so many others are known.
+_REQUESTS_KNOWN: Final = 16
+
 ENTRY_RECORD: Final = "AccessControlEntryRecord"
 REMOVAL_RECORD: Final = "RemoveAccessControlEntryRecord"
 
@@ -45,9 +48,14 @@ def access_control_entry_record(acl_id: bytes, acl: AclBinding) -> AclRecord:
     }
 
 
-def remove_access_control_entry_record(acl_id: bytes) -> AclRecord:
-    """The entry of that id is there no longer."""
-    return {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
+def remove_access_control_entry_record(
+    acl_id: bytes, request_id: bytes | None = None
+) -> AclRecord:
+    """The entry of that id is there no longer, at the wish of that request."""
+    record: AclRecord = {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
+    if request_id is not None:
+        record["request"] = uuid_to_text(request_id)
+    return record
 
 
 class AclImage:
@@ -61,6 +69,7 @@ class AclImage:
         self.version = 0
         self._by_id: dict[bytes, AclBinding] = {}
         self._ids: dict[AclBinding, bytes] = {}
+        self._removed: dict[str, list[AclBinding]] = {}  # by the latest requests
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -74,6 +83,10 @@ class AclImage:
 
     def id_of(self, acl: AclBinding) -> bytes:
         return self._ids[acl]
+
+    def removed_by(self, request_id: bytes) -> list[AclBinding]:
+        """The entries that a request took away, oldest first; of the latest few."""
+        return self._removed.get(uuid_to_text(request_id), [])
 
     def replay_entry(self, record: AclRecord) -> None:
         """Apply an AccessControlEntryRecord.
@@ -100,8 +113,14 @@ class AclImage:
 
     def replay_removal(self, record: AclRecord) -> None:
         """Apply a RemoveAccessControlEntryRecord; raises as replay_entry()."""
-        del self._ids[self._by_id.pop(uuid_of_text(record["id"]))]
+        acl = self._by_id.pop(uuid_of_text(record["id"]))
+        del self._ids[acl]
         self.version += 1
+        request = record.get("request")
+        if request is not None:
+            self._removed.setdefault(str(request), []).append(acl)
+            if len(self._removed) > _REQUESTS_KNOWN:
+                del self._removed[next(iter(self._removed))]
 
     def records(self) -> list[AclRecord]:
         """Return records that replay to this."""
@@ -139,9 +158,12 @@ def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
 
 
 def delete_acls(
-    metadata: Metadata, filters: Sequence[AclFilter]
+    metadata: Metadata, filters: Sequence[AclFilter], request_id: bytes | None = None
 ) -> list[list[AclBinding]]:
     """Take away with one write to disk what passes any filter; say what, for each.
+
+    Args:
+        request_id: whoever calls again with it is told what was taken away already.
 
     Raises:
         ApiError: KAFKA_STORAGE_ERROR; nothing was taken away.
@@ -149,10 +171,17 @@ def delete_acls(
     deleted: list[list[AclBinding]] = []
 
     def decide(image: MetadataImage) -> list[AclRecord]:
-        deleted[:] = [[acl for acl in image.acls if f.matches(acl)] for f in filters]
-        gone = dict.fromkeys(acl for acls in deleted for acl in acls)
+        earlier = [] if request_id is None else image.acls.removed_by(request_id)
+        there = earlier or image.acls
+        deleted[:] = [[acl for acl in there if f.matches(acl)] for f in filters]
+        if earlier:
+            return []
+        gone = {acl for acls in deleted for acl in acls}
+        # In the order in which they are there, and so will be told once more.
         return [
-            remove_access_control_entry_record(image.acls.id_of(acl)) for acl in gone
+            remove_access_control_entry_record(image.acls.id_of(acl), request_id)
+            for acl in image.acls
+            if acl in gone
         ]
 
     metadata.change(decide)
@@ -176,6 +205,8 @@ class MetadataAcls:
         """See create_acls()."""
         create_acls(self._metadata, acls)
 
-    def delete(self, filters: Sequence[AclFilter]) -> list[list[AclBinding]]:
+    def delete(
+        self, filters: Sequence[AclFilter], request_id: bytes | None = None
+    ) -> list[list[AclBinding]]:
         """See delete_acls()."""
-        return delete_acls(self._metadata, filters)
+        return delete_acls(self._metadata, filters, request_id)

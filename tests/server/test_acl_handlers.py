@@ -20,7 +20,7 @@ from mpbroker.protocol.messages.delete_acls import (
     DeleteAclsRequest,
 )
 from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
-from mpbroker.server.authorizer import StandardAuthorizer
+from mpbroker.server.authorizer import Authorizer, StandardAuthorizer
 from mpbroker.server.handlers import acls as handlers
 from mpbroker.server.handlers.acls import (
     Asker,
@@ -164,6 +164,69 @@ def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(asker):
     assert [acl.resource_name for acl in kept(asker)] == ["u", "t"]
 
 
+class Notes:
+    """What a slot keeps of a request, whoever dies over it."""
+
+    def __init__(self) -> None:
+        self.words = ()
+
+    def earlier(self):
+        return self.words
+
+    def note(self, words) -> None:
+        self.words = tuple(words)
+
+
+def deleted(asker, *filters, intent):
+    request = DeleteAclsRequest(filters=[DeleteAclsFilter(**each) for each in filters])
+    answer = handle_delete_acls(request, asker, intent)
+    return [
+        [(acl.resource_name, acl.operation) for acl in result.matching_acls]
+        for result in answer.filter_results
+    ]
+
+
+def test_whoever_executes_it_again_is_told_of_what_went_and_takes_nothing_more(asker):
+    filters = [
+        wanted(operation=3),
+        wanted(resource_name_filter="u"),
+        wanted(resource_name_filter="missing"),
+    ]
+    create(asker, creation(operation=4), creation(resource_name="u"), creation())
+    notes = Notes()
+    answer = deleted(asker, *filters, intent=notes)
+    assert answer == [[("u", 3), ("t", 3)], [("u", 3)], []]
+    create(asker, creation(resource_name="u", operation=5))  # by somebody else, since
+    assert deleted(asker, *filters, intent=notes) == answer
+    assert [(acl.resource_name, acl.operation) for acl in kept(asker)] == [
+        ("t", 4),
+        ("u", 5),
+    ]
+    # Another request finds what there is.
+    assert deleted(asker, *filters, intent=Notes()) == [[], [("u", 5)], []]
+
+
+def test_a_deletion_that_was_noted_and_not_made_is_made(asker):
+    create(asker, creation())
+    notes = Notes()
+    broken = Asker(StandardAuthorizer(Full()), sender())
+    assert deleted(broken, wanted(), intent=notes) == [[]]
+    assert notes.words
+    assert deleted(asker, wanted(), intent=notes) == [[("t", 3)]]
+    assert kept(asker) == []
+
+
+def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
+    class Own(StandardAuthorizer):
+        delete_acls_once = Authorizer.delete_acls_once
+
+        def delete_acls(self, context, filters):
+            return [[] for _ in filters]
+
+    own = Asker(Own(Full()), sender())
+    assert deleted(own, wanted(), wanted(), intent=Notes()) == [[], []]
+
+
 def test_a_filter_of_a_later_kafka_is_refused(asker):
     answer = handle_describe_acls(
         DescribeAclsRequest(**wanted(resource_type_filter=9)), asker
@@ -190,7 +253,7 @@ class Full:
     def __iter__(self):
         return iter(())
 
-    def create(self, acls):
+    def create(self, acls, request_id=None):
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
 
     delete = create

@@ -194,6 +194,42 @@ def test_what_passes_several_filters_goes_once_and_is_said_for_each(tmp_path):
     assert registry.image.acls.version == before + 3
 
 
+def test_what_a_request_took_away_is_known_to_all_until_many_others_came(tmp_path):
+    cell = shared_cell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one, other = registry(tmp_path, cell), registry(tmp_path, cell)
+    create_acls(one, [acl("a"), acl("b"), acl("c")])
+    of_a, all_of_them = AclFilter(resource_name="a"), AclFilter()
+    first = [[acl("a")], [acl("a"), acl("b"), acl("c")]]
+    assert delete_acls(one, [of_a, all_of_them], ID) == first
+    create_acls(one, [acl("a")])
+    assert delete_acls(other, [of_a, all_of_them], ID) == first
+    assert list(other.image.acls) == [acl("a")]
+    for number in range(100):
+        assert delete_acls(one, [of_a], number.to_bytes(16, "big")) == [[acl("a")]]
+        create_acls(one, [acl("a")])
+    assert one.image.acls.removed_by(ID) == []
+    assert one.image.acls.removed_by((99).to_bytes(16, "big")) == [acl("a")]
+    assert len(one.image.acls._removed) < 50
+
+
+def test_a_deletion_of_a_writer_that_was_killed_is_made_or_was_made(tmp_path):
+    """Killed between its batch and the store that publishes it."""
+    cell = shared_cell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    survivor = registry(tmp_path, cell)
+    create_acls(survivor, [acl("a"), acl("b")])
+
+    def die():
+        dying = registry(tmp_path, cell, log_class=DyingLog)
+        delete_acls(dying, [AclFilter()], ID)
+
+    assert in_child(die) == -9
+    for _ in range(2):
+        assert delete_acls(survivor, [AclFilter()], ID) == [[acl("a"), acl("b")]]
+    assert list(survivor.image.acls) == []
+
+
 def test_entries_survive_the_broker_and_topics_do_not_change_their_version(tmp_path):
     first = start(tmp_path)
     create_acls(first, [acl("größe*"), acl("日本語")])

@@ -57,10 +57,12 @@ ADMIN_FILES = tuple(
     for name in (
         "network/request_channel",
         "server/intent",
+        "server/handlers/acls",
         "server/handlers/create_partitions",
         "server/handlers/create_topics",
         "server/handlers/delete_topics",
         "server/request_handler",
+        "storage/acl_records",
         "storage/log_manager",
         "storage/metadata_log",
         "storage/topics",

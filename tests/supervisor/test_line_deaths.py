@@ -19,6 +19,11 @@ from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.create_acls import (
+    AclCreation,
+    CreateAclsRequest,
+    CreateAclsResponse,
+)
 from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -28,6 +33,11 @@ from mpbroker.protocol.messages.create_topics import (
     CreatableTopic,
     CreateTopicsRequest,
     CreateTopicsResponse,
+)
+from mpbroker.protocol.messages.delete_acls import (
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
 )
 from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
@@ -42,13 +52,15 @@ from tests.support.children import wait_until
 # How many records are acknowledged; more with MPBROKER_TEST_LINE_RECORDS=20000.
 RECORDS: Final = int(os.environ.get("MPBROKER_TEST_LINE_RECORDS", "150"))
 
+STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
 compiled = pytest.mark.skipif(not IS_COMPILED, reason="the compiled core is not there")
 
 
-def dying(tmp_path, role, points, mean) -> Broker:
+def dying(tmp_path, role, points, mean, **settings: str) -> Broker:
     return Broker(
         tmp_path / "data",
-        {"num.network.threads": 2, "num.io.threads": 2},
+        {"num.network.threads": 2, "num.io.threads": 2, **settings},
         command=[
             *(sys.executable, "-m", "tests.supervisor.dying_by_line"),
             *(role, points, str(mean)),
@@ -139,6 +151,64 @@ def test_topics_are_changed_once_and_the_client_is_told_so(tmp_path):
             assert delete(sock, name) == ErrorCode.NONE, broker.log_tail()
             assert delete(sock, name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert "died: signal 9" in broker.log_path.read_text()
+
+
+def test_acls_are_deleted_once_and_the_client_is_told_of_each(tmp_path):
+    """Who asks again, because nobody answered, would be told that there are none."""
+    settings = {
+        "authorizer.class.name": STANDARD_AUTHORIZER,
+        "super.users": "User:ANONYMOUS",
+    }
+    with (
+        dying(tmp_path, "admin", "lines", 2000, **settings) as broker,
+        dial(broker) as sock,
+    ):
+        for number in range(RECORDS // 10):
+            names = [f"topic-{number}-{which}" for which in range(3)]
+            allow(sock, names)
+            assert forbid(sock, names[:2]) == [[name] for name in names[:2]]
+            assert forbid(sock, names) == [[], [], [names[2]]], broker.log_tail()
+    assert "died: signal 9" in broker.log_path.read_text()
+
+
+def allow(sock: socket.socket, names: list[str]) -> None:
+    creations = [
+        AclCreation(
+            resource_type=2,
+            resource_name=name,
+            resource_pattern_type=3,
+            principal="User:alice",
+            host="*",
+            operation=3,
+            permission_type=3,
+        )
+        for name in names
+    ]
+    request = CreateAclsRequest(creations=creations)
+    body = ask(sock, ApiKey.CREATE_ACLS, 3, request.encode(3))
+    results = CreateAclsResponse.decode(3, body).results
+    assert [each.error_code for each in results] == [0] * len(names)
+
+
+def forbid(sock: socket.socket, names: list[str]) -> list[list[str]]:
+    """Delete the entries of some topics; what the broker says went, for each."""
+    filters = [
+        DeleteAclsFilter(
+            resource_type_filter=2,
+            resource_name_filter=name,
+            pattern_type_filter=3,
+            principal_filter=None,
+            host_filter=None,
+            operation=1,
+            permission_type=1,
+        )
+        for name in names
+    ]
+    request = DeleteAclsRequest(filters=filters)
+    body = ask(sock, ApiKey.DELETE_ACLS, 3, request.encode(3))
+    results = DeleteAclsResponse.decode(3, body).filter_results
+    assert [each.error_code for each in results] == [0] * len(names)
+    return [[acl.resource_name for acl in each.matching_acls] for each in results]
 
 
 def create(sock: socket.socket, name: str) -> int:

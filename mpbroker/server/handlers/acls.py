@@ -41,7 +41,9 @@ from mpbroker.protocol.messages.describe_acls import (
     DescribeAclsResponse,
 )
 from mpbroker.server.authorizer import Authorizer
+from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
 from mpbroker.server.request_context import RequestContext
+from mpbroker.storage.meta_properties import random_uuid
 
 # Kafka's MAX_RECORDS_PER_USER_OP.
 MAX_ENTRIES: Final = 10_000
@@ -115,9 +117,14 @@ def handle_create_acls(
 
 
 def handle_delete_acls(
-    request: DeleteAclsRequest, asker: Asker | None
+    request: DeleteAclsRequest, asker: Asker | None, intent: Intent = NO_INTENT
 ) -> DeleteAclsResponse:
-    """Take away what passes the valid filters, all of it or nothing."""
+    """Take away what passes the valid filters, all of it or nothing.
+
+    Args:
+        intent: gets the request's id, by which the metadata log knows what it has
+            taken away if it is executed again.
+    """
     results: list[DeleteAclsFilterResult | None] = []
     filters = []
     for wanted in request.filters:
@@ -132,7 +139,9 @@ def handle_delete_acls(
     answers: Iterable[DeleteAclsFilterResult] = ()
     if filters and asker is not None:
         try:
-            deleted = asker.authorizer.delete_acls(asker.context, filters)
+            deleted = asker.authorizer.delete_acls_once(
+                asker.context, filters, _request_id(intent)
+            )
             answers = [_deleted(acls) for acls in deleted]
         except ApiError as error:
             answers = [_refused_filter(error) for _ in filters]
@@ -140,6 +149,16 @@ def handle_delete_acls(
     return DeleteAclsResponse(
         filter_results=[each or next(following) for each in results]
     )
+
+
+def _request_id(intent: Intent) -> bytes:
+    """The id that an earlier execution has noted, or one that is noted now."""
+    noted = noted_ids(intent.earlier())
+    if noted:
+        return noted[0]
+    request_id = random_uuid()
+    intent.note(id_words([request_id]))
+    return request_id
 
 
 def _check_count(count: int) -> None:
