@@ -19,6 +19,7 @@ written what nobody reads; the next owner of the mutex writes over it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -58,20 +59,7 @@ class LogLevels:
 
         Whatever is there: whoever reports damaged memory must be able to log.
         """
-        words = self._words
-        while True:
-            version = words[_VERSION]
-            at = _copy(version)
-            start, length = (at + 1) * 8, min(max(0, words[at]), _MAX_TEXT_BYTES)
-            data = bytes(self._view[start : start + length])
-            if words[_VERSION] == version:  # else it may have been overwritten
-                break
-        levels = {}
-        for line in data.decode(errors="replace").splitlines():
-            number, _, name = line.partition(" ")
-            with suppress(ValueError):
-                levels[name] = int(number)
-        return levels
+        return _read(self._words, self._view)
 
     def change(self, put: Mapping[str, int | None]) -> None:
         """Set levels; None takes a logger's away. All of it or nothing.
@@ -98,6 +86,30 @@ class LogLevels:
             self._view[start : start + len(data)] = data
             words[at] = len(data)
             words[_VERSION] = version  # last: it counts from now on
+
+
+def levels_left_in(fd: int) -> dict[str, int]:
+    """Read the page of a program before us, whatever of it there is."""
+    data = memoryview(os.pread(fd, _SEGMENT_WORDS * 8, 0))
+    if len(data) < _SEGMENT_WORDS * 8:
+        return {}
+    return _read(data.cast("q"), data)
+
+
+def _read(words: memoryview, view: memoryview) -> dict[str, int]:
+    while True:
+        version = words[_VERSION]
+        at = _copy(version)
+        start, length = (at + 1) * 8, min(max(0, words[at]), _MAX_TEXT_BYTES)
+        data = bytes(view[start : start + length])
+        if words[_VERSION] == version:  # else it may have been overwritten
+            break
+    levels = {}
+    for line in data.decode(errors="replace").splitlines():
+        number, _, name = line.partition(" ")
+        with suppress(ValueError):
+            levels[name] = int(number)
+    return levels
 
 
 def _copy(version: int) -> int:

@@ -177,7 +177,7 @@ class Broker:
             clean = all(directory.clean for directory in directories)
             memory.control.words[HEADER + HEADER_CLEAN_START] = clean
             if before is not None:
-                left = _take_over_from(before, directories)
+                left = _take_over_from(before, directories, memory)
             # The generation before us would not know its log again, if it came back.
             recover_metadata_log(
                 paths[0],
@@ -388,7 +388,9 @@ def _fork_leaver(
     return manifest._replace(generation=link.detach(), leaver=pid)
 
 
-def _take_over_from(before: Manifest, directories: Sequence[LogDirectory]) -> Left:
+def _take_over_from(
+    before: Manifest, directories: Sequence[LogDirectory], memory: BrokerMemory
+) -> Left:
     """End the generation before us; from now on nobody is served until we do.
 
     Raises:
@@ -403,6 +405,8 @@ def _take_over_from(before: Manifest, directories: Sequence[LogDirectory]) -> Le
     left = take_over_from(before)
     for directory in directories:
         directory.know_logs(left.logs)
+    # Now that nobody can set another level any more.
+    memory.inherit_log_levels(before.parts)
     return left
 
 

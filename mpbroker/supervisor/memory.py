@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -35,7 +36,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
-from mpbroker.ipc.log_levels import LogLevels
+from mpbroker.ipc.log_levels import LogLevels, levels_left_in
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
 from mpbroker.ipc.principals import Principals
@@ -49,6 +50,7 @@ from mpbroker.network.connection_rows import is_open
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
+_LOG_LEVELS: Final = "log levels"  # what this part is called in a manifest
 CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka; more of them is not its purpose
 
 
@@ -95,7 +97,7 @@ class BrokerMemory:
         self.boxes = parts.segment("boxes", create_boxes)
         self.limits = parts.segment("limits", LimitsPage.create_segment)
         self.log_levels = LogLevels(
-            parts.segment("log levels", LogLevels.create_segment)
+            parts.segment(_LOG_LEVELS, LogLevels.create_segment)
         )
         self.principals = Principals(
             parts.segment("principals", Principals.create_segment)
@@ -150,6 +152,15 @@ class BrokerMemory:
         words[HEADER + HEADER_BOOT_ID] = time.time_ns()
         words[HEADER + HEADER_SUPERVISOR_PID] = os.getpid()
         words[HEADER + HEADER_MAGIC] = MAGIC
+
+    def inherit_log_levels(self, parts: Mapping[str, Sequence[int]]) -> None:
+        """Set the levels that are set in the memory of a generation before us."""
+        for fd in parts.get(_LOG_LEVELS, ()):
+            levels = levels_left_in(fd)
+            if levels:
+                # What a damaged page seems to say may have no room.
+                with suppress(ValueError):
+                    self.log_levels.change(levels)
 
     @property
     def control_plane(self) -> int:

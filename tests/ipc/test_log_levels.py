@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.ipc.log_levels import LogLevels
+from mpbroker.ipc.log_levels import LogLevels, levels_left_in
 from tests.support.children import fork, kill_at_line, running
 
 FILES = ("mpbroker/ipc/log_levels.py",)
@@ -30,6 +30,18 @@ def test_what_one_sets_another_reads_and_its_version_grows(segment):
     assert (other.read(), other.version) == ({"root": 30, "mpbroker.network": 10}, 1)
     other.change({"mpbroker.network": None, "mpbroker": 40, "never.set": None})
     assert (mine.read(), mine.version) == ({"root": 30, "mpbroker": 40}, 2)
+
+
+def test_who_takes_over_reads_what_was_left_and_of_another_kind_nothing(segment):
+    assert levels_left_in(segment.fd) == {}
+    LogLevels(segment).change({"mpbroker.network": 10, "root": 40})
+    assert levels_left_in(segment.fd) == {"mpbroker.network": 10, "root": 40}
+    other = os.memfd_create("other", os.MFD_CLOEXEC)
+    try:
+        os.write(other, b"x" * 5000)
+        assert levels_left_in(other) == {}
+    finally:
+        os.close(other)
 
 
 NAMES = st.text("abc.", min_size=1, max_size=10)

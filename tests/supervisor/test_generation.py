@@ -25,6 +25,7 @@ from tests.supervisor.load import (
     read_log,
     receive_frame,
 )
+from tests.supervisor.resizing import LOGGER_RESOURCE, alter
 from tests.supervisor.test_connections import receive_rest
 from tests.supervisor.test_kills import fetch_body
 from tests.supervisor.test_resize import holdings
@@ -168,6 +169,32 @@ def test_one_that_is_undone_leaves_a_metadata_log_of_dead_records_as_it_was(brok
         ask(sock, ApiKey.PRODUCE, 9, produce_body(b"as ever"))
     broker.stop()
     assert len(read_log(broker.data_dir)) == 1
+
+
+def test_levels_of_loggers_go_along(broker):
+    logger = "mpbroker.network.connections"
+    answer = alter(broker, {logger: "DEBUG"}, resource_type=LOGGER_RESOURCE)
+    assert answer.error_code == 0, answer
+
+    def lines_since(began: int) -> list[str]:
+        return broker.log_path.read_text()[began:].splitlines()
+
+    def wait_for_a_line_of_a_connection() -> None:
+        """It is of the level DEBUG; the default is INFO."""
+        began = len(broker.log_path.read_text())
+        with dial(broker) as sock:
+            api_versions(sock)
+            words = (logger, f"-127.0.0.1:{sock.getsockname()[1]}-", "connected")
+            wait_until(
+                lambda: [x for x in lines_since(began) if all(w in x for w in words)]
+            )
+
+    wait_for_a_line_of_a_connection()
+    for number, fault in enumerate(["layout", "none"]):
+        upgrade(broker, newcomer(broker, f"9.{number}", fault))
+        wait_until(lambda v=f"9.{number}": identity(broker).get("version") == v)
+        assert wait_for_end(broker, "done", "failed").endswith(f"to 9.{number}")
+        wait_for_a_line_of_a_connection()
 
 
 def test_another_largest_request_is_a_new_generation_too(broker):
