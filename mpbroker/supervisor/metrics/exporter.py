@@ -13,6 +13,7 @@ import orjson
 
 from mpbroker.ipc.layout import HEADER, HEADER_PHASE, HEADER_SUPERVISOR_PID, Phase
 from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.supervisor.metrics.client_ids import ClientIds
 from mpbroker.supervisor.metrics.collector import Collector, is_ready
 from mpbroker.supervisor.metrics.exposition import CONTENT_TYPE, Family, render
 from mpbroker.supervisor.metrics.group_lag import GroupLag
@@ -91,6 +92,7 @@ class Exporter:
                     self._topics,
                     time.monotonic_ns(),
                 ),
+                ClientIds(self._words, memory.arena),
             )
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         # Everybody's eventfd for "look at the phase": never read, so it is ours too.

@@ -24,6 +24,7 @@ from mpbroker.ipc.request_metrics import LoggedRequest, log_above, read_logged
 from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import connection_name
 from mpbroker.supervisor.control_view import api_name
+from mpbroker.supervisor.metrics.client_ids import ClientIds
 from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
 
 _LOG = get_logger(__name__)
@@ -38,13 +39,20 @@ class RequestLog:
             so that it may be moved away at any time.
         above_ns: requests that took less are not noted.
         counts: what stands between the requests.
+        client_ids: where their clients' names are found.
     """
 
     def __init__(
-        self, words: memoryview, path: str, above_ns: int, counts: RequestLogCounts
+        self,
+        words: memoryview,
+        path: str,
+        above_ns: int,
+        counts: RequestLogCounts,
+        client_ids: ClientIds,
     ) -> None:
         self._words = words
         self._counts = counts
+        self._client_ids = client_ids
         self._path = Path(path)
         self._failed = False
         # Those noted before us were written, or are lost: our predecessor knew.
@@ -62,6 +70,7 @@ class RequestLog:
             found, missed, self._next[number] = read_logged(
                 self._words, number, self._next[number]
             )
+            self._client_ids.look(number, found)
             lines.extend(orjson.dumps(self._line(each, ahead_ns)) for each in found)
             if missed:
                 lines.append(orjson.dumps({"processor": number, "lost": missed}))
@@ -96,6 +105,7 @@ class RequestLog:
             "api_version": each.api_version,
             "correlation_id": each.correlation_id,
             "connection": connection_name(words, each.connection),
+            "client_id": self._client_ids.of(each),
             "client_software_name": name,
             "client_software_version": version,
             "request_bytes": each.request_bytes,

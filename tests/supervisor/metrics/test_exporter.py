@@ -183,7 +183,7 @@ def test_no_counter_runs_backwards_when_processes_die(broker):
 def test_the_request_log_has_all_stages_of_each_request(broker):
     path = broker.config["request.log.path"]
     get(broker, "health")  # it serves, so it counts what comes after
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "client.id": "tower 7"})
     producer.produce("landings", b"seen")
     assert not producer.flush(30)
 
@@ -191,7 +191,11 @@ def test_the_request_log_has_all_stages_of_each_request(broker):
         file = Path(str(path))
         text = file.read_bytes() if file.exists() else b""
         found = [json.loads(line) for line in text.splitlines()]
-        return [line for line in found if line.get("api") == "Produce"]
+        return [
+            line
+            for line in found
+            if line.get("api") == "Produce" and line["client_id"] == "tower 7"
+        ]
 
     line = wait_until(lines)[0]
     assert line["received_ns"] <= line["dequeued_ns"] <= line["completed_ns"]
