@@ -131,6 +131,15 @@ SERVER_KEYS: Final = [
         update_mode=_CLUSTER_WIDE,
     ),
     ConfigKey(
+        "num.replica.fetchers",
+        _INT,
+        1,
+        "Accepted for files and tools written for Kafka; with one broker there is no"
+        " other to fetch from.",
+        validator=at_least(1),
+        update_mode=_CLUSTER_WIDE,
+    ),
+    ConfigKey(
         "num.recovery.threads.per.data.dir",
         _INT,
         2,

@@ -25,6 +25,7 @@ class BrokerValues:
     num_network_threads: int
     num_io_threads: int
     background_threads: int
+    num_replica_fetchers: int
     num_recovery_threads_per_data_dir: int
     queued_max_requests: int
     queued_max_request_bytes: int

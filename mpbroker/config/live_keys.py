@@ -88,6 +88,8 @@ _READERS: Final = {
         "log.cleaner.io.buffer.size",
         "log.cleaner.threads",
         "num.recovery.threads.per.data.dir",  # by the next start
+        "num.replica.fetchers",
+        "sasl.mechanism.inter.broker.protocol",
     ),
 }
 

@@ -62,6 +62,7 @@ VALUES = {
     "num.io.threads": "2",
     "num.network.threads": "2",
     "broker.rack": "r2",
+    "sasl.mechanism.inter.broker.protocol": "PLAIN",
     "log.cleaner.min.compaction.lag.ms": "5",
 }
 

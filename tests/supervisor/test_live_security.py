@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.supervisor.load import api_versions, ask, dial, receive_frame, states
 from tests.supervisor.resizing import OF_ALL, alter, resize
 from tests.support.broker import Broker
 from tests.support.children import wait_until
+from tests.test_live_configs import OF_A_LISTENER
 
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required {};"
 TLS, SASL = "listener.name.ssl.ssl", "listener.name.sasl_plaintext"
@@ -55,6 +57,22 @@ class Pki:
         text = Path(self.keys[number]).read_text()
         middle = text.index("-----BEGIN CERTIFICATE")
         return text[:middle], text[middle:]
+
+    def encrypted(self, password: str) -> str:
+        """The first key once more, in a file for those who know its password."""
+        key, chain = self.parts(0)
+        command = ["openssl", "pkey", "-aes256", "-passout", f"pass:{password}"]
+        done = subprocess.run(
+            command, input=key, capture_output=True, text=True, check=True
+        )
+        path = self.directory / "encrypted.pem"
+        path.write_text(done.stdout + chain)
+        return str(path)
+
+    def trusted(self) -> str:
+        path = self.directory / "authority.pem"
+        self.authorities[0].cert_pem.write_to_path(str(path))
+        return str(path)
 
     def context(self, authority: int) -> ssl.SSLContext:
         context = ssl.create_default_context()
@@ -153,6 +171,54 @@ def test_new_connections_get_another_certificate_and_those_there_are_stay(broker
         assert api_versions(before)
     assert alter(broker, {f"{TLS}.keystore.location": None}).error_code == 0
     assert is_of(broker, pki, 0)
+
+
+# What the other tests set.
+SET_ELSEWHERE = {
+    "sasl.enabled.mechanisms",
+    "sasl.jaas.config",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+}
+TLS_SETTINGS = {
+    "suites": lambda pki: {"cipher.suites": "TLS_AES_256_GCM_SHA384"},
+    "versions": lambda pki: {"enabled.protocols": "TLSv1.3", "protocol": "TLSv1.3"},
+    "trust in a file": lambda pki: {
+        "client.auth": "requested",
+        "truststore.location": pki.trusted(),
+        "truststore.type": "PEM",
+        "truststore.password": "nobody's",
+    },
+    "trust as a text": lambda pki: {
+        "client.auth": "requested",
+        "truststore.certificates": Path(pki.trusted()).read_text(),
+    },
+    "an encrypted key": lambda pki: {
+        "keystore.location": pki.encrypted("sesame"),
+        "keystore.type": "PEM",
+        "key.password": "sesame",
+        "keystore.password": "nobody's",  # in PEM only keys are encrypted
+    },
+}
+
+
+@pytest.mark.parametrize("kind", TLS_SETTINGS)
+def test_whatever_kafka_changes_of_tls_changes(broker, pki, kind):
+    configs = TLS_SETTINGS[kind](pki)
+    named = {f"{TLS}.{name}": text for name, text in configs.items()}
+    answer = alter(broker, named)
+    assert answer.error_code == 0, answer
+    told = described(broker)
+    for name, text in named.items():
+        found = told[name]
+        assert (found.config_source, found.read_only) == (2, False), name
+        assert found.value == (None if found.is_sensitive else text), name
+    assert is_of(broker, pki, 0)
+
+
+def test_no_setting_of_a_listener_that_kafka_changes_is_left_out(pki):
+    tried = {f"ssl.{name}" for make in TLS_SETTINGS.values() for name in make(pki)}
+    assert tried | SET_ELSEWHERE == set(OF_A_LISTENER)
 
 
 def test_a_key_as_text_is_taken_and_never_told(broker, pki):
