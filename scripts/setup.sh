@@ -2,7 +2,7 @@
 # installs into it what LEVEL needs. LEVEL is run, demo or test.
 #
 # What was installed is remembered as a verbatim copy of what it depends on, so that
-# asking "is everything there?" costs a bash comparison and starts no process.
+# asking "is everything there?" costs a comparison in bash, and starts no Python.
 
 # shellcheck shell=bash
 root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd -P)
@@ -56,7 +56,7 @@ _install() { # LEVEL
     *) say "installing mpbroker, its dependencies and what '$1' needs" ;;
     esac
     local target=$root
-    [[ $1 == run ]] || target="$root[$1]"
+    [[ $1 == run ]] || target="${root}[$1]"
     _pip "$log" --editable "$target"
     # Named here and not in pyproject.toml: the package is a CSV file and an import of
     # pandas that nobody needs.
@@ -76,6 +76,12 @@ _pip() { # LOG ARGUMENT...
     env -u PYTHONPATH -u PYTHONHOME PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 \
         PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore \
         "$venv/bin/python" -m pip install --progress-bar off "$@" >>"$log" 2>&1 && return
+    local reason
+    reason=$(sed -n "s/.*after connection broken by '\(.*\)': .*/\1/p" "$log" | tail -n 1 |
+        sed "s/.* object at [^ ]*: //; s/[')]*$//")
+    [[ ! $reason ]] ||
+        die "the Python package index cannot be reached, and is needed once:" \
+            "$reason. PIP_INDEX_URL=URL names a mirror; pip's output is in $log"
     tail -n 30 "$log" >&2
     die "pip install $* failed; its whole output is in $log"
 }

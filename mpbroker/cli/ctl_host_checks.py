@@ -275,12 +275,12 @@ def check_python(python: str, core: str, machine: str) -> Iterator[Finding]:
             "python",
             f"{python}, {core}, on {machine}: shared memory needs x86-64's order of"
             " stores, or the compiled core",
-            "install a C compiler, and mpbroker again",
+            "install a C compiler and Python's headers, and mpbroker again",
         )
     else:
         yield Finding(
             OK if compiled else WARN,
             "python",
             f"{python}, {core}",
-            "install a C compiler, and mpbroker again",
+            "install a C compiler and Python's headers, and mpbroker again",
         )

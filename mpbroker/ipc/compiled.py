@@ -26,7 +26,10 @@ def _obstacle() -> str:
     if os.environ.get(PURE_PYTHON_VARIABLE):
         return f"pure Python, because {PURE_PYTHON_VARIABLE} is set"
     if _core is None:
-        return "pure Python; a C compiler at installation makes it faster"
+        return (
+            "pure Python; a C compiler and Python's headers, at installation, make it"
+            " faster"
+        )
     try:
         if _core.VERSION != _VERSION:
             raise ValueError(f"version {_core.VERSION}, not {_VERSION}")

@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 5, but for segments with a file of
+"""Every offset in shared memory, layout version 6, but for segments with a file of
 their own (session_layout, quota_layout, limits_page...). No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
