@@ -36,6 +36,8 @@ ApiHandler = Callable[[Request], Answer]
 ErrorAnswer = Callable[[Request, ErrorCode], bytes | None]
 
 _HEAD: Final = Struct(">hhi")
+_NO_API: Final = -1
+_ASSIGNED: Final = frozenset(map(int, ApiKey))
 
 
 def _nobody_counts(api_key: int, error_code: int) -> None:
@@ -98,15 +100,19 @@ class RequestDispatcher:
         except ProtocolError as error:
             early = self._unreadable_api_versions(frame)
             if early is None:
+                self._count_error(_NO_API, ErrorCode.INVALID_REQUEST)
                 self._refuse(connection, f"unreadable request header: {error}")
             return early
         api = self._apis.get(header.api_key)
         if api is None:
+            key = header.api_key if header.api_key in _ASSIGNED else _NO_API
+            self._count_error(key, ErrorCode.UNSUPPORTED_VERSION)
             self._refuse(connection, f"API key {header.api_key} is not served")
             return None
         if not api.oldest <= header.api_version <= api.newest:
             if header.api_key == ApiKey.API_VERSIONS:
                 return self._unsupported_api_versions(header.correlation_id)
+            self._count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
             self._refuse(
                 connection,
                 f"{ApiKey(header.api_key).name} version {header.api_version} is not"
@@ -165,6 +171,7 @@ class RequestDispatcher:
         return self._unsupported_api_versions(correlation_id)
 
     def _unsupported_api_versions(self, correlation_id: int) -> bytes:
+        self._count_error(ApiKey.API_VERSIONS, ErrorCode.UNSUPPORTED_VERSION)
         header = RequestHeader(ApiKey.API_VERSIONS, 0, correlation_id, None, 0)
         request = Request(-1, -1, 0, header, memoryview(b""), flexible_response=False)
         return request.frame(unsupported_version(self._advertised).encode(0))

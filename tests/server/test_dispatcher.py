@@ -87,6 +87,35 @@ def test_api_versions_of_the_future_is_answered_in_version_0_with_all_we_serve(
     assert served == advertised_versions(SERVED)
 
 
+def counted(frame):
+    """The errors that are counted of a request that goes nowhere."""
+    found = []
+    made = RequestDispatcher(
+        {int(key): Api(key, versions, bytes) for key, versions in SERVED.items()},
+        advertised_versions(SERVED),
+        lambda request, code: None,
+        lambda connection: "it",
+        lambda key, code: found.append((key, code)),
+    )
+    made.parse(5, 7, memoryview(frame), 99)
+    return found
+
+
+def test_what_closes_a_connection_is_counted_with_its_reason():
+    """Kafka closes without a trace but a line of its log: old clients are not found."""
+    unsupported = ErrorCode.UNSUPPORTED_VERSION
+    fetch, _ = SERVED[ApiKey.FETCH]
+    old = encode_request_header(ApiKey.FETCH, fetch - 1, 1, "old")
+    assert counted(old) == [(ApiKey.FETCH, unsupported)]
+    assert counted(encode_request_header(ApiKey.VOTE, 0, 1, None)) == [
+        (ApiKey.VOTE, unsupported)
+    ]
+    assert counted(b"\0\x12\0\x63\0\0\0\x2a") == [(ApiKey.API_VERSIONS, unsupported)]
+    assert counted(b"\x03\xe7\0\0\0\0\0\x01\xff\xff") == [(-1, unsupported)]
+    assert counted(b"\0\3\0") == [(-1, ErrorCode.INVALID_REQUEST)]
+    assert counted(encode_request_header(ApiKey.FETCH, fetch, 1, None)) == []
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_request_an_answer_or_a_reason_to_close(data):
     assert isinstance(parse(data), Request | bytes | None)
