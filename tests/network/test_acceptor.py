@@ -152,6 +152,21 @@ def test_a_client_never_waits_for_small_answers(hall):
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+@pytest.mark.parametrize("wanted", [20_000, -1])
+def test_a_connection_has_the_send_buffer_that_was_set_for_its_listener(hall, wanted):
+    hall.serve(0)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        untouched = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    hall.limit(ListenerLimits(send_buffer_bytes=wanted))
+    hall.dial()
+    hall.acceptor.accept_all()
+    _, (fd,) = recv_fds(hall.memory.handovers[0][1], HAND_OVER.size, 1)
+    with socket.socket(fileno=fd) as accepted:
+        size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        # The kernel doubles what it is told, for what it needs itself.
+        assert size == 2 * wanted if wanted > 0 else size >= untouched
+
+
 def test_a_processor_without_credit_is_passed_over(hall):
     hall.serve(0, 1)
     hall.words[processor_row(0) + PROCESSOR_HANDED] = NEW_CONNECTIONS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpbroker.ipc.arena import ANSWER_BYTES, REQUEST_PART_BYTES
 from mpbroker.ipc.layout import ProcessorCounter, SlotState
+from mpbroker.network.processor import NEW_CONNECTIONS
 from tests.network.rig import frame
 
 # A frame with its size field just fits the request part of a block.
@@ -100,6 +103,24 @@ def test_requests_of_many_connections_are_published_in_one_turn(rig):
     rig.processor.turn()
     rig.processor.turn()
     assert len(rig.memory.ring) == 30
+
+
+def test_new_connections_come_twenty_a_turn_and_those_there_are_served_between(rig):
+    """As Kafka since KAFKA-7719: a storm of newcomers keeps nobody waiting."""
+    steady = rig.connect()
+    rig.pump(lambda: rig.connections == 1)
+    for _ in range(5 * NEW_CONNECTIONS):
+        rig.connect()
+    steady.send(frame(b"meanwhile"))
+    counts = [rig.connections]
+    answered = 0
+    while rig.connections <= 5 * NEW_CONNECTIONS:
+        rig.turn()
+        counts.append(rig.connections)
+        answered = answered or (len(counts) if steady.frames() else 0)
+        assert len(counts) < 1000
+    assert max(after - before for before, after in pairwise(counts)) == NEW_CONNECTIONS
+    assert 0 < answered < len(counts)
 
 
 # -- what is no request -------------------------------------------------------------

@@ -273,6 +273,40 @@ def test_a_session_is_prolonged_between_requests(sasl_rig):
     assert rig.counted(R.REAUTHENTICATED) == 1
 
 
+def test_who_fails_to_authenticate_again_is_told_and_closed(sasl_rig):
+    """After Kafka's testSaslReauthenticationFailureWithKip152SaslAuthenticate."""
+    rig = sasl_rig(with_sessions(60_000))
+    client = rig.connect()
+    rig.log_in(client)
+    client.send(frame(handshake("PLAIN")) + frame(authenticate(b"\0alice\0wrong")))
+    client.send(frame(request(ApiKey.METADATA, 1)))
+    rig.pump(lambda: client.is_closed)
+    answer = token_answer(frame(client.frames()[1]))
+    assert answer.error_message == "Authentication failed: Invalid username or password"
+    assert rig.counted(R.CREDENTIALS) == 1 and rig.counted(R.REAUTHENTICATED) == 0
+    assert rig.requests == []
+
+
+def test_nobody_authenticates_again_and_again(sasl_rig):
+    """At most once a second, as in Kafka; a handshake before that is a request."""
+    rig = sasl_rig(with_sessions(60_000))
+    client = rig.connect()
+    rig.log_in(client)
+    again = frame(handshake("PLAIN")) + frame(authenticate(b"\0alice\0wonder"))
+    client.send(again)
+    rig.pump(lambda: rig.counted(R.REAUTHENTICATED) == 1)
+    connection, lease = next(iter(rig.processor._leases.items()))
+    soon = lease._replace(reauthenticated_ns=time.monotonic_ns() + 60_000 * MS)
+    rig.processor._leases[connection] = soon
+    client.send(frame(handshake("PLAIN")))
+    rig.pump(lambda: rig.requests == [handshake("PLAIN")])  # and the handler refuses it
+    later = lease._replace(reauthenticated_ns=time.monotonic_ns() - 1_000 * MS)
+    rig.processor._leases[connection] = later
+    client.send(again)
+    rig.pump(lambda: rig.counted(R.REAUTHENTICATED) == 2)
+    assert rig.requests == [handshake("PLAIN")]
+
+
 def test_nobody_becomes_somebody_else(sasl_rig):
     rig = sasl_rig(with_sessions(60_000))
     client = rig.connect()
@@ -310,6 +344,25 @@ def test_what_openssl_has_decrypted_already_waits_for_no_event(tls_rig, certific
     rig.pump(lambda: client.has_handshake)
     client.send(b"".join(frame(b"%d" % number) for number in range(3000)))
     rig.pump(lambda: len(client.frames()) == 3000)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\0\0\0\x09half"])
+def test_what_was_sent_over_tls_before_a_close_is_all_executed(
+    tls_rig, certificates, rest
+):
+    """After Kafka's remoteCloseWithBufferedReceives, and with an incomplete one."""
+    rig = tls_rig()
+    rig.answer = lambda end, slot, body: end.send_nothing(slot)
+    client = rig.connect_tls(certificates.client_context())
+    rig.pump(lambda: client.has_handshake)
+    bodies = [b"%d" % number for number in range(10)]
+    client.send(b"".join(map(frame, bodies)) + rest)
+    client.turn()
+    assert client.has_sent
+    client.close()
+    rig.pump(lambda: not rig.connections)
+    assert rig.requests == bodies
+    rig.pump(rig.nothing_is_held)
 
 
 def test_file_ranges_are_read_and_sent(tls_rig, certificates, tmp_path):

@@ -12,6 +12,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     SLOT_CONNECTION,
     ConnectionState,
+    ProcessorCounter,
     connection_row,
     slot_row,
 )
@@ -144,6 +145,23 @@ def test_a_client_may_go_while_it_is_throttled(throttled, clock):
     rig.turns()
     clock.now += 5 * S
     rig.pump(lambda: not rig.connections)
+
+
+def test_who_is_muted_for_longer_than_it_may_be_idle_is_closed(make_rig, clock):
+    """After idleExpiryWithBufferedReceives: a look in between is no activity."""
+    rig = make_rig(answer=throttling(clock, 3600 * S), max_idle_ns=10 * S)
+    client = rig.connect()
+    client.send(frame(b"T") + frame(b"next"))
+    rig.pump(lambda: client.frames() == [b"T"])
+    for _ in range(8):
+        clock.now += S
+        client.send(frame(b"more"))
+        rig.turns(5)
+    assert not client.is_closed
+    clock.now += 4 * S
+    rig.pump(lambda: client.is_closed)
+    assert rig.counter(ProcessorCounter.CLOSED_IDLE) == 1
+    assert rig.requests == [b"T"]
 
 
 def test_the_successor_of_a_processor_goes_on_muting(make_rig, clock):

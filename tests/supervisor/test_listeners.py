@@ -28,8 +28,8 @@ def endpoints(*texts: str) -> list[EndPoint]:
 def opened():
     made = []
 
-    def open_them(*texts, backlog=50):
-        made.extend(open_listeners(endpoints(*texts), backlog, -1))
+    def open_them(*texts, backlog=50, receive_buffer=-1):
+        made.extend(open_listeners(endpoints(*texts), backlog, receive_buffer))
         return made[-len(texts) :]
 
     yield open_them
@@ -75,6 +75,19 @@ def test_0_0_0_0_serves_ipv4_only(opened):
     assert listener.address == f"127.0.0.1:{listener.port}"
     with pytest.raises(ConnectionRefusedError):
         can_connect("::1", listener.port)
+
+
+def test_connections_begin_with_the_receive_buffer_that_was_set(opened):
+    """Of the listening socket: the window that a client is told first follows it."""
+    for wanted in (30_000, -1):
+        (listener,) = opened("PLAINTEXT://127.0.0.1:0", receive_buffer=wanted)
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=60):
+            listener.sock.setblocking(True)
+            accepted, _ = listener.sock.accept()
+            with accepted:
+                size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        # The kernel doubles what it is told, for what it needs itself.
+        assert size == 60_000 if wanted > 0 else size != 60_000
 
 
 def test_a_name_is_resolved(opened):

@@ -63,6 +63,33 @@ def test_plain_refuses_all_else_and_repeats_no_password(token, complaint):
     assert "wonder" not in str(caught.value) + caught.value.detail
 
 
+@pytest.mark.parametrize(
+    ("token", "password"),
+    [
+        (b"\0alice\0wrong", b"wrong"),
+        (b"\0alice\0w", b"w"),
+        (b"\0nobody\0wrong", b"wrong"),
+        (b"\0alice\0wonder", b"wonder"),
+    ],
+)
+def test_plain_takes_as_long_wherever_a_password_differs(monkeypatch, token, password):
+    """Known or not, right or not: one comparison, whose time tells nothing."""
+    compared = []
+
+    def compare_digest(mine, theirs):
+        compared.append((mine, theirs))
+        return mine == theirs
+
+    monkeypatch.setattr(
+        "mpbroker.network.sasl.plain.hmac.compare_digest", compare_digest
+    )
+    with suppress(SaslError):
+        plain().evaluate(token)
+    ((mine, theirs),) = compared
+    assert mine == password
+    assert (mine == theirs) is (token == b"\0alice\0wonder")
+
+
 # -- SCRAM ----------------------------------------------------------------------------
 
 CREDENTIALS = {

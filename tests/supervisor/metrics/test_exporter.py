@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
@@ -109,6 +110,21 @@ def test_logs_and_the_lag_of_groups_are_shown(broker):
     lag = 'kafka_consumergroup_lag{consumergroup="departures",topic="flights"'
     assert now[lag + ',partition="0"}'] == 6
     assert now[f"kafka_topic_partition_current_offset{{{place}}}"] == 10
+
+
+def test_a_topic_that_is_deleted_is_shown_no_more(broker):
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce("brief", b"x", partition=0)
+    assert not producer.flush(30)
+
+    def shown():
+        return {key for key in metrics(broker) if 'topic="brief"' in key}
+
+    wait_until(lambda: "mpbroker_log_end_offset" in " ".join(shown()))
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics(["brief"])["brief"].result(60)
+    wait_until(lambda: not shown())
+    assert metrics(broker)['mpbroker_log_end_offset{topic="flights",partition="0"}']
 
 
 def test_connections_are_shown_by_listener_and_by_software(broker):
@@ -282,6 +298,8 @@ def test_an_upgrade_keeps_the_address_and_all_counts(tmp_path):
         producer.produce("flights", b"before")
         assert not producer.flush(30)
         address, before = url_of(made), pids_of(made, "exporter")
+        # Names for others' dashboards are there only where they are asked for.
+        assert not [key for key in metrics(made) if key.startswith("kafka_")]
         produced = 'mpbroker_requests_total{api="Produce"}'
         # Counted behind its answer, which the client has already.
         count = wait_until(lambda: metrics(made).get(produced))
