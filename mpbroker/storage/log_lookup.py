@@ -1,7 +1,10 @@
 """Offsets by timestamp, by leader epoch, and at either end (ListOffsets)."""
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
+from mpbroker.ipc.partition_table import LogState
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.storage.batch_scan import TIMESTAMP_TYPE_MASK, StoredBatch, scan_batches
 from mpbroker.storage.errors import CorruptLogError
@@ -9,6 +12,8 @@ from mpbroker.storage.leader_epochs import EpochEntry
 from mpbroker.storage.log_reader import LogReader
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.time_index import NO_TIMESTAMP, TimestampOffset
+
+_T = TypeVar("_T")
 
 
 class LogLookup(LogReader):
@@ -41,40 +46,42 @@ class LogLookup(LogReader):
         Raises:
             ApiError: KAFKA_STORAGE_ERROR...
         """
+        return self._look_up(lambda state: self._search(timestamp, state))
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """Return (offset, timestamp) of the first record with the largest timestamp."""
+        largest = self._look_up(self._largest_of_all)
+        return None if largest < 0 else self.offset_for_timestamp(largest)
+
+    def _look_up(self, look: Callable[[LogState], _T]) -> _T:
+        """Look into files that belong together, once they do."""
+        made_room = False
         while True:
             state = self.state()
-            self.refresh(state.active_base_offset)
             try:
-                found = self._search(timestamp, state)
+                self.refresh(state.active_base_offset)
+                found = look(state)
             except (FileNotFoundError, CorruptLogError) as error:
                 self._structure_moved_or_fail(error)
                 continue
             except OSError as error:
+                if not made_room and self._descriptors_released(error):
+                    made_room = True
+                    continue
                 self.fail(error, "cannot be read")
             if self._words[self._structure_word] == self._structure:
                 return found
 
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record with the largest timestamp."""
-        while True:
-            state = self.state()
-            self.refresh(state.active_base_offset)
-            largest = TimestampOffset(NO_TIMESTAMP, -1)
-            try:
-                start_offset = self._words[self._start_word]
-                for segment in self.segments.from_offset(start_offset):
-                    here = self._largest(segment, state)
-                    if here.offset < start_offset:
-                        here = self._largest_from(segment, start_offset, state)
-                    if here.timestamp > largest.timestamp:
-                        largest = here
-                    self._close_unless_active(segment)
-            except (FileNotFoundError, CorruptLogError) as error:
-                self._structure_moved_or_fail(error)
-                continue
-            if largest.timestamp < 0:
-                return None
-            return self.offset_for_timestamp(largest.timestamp)
+    def _largest_of_all(self, state: LogState) -> int:
+        start_offset = self._words[self._start_word]
+        largest = NO_TIMESTAMP
+        for segment in self.segments.from_offset(start_offset):
+            here = self._largest(segment, state)
+            if segment.base_offset < start_offset:
+                here = self._largest_from(segment, start_offset, here, state)
+            largest = max(largest, here.timestamp)
+            self._close_unless_active(segment)
+        return largest
 
     def _largest(self, segment: LogSegment, state: tuple[int, ...]) -> TimestampOffset:
         if segment.base_offset == state[1]:
@@ -82,18 +89,33 @@ class LogLookup(LogReader):
         return segment.largest_timestamp()
 
     def _largest_from(
-        self, segment: LogSegment, start_offset: int, state: tuple[int, ...]
+        self,
+        segment: LogSegment,
+        start_offset: int,
+        largest: TimestampOffset,
+        state: tuple[int, ...],
     ) -> TimestampOffset:
-        """As ``_largest``, of a segment whose first records were deleted."""
+        """As ``_largest``, of a segment whose first records were deleted.
+
+        Args:
+            largest: of all of its records; the offset is that of a batch's last.
+        """
         active = segment.base_offset == state[1]
-        largest = TimestampOffset(NO_TIMESTAMP, -1)
+        entries = state[3] if active else segment.offset_index.file_entries()
+        position = segment.offset_index.lookup(start_offset, entries)
         end = state[2] if active else segment.file_size()
-        for batch in scan_batches(segment.fd, 0, end):
-            if batch.last_offset >= start_offset:
-                here = TimestampOffset(batch.max_timestamp, batch.last_offset)
-                if here.timestamp > largest.timestamp:
-                    largest = here
-        return largest
+        left = TimestampOffset(NO_TIMESTAMP, -1)
+        for batch in scan_batches(segment.fd, position, end):
+            if batch.last_offset < start_offset:
+                continue
+            here = batch.max_timestamp
+            if batch.base_offset < start_offset:  # it may be of a deleted one
+                here = newest_from(segment.fd, batch, start_offset)
+            elif largest.offset >= batch.base_offset:
+                return largest if largest.timestamp > left.timestamp else left
+            if here > left.timestamp:
+                left = TimestampOffset(here, batch.last_offset)
+        return left
 
     def _search(self, timestamp: int, state: tuple[int, ...]) -> tuple[int, int] | None:
         start_offset = self._words[self._start_word]
@@ -119,6 +141,18 @@ class LogLookup(LogReader):
                 if found is not None:
                     return found
         return None
+
+
+def newest_from(fd: int, batch: StoredBatch, start_offset: int) -> int:
+    """Return the largest timestamp of a batch's records from an offset on."""
+    left = [
+        batch.max_timestamp
+        if batch.attributes & TIMESTAMP_TYPE_MASK
+        else record.timestamp
+        for record in iter_records(os.pread(fd, batch.size, batch.position))
+        if record.offset >= start_offset
+    ]
+    return max(left, default=NO_TIMESTAMP)
 
 
 def first_record_at(

@@ -220,8 +220,8 @@ class LogProducers(LogLookup):
             try:
                 self.refresh(state[1])
                 self._catch_up(state, now_ms)
-            except (FileNotFoundError, CorruptLogError, ApiError):
-                pass  # files moved under us; it is done again under the lock
+            except (OSError, CorruptLogError, ApiError):
+                pass  # files moved under us, say; it is done again under the lock
 
     def _catch_up(self, state: tuple[int, ...], now_ms: int) -> ProducerState:
         """Make the producers those of the log end in ``state``."""

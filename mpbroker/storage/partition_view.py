@@ -11,7 +11,7 @@ import errno
 import time
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from mpbroker.ipc.layout import (
     ROW_COPIES,
@@ -36,6 +36,7 @@ from mpbroker.storage.producer_state import ProducerState
 from mpbroker.storage.segment_list import SegmentList
 
 logger = get_logger(__name__)
+_T = TypeVar("_T")
 
 STATE: Final = Struct(f"{len(LogState._fields)}q")
 # Errors that a later attempt may not meet: the partition stays online.
@@ -116,7 +117,7 @@ class PartitionView:
     @property
     def epochs(self) -> LeaderEpochs:
         if self._epochs is None:
-            self._epochs = read_leader_epochs(self.directory)
+            self._epochs = self._with_room(lambda: read_leader_epochs(self.directory))
         return self._epochs
 
     def require_online(self) -> None:
@@ -147,11 +148,13 @@ class PartitionView:
     def _load_locked(self) -> None:
         row = self.row
         try:
-            loaded = load_log(
-                self.directory,
-                self._hints,
-                index_interval_bytes=self.config.index_interval_bytes,
-                now_ms=time.time_ns() // 1_000_000,
+            loaded = self._with_room(
+                lambda: load_log(
+                    self.directory,
+                    self._hints,
+                    index_interval_bytes=self.config.index_interval_bytes,
+                    now_ms=time.time_ns() // 1_000_000,
+                )
             )
         except CorruptLogError as error:
             row.status = RowStatus.OFFLINE
@@ -200,6 +203,15 @@ class PartitionView:
             return False
         release()
         return True
+
+    def _with_room(self, run: Callable[[], _T]) -> _T:
+        """Do what needs descriptors; and once more, if it was those that lacked."""
+        try:
+            return run()
+        except (OSError, ApiError) as error:
+            if not self._descriptors_released(error):
+                raise
+        return run()
 
     def make_room(self) -> None:
         """Close the files of all logs of this process: no descriptor is left."""

@@ -1,0 +1,70 @@
+"""Offsets by their time, where a log begins within a batch."""
+
+import itertools
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpbroker.protocol.record_batch import RecordBatchBuilder
+from tests.storage.batches import Validated, validated
+from tests.storage.conftest import OpenLog
+
+_names = itertools.count()
+
+
+def stamped(timestamps: list[int]) -> Validated:
+    """A batch of records of these times, in any order."""
+    builder = RecordBatchBuilder()
+    for timestamp in timestamps:
+        builder.append(timestamp, None, b"r")
+    return validated(builder.build())
+
+
+def test_the_newest_record_may_be_in_a_batch_whose_first_ones_are_deleted(
+    open_log: OpenLog,
+) -> None:
+    log = open_log()
+    log.append(stamped([50, 90, 70, 60]), now_ms=1)
+    assert log.max_timestamp() == (1, 90)
+    log.delete_records(2)
+    assert log.max_timestamp() == (2, 70)
+    log.append(stamped([65]), now_ms=1)
+    assert log.max_timestamp() == (2, 70)
+    log.delete_records(3)
+    assert log.max_timestamp() == (4, 65)
+    log.delete_records(5)
+    assert log.max_timestamp() is None
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    batches=st.lists(
+        st.lists(st.integers(0, 30), min_size=1, max_size=5), min_size=1, max_size=12
+    ),
+    segment_bytes=st.integers(200, 1_500),
+    data=st.data(),
+)
+def test_times_are_looked_up_among_the_records_that_are_left(
+    open_log: OpenLog,
+    batches: list[list[int]],
+    segment_bytes: int,
+    data: st.DataObject,
+) -> None:
+    name = f"looked-up-{next(_names)}"
+    log = open_log(name=name, segment_bytes=segment_bytes, index_interval_bytes=100)
+    for timestamps in batches:
+        log.append(stamped(timestamps), now_ms=1)
+    records = list(enumerate(itertools.chain.from_iterable(batches)))
+    start = data.draw(st.integers(0, len(records)))
+    log.delete_records(start)
+    left = records[start:]
+    newest = max((stamp for _, stamp in left), default=-1)
+    assert log.max_timestamp() == next((r for r in left if r[1] == newest), None)
+    for wanted in range(32):
+        expected = next((r for r in left if r[1] >= wanted), None)
+        assert log.offset_for_timestamp(wanted) == expected
+    log.close()
