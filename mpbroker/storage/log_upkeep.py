@@ -85,9 +85,8 @@ class LogUpkeep:
         """
         if self._cleaner is None:
             return 0
-        if not self._noted:
-            # The one before us may have died before it took note of a deletion.
-            self.write_checkpoints()
+        # The one before us may have died before it took note of a deletion.
+        self.note_deletions()
         candidates = [
             (topic, partition)
             for topic, partition in self._partitions()
@@ -207,11 +206,19 @@ class LogUpkeep:
     def forget_topic(self, topic: TopicView) -> None:
         """Take note that a topic was deleted, whoever deleted it.
 
-        Its name must not find the old recovery points if it comes back and the broker
-        is killed before the next checkpoint.
+        Whoever has told us of all that were deleted calls ``note_deletions``.
         """
         self._manager.delete_topic(topic)
-        self.write_checkpoints()
+        self._noted = False
+
+    def note_deletions(self) -> None:
+        """Forget in the checkpoints whom they should not speak of any more.
+
+        A name must not find the old recovery points if it comes back and the broker
+        is killed before the next checkpoint.
+        """
+        if not self._noted:
+            self.write_checkpoints()
 
     # -- the stop --------------------------------------------------------------------
 

@@ -388,6 +388,10 @@ class Roles:
         become_child("kafka-scheduler-log-housekeeper", memory)
         registry = self.registry(lambda topic: upkeep.forget_topic(topic))
 
+        def catch_up() -> None:
+            if registry.catch_up():
+                upkeep.note_deletions()
+
         def stop_cleaning() -> None:
             if memory.phase >= Phase.DRAINING:
                 raise CleaningAbortedError("the broker stops")
@@ -405,7 +409,7 @@ class Roles:
         Housekeeper(
             memory.control,
             memory.housekeeper_bell,
-            registry.catch_up,
+            catch_up,
             [
                 (config.log_retention_check_interval_ms, upkeep.run_retention),
                 (config.log_flush_scheduler_interval_ms, upkeep.run_flush),

@@ -6,7 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -396,6 +396,31 @@ def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
     broker.upkeep.remove_deleted(renamed_ms + 61_000)
     assert not gone[0].exists()
     assert read_all(log) == [(0, b"new")]
+    broker.die()
+
+
+def test_many_deletions_are_noted_once(
+    start: Start, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time all partitions are looked at, and files are forced to disk."""
+    made = [topics.create(f"t{number}") for number in range(20)]
+    broker = start(topics)
+    written = []
+    real = LogDirectory.write_checkpoints
+
+    def write(directory: LogDirectory, *arguments: Any) -> None:
+        written.append(arguments[-1].keys())
+        real(directory, *arguments)
+
+    monkeypatch.setattr(LogDirectory, "write_checkpoints", write)
+    broker.upkeep.note_deletions()
+    written.clear()
+    for topic in made[:19]:
+        topics.delete(topic.name)
+        broker.upkeep.forget_topic(topic)
+    broker.upkeep.note_deletions()
+    broker.upkeep.note_deletions()
+    assert written == [{"t19"}]
     broker.die()
 
 
