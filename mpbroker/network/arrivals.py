@@ -122,6 +122,11 @@ class Arrivals:
         is_late = time.monotonic_ns() - accepted_ns > _LATE_NS
         return [NewConnection(sock, listener, sequence, is_late) for sock in socks]
 
+    @property
+    def lacks(self) -> bool:
+        """Sockets came for which there was no descriptor; see ``ask_again``."""
+        return self._lacks
+
     def ask_again(self, rows: ConnectionRows, keeper: KeeperLink) -> list[int]:
         """Have the keeper send once more what came when no descriptor was left.
 

@@ -236,6 +236,15 @@ class ConnectionRows:
         self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
         self._words[connection_row(connection) + CONNECTION_OWNER] = processor + 1
 
+    def is_reading(self, connection: int) -> bool:
+        """Whether nothing of it is with the handlers, or being answered."""
+        state = self._words[connection_row(connection) + CONNECTION_STATE]
+        return bool(state & STATE_MASK == _READING)
+
+    def await_socket(self, connection: int) -> None:
+        """Say of a row of ours that nobody has its socket: the keeper is to send it."""
+        self._words[connection_row(connection) + CONNECTION_HOLDER] = _NOBODY
+
     def is_on_its_way(self, connection: int) -> bool:
         """Whether it is this processor's, and was given by one that lives, or lived."""
         words, word = self._words, connection_row(connection)

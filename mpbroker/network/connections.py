@@ -116,12 +116,20 @@ class Connections:
     def count(self, counter: ProcessorCounter, amount: int) -> None:
         self._words[self._counters + counter] += amount
 
+    def count_of(self, counter: ProcessorCounter) -> int:
+        return int(self._words[self._counters + counter])
+
     # -- how they begin ------------------------------------------------------------
 
     def open(self, new: NewConnection, now_ns: int) -> None:
         """Give a new connection a row; close it if there is none for it."""
         sock = new.sock
         sock.setblocking(False)
+        if new.is_late and self._has_begun(sock):
+            # It had a row that was given up: nobody knows where it is in its streams.
+            self.count(ProcessorCounter.LOST, 1)
+            end_connection(sock)
+            return
         connection = self._rows.take()
         if connection is None:
             self.refuse(sock)
@@ -149,6 +157,13 @@ class Connections:
         # No read here: registration makes epoll report a socket that has bytes.
         if self.opened is not None:
             self.opened(channel)
+
+    def _has_begun(self, sock: socket.socket) -> bool:
+        """Whether anything was received from a connection, or sent to it."""
+        if sock.family == socket.AF_UNIX or not are_relied_on(self._words):
+            return False
+        counts = stream_counts(sock)
+        return counts is not None and bool(counts.received or counts.sent)
 
     def admit(self, channel: Channel) -> None:
         """It has proved who it is."""
@@ -207,13 +222,35 @@ class Connections:
         """One has been given to us, and its socket is still to come."""
         self._expected[connection] = now_ns + _ON_ITS_WAY_NS
 
-    def give_up_expected(self, now_ns: int) -> None:
-        """Free the rows of those whose giver died, and the keeper with it."""
+    def miss(
+        self, connection: int, answered: frozenset[int], now_ns: int, *, lacks: bool
+    ) -> None:
+        """A successor has not got the socket of a row: wait for it, or give it up.
+
+        Args:
+            lacks: it came, and there was no descriptor for it. It may come again; but
+                an answer that comes before it would find nobody.
+        """
+        if lacks and self._rows.is_reading(connection):
+            self._rows.await_socket(connection)
+        if self._rows.is_on_its_way(connection):
+            self.expect(connection, now_ns)
+        else:
+            self.abandon(connection, answered)
+
+    def give_up_expected(self, now_ns: int) -> bool:
+        """Free the rows of those whose giver died, and the keeper with it.
+
+        Returns:
+            Whether there were any.
+        """
+        lost = self.count_of(ProcessorCounter.LOST)
         for connection, until_ns in list(self._expected.items()):
             if now_ns > until_ns:
                 del self._expected[connection]
                 if self._rows.is_on_its_way(connection):
                     self.abandon(connection, frozenset())
+        return self.count_of(ProcessorCounter.LOST) != lost
 
     def _add(self, channel: Channel, now_ns: int, where: dict[int, Channel]) -> None:
         self._selector.register(channel)

@@ -293,10 +293,10 @@ class Processor:
             sock = socks.pop(connection, None)
             if sock is not None:
                 self._adopt(connection, sock, answered, ProcessorCounter.RESUMED)
-            elif self._rows.is_on_its_way(connection):
-                self._connections.expect(connection, self._now)
             else:
-                self._connections.abandon(connection, answered)
+                lacks = self._arrivals.lacks
+                self._connections.miss(connection, answered, self._now, lacks=lacks)
+                self._keeper.ask()  # it may have what we have given up
         self._requests.flush()
 
     def _adopt(
@@ -585,8 +585,9 @@ class Processor:
         self._reader.take_back_lent()
         for connection in self._arrivals.ask_again(self._rows, self._keeper):
             self._connections.expect(connection, self._now)
-        if self._arrivals.had_all() and not self._new_connections:
-            self._connections.give_up_expected(self._now)
+        had_all = self._arrivals.had_all() and not self._new_connections
+        if had_all and self._connections.give_up_expected(self._now):
+            self._keeper.ask()
         if not self._busy:
             self._reader.give_back_memory()
             self._sender.close_unused()

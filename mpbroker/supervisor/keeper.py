@@ -147,16 +147,21 @@ class Keeper:
             timeout_s = min(timeout_s, _RETRY_S)
         elif self._new:
             timeout_s = min(timeout_s, _ON_ITS_WAY_S)
+        was_asked = False
         for fd, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             if fd in self._cookies:
                 self._drop(fd)  # it is over, for whatever reason
             elif fd == self._link.fileno():
                 self._receive()
+            else:
+                was_asked = True
         if self._undelivered:
             self._deliver()
         self._look_for_successors()
         if self._new and time.monotonic() >= self._next_look:
             self._look_for_lost()
+        if was_asked:
+            self._end_given_up()
 
     # -- keeping -------------------------------------------------------------------
 
@@ -286,6 +291,22 @@ class Keeper:
                 self._new[cookie] = new._replace(processor=processor, since=now)
                 message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
                 self._undelivered.append(_Parcel(processor, message, [(cookie, -1)]))
+
+    def _end_given_up(self) -> None:
+        """End the connections whose rows were given up; whoever did had no socket.
+
+        All others end before their rows do, so that a socket here says so too.
+        """
+        words = self._words
+        in_rows = {
+            words[connection_row(row) + CONNECTION_COOKIE] for row in live_rows(words)
+        }
+        for cookie, fd in list(self._fds.items()):
+            if cookie not in in_rows and cookie not in self._new:
+                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # and the epoll will say so
+                sock.detach()
 
     def _server_of(self, new: _New) -> int:
         """The processor it was meant for, or another if that one serves no more."""

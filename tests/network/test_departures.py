@@ -317,6 +317,65 @@ def test_rows_of_sockets_that_found_no_descriptor_anywhere_come_free(two, monkey
     monkeypatch.undo()
 
 
+def die(two) -> None:
+    """The first processor is killed: its descriptors go, and nothing else."""
+    for channel in list(two.processor._channels.values()):
+        channel.sock.close()
+    Repair(two.memory).after_processor(two.number)
+
+
+def three_that_are_served(two) -> list:
+    clients = [two.connect() for _ in range(3)]
+    for client in clients:
+        client.send(frame(b"some"))
+    two.pump(lambda: all(client.frames() for client in clients))
+    return clients
+
+
+def test_a_successor_without_descriptors_goes_on_when_it_has_some(two):
+    clients = three_that_are_served(two)
+    die(two)
+    two.start_processor()
+    with descriptors_left(1):
+        two.processor.take_over()
+    assert two.connections == 1
+    two.processor._housekeep()
+    two.pump(lambda: two.connections == 3)
+    for client in clients:
+        client.send(frame(b"more"))
+    two.pump(lambda: all(len(client.frames()) == 2 for client in clients))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_whom_a_successor_gives_up_is_told_though_the_keeper_has_the_socket(
+    two, monkeypatch, is_new
+):
+    monkeypatch.setattr("mpbroker.network.arrivals._DELIVERY_S", 0)
+    clients = three_that_are_served(two)
+    if is_new:  # it has not looked yet whether they are in rows, and hands them on
+        assert two.keeper._new
+    else:
+        two.keeper._look_for_lost()
+    die(two)
+    with monkeypatch.context() as patch:
+        patch.setattr(two, "deliver", lambda: None)  # it is stopped, or has no time
+        two.start_processor()
+    two.processor.take_over()
+    two.pump(lambda: all(client.is_closed for client in clients))
+    two.pump(lambda: two.keeper.count == 0)
+    assert not list(live_rows(two.memory.control.words))
+
+
+def test_the_keeper_ends_nobody_who_has_a_row_or_is_on_the_way_to_one(two):
+    clients = three_that_are_served(two)
+    new = two.connect()
+    two.memory.keeper_bell.ring()
+    two.keeper.turn(0)
+    for client in [*clients, new]:
+        client.send(frame(b"more"))
+    two.pump(lambda: [len(each.frames()) for each in (*clients, new)] == [2, 2, 2, 1])
+
+
 def test_nobody_takes_a_connection_that_another_has_been_given_meanwhile(two):
     """It lies unread at one that retired, and later there is another of that id."""
     mine, accepted = connected_pair()
