@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import uuid
 
 import fastavro
 import msgpack
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.spark.pipeline.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.decode import TYPES, Decoder
 from mpbroker.spark.pipeline.description import PipelineError, ValueFormat, parse
 
@@ -132,10 +134,32 @@ def test_avro_behind_a_registrys_header_is_read():
     assert found.rows.num_rows == found.bad.num_rows == 1
 
 
+def field_of(kind):
+    fields = [{"name": "a", "type": kind}]
+    return orjson.dumps({"type": "record", "name": "r", "fields": fields}).decode()
+
+
+def test_avro_uuids_are_text():
+    schema = field_of(["null", {"type": "string", "logicalType": "uuid"}])
+    value_format = ValueFormat("avro", avro_fields(schema), schema)
+    out = [io.BytesIO(), io.BytesIO()]
+    known = uuid.UUID(int=7)
+    for stream, value in zip(out, (known, None), strict=True):
+        fastavro.schemaless_writer(stream, orjson.loads(schema), {"a": value})
+    found = decode([stream.getvalue() for stream in out], value_format)
+    assert found.rows.column("a").to_pylist() == [str(known), None]
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
         ("{", "not JSON"),
+        # Known to Avro, and of no use as a column.
+        (field_of({"type": "bytes", "logicalType": "decimal", "precision": 4}), "'a'"),
+        (field_of({"type": "long", "logicalType": "time-micros"}), "'a'"),
+        (field_of("nothing"), "no Avro schema"),
+        ('{"type":"record","name":"r","fields":[{"type":"int"}]}', "no Avro schema"),
+        ('{"type":"record","fields":[]}', "no Avro schema"),
         ('"long"', "must be an Avro record"),
         (
             '{"type":"record","name":"r","fields":[{"name":"a","type":'

@@ -23,7 +23,17 @@ _LOGICAL: Final[Mapping[str, str]] = {
     "timestamp-millis": "timestamp",
     "timestamp-micros": "timestamp",
     "date": "date",
+    "uuid": "string",
 }
+# What fastavro makes objects of that no column's type holds.
+_NO_COLUMN: Final = (
+    "decimal",
+    "time-millis",
+    "time-micros",
+    "local-timestamp-millis",
+    "local-timestamp-micros",
+    "duration",
+)
 _CONFLUENT_HEADER_BYTES: Final = 5
 # What a value that is none by this schema makes fastavro raise.
 AVRO_ERRORS: Final = (
@@ -51,17 +61,33 @@ def fields_of(schema: str) -> dict[str, str]:
         raise PipelineError(f"value.schema is not JSON: {error}") from None
     if not isinstance(record, dict) or record.get("type") != "record":
         raise PipelineError("value.schema must be an Avro record")
+    _check(record)
     found = {}
     for field in record.get("fields", []):
         kind = _column_type(field.get("type"))
         if kind is None:
             raise PipelineError(
                 f"value.schema: field {field.get('name')!r} is"
-                f" {field.get('type')!r}; columns are {', '.join(_TYPES)}, timestamps"
-                " and dates, each or null"
+                f" {field.get('type')!r}; columns are {', '.join(_TYPES)}, timestamps,"
+                " dates and UUIDs, each or null"
             )
         found[str(field["name"])] = kind
     return found
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise PipelineError if this is no schema to read by."""
+    from fastavro import parse_schema
+    from fastavro.schema import SchemaParseException, UnknownType
+
+    from mpbroker.spark.pipeline.description import PipelineError
+
+    try:
+        parse_schema(dict(record))
+    except (SchemaParseException, UnknownType, *AVRO_ERRORS, AttributeError) as error:
+        raise PipelineError(
+            f"value.schema is no Avro schema: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _column_type(kind: Any) -> str | None:
@@ -69,15 +95,26 @@ def _column_type(kind: Any) -> str | None:
         others = [each for each in kind if each != "null"]
         return _column_type(others[0]) if len(others) == 1 else None
     if isinstance(kind, dict):
-        return _LOGICAL.get(kind.get("logicalType", "")) or _TYPES.get(kind["type"])
+        logical = kind.get("logicalType", "")
+        if logical in _NO_COLUMN:
+            return None
+        return _LOGICAL.get(logical) or _column_type(kind["type"])
     return _TYPES.get(kind) if isinstance(kind, str) else None
+
+
+def _is_uuid(kind: Any) -> bool:
+    if isinstance(kind, list):
+        return any(map(_is_uuid, kind))
+    return isinstance(kind, dict) and kind.get("logicalType") == "uuid"
 
 
 def reader(schema: str, confluent_header: bool) -> Callable[[bytes], Any]:
     """Return a function that reads a value, or raises one of AVRO_ERRORS."""
     from fastavro import parse_schema, schemaless_reader
 
-    parsed = parse_schema(orjson.loads(schema))
+    record = orjson.loads(schema)
+    uuids = [each["name"] for each in record["fields"] if _is_uuid(each["type"])]
+    parsed = parse_schema(record)
 
     def read(value: bytes) -> Any:
         if confluent_header:
@@ -85,9 +122,11 @@ def reader(schema: str, confluent_header: bool) -> Callable[[bytes], Any]:
                 raise ValueError("no schema id before it (confluent_header)")
             value = value[_CONFLUENT_HEADER_BYTES:]
         stream = io.BytesIO(value)
-        found = schemaless_reader(stream, parsed, None)
+        found: Any = schemaless_reader(stream, parsed, None)
         if stream.tell() != len(value):
             raise ValueError(f"{len(value) - stream.tell()} bytes after its last field")
+        for name in uuids:
+            found[name] = str(found[name]) if found[name] is not None else None
         return found
 
     return read
