@@ -68,6 +68,15 @@ class OffsetReader:
         """
         return self._retry(lambda: self._list(dict.fromkeys(leaders, which), leaders))
 
+    def ends(self, leaders: Mapping[TopicPartition, int]) -> Offsets:
+        """Return where each partition's log ends, committed or not."""
+        questions = dict.fromkeys(leaders, LATEST)
+
+        def ask() -> Offsets:
+            return self._list(questions, leaders, read_committed=False)
+
+        return self._retry(ask)
+
     def resolve(
         self,
         request: OffsetRequest,
@@ -143,13 +152,13 @@ class OffsetReader:
         self,
         questions: Mapping[TopicPartition, int],
         leaders: Mapping[TopicPartition, int],
+        *,
+        read_committed: bool | None = None,
     ) -> Offsets:
-        cluster = self._connected()
+        if read_committed is None:
+            read_committed = bool(self._options.isolation_level)
         answers = list_offsets(
-            cluster,
-            questions,
-            leaders,
-            read_committed=bool(self._options.isolation_level),
+            self._connected(), questions, leaders, read_committed=read_committed
         )
         return {partition: answer.offset for partition, answer in answers.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -71,6 +71,8 @@ class BatchReader(DataSourceReader):
                 options.starting, leaders, unmatched=self._unmatched_start
             )
             end = reader.resolve(options.ending, leaders, unmatched=lambda *_: LATEST)
+            start = _within(reader, options, "starting", start, leaders)
+            end = _within(reader, options, "ending", end, leaders)
         finally:
             reader.close()
         ranges = [OffsetRange(each, start[each], end[each]) for each in sorted(leaders)]
@@ -102,7 +104,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options, partition, timestamp_ms
             ),
         )
-        return to_json(start)
+        return to_json(
+            _within(self._offsets, self._options, "starting", start, leaders)
+        )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._offsets.offsets(self._offsets.partitions(), LATEST)
@@ -217,12 +221,45 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._offsets.close()
 
     def _report_loss(self, text: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"{text}. Some data may have been lost; set failOnDataLoss=false to go"
-                " on without them"
+        report_loss(self._options, text)
+
+
+def _within(
+    reader: OffsetReader,
+    options: SourceOptions,
+    side: str,
+    offsets: Offsets,
+    leaders: Mapping[TopicPartition, int],
+) -> Offsets:
+    """Return offsets, and where a user named one beyond a log's end, that end.
+
+    Below its start is for those who read to say: what is gone is data loss anyway.
+
+    Raises:
+        DataLossError: there is such a one, and fail_on_data_loss.
+    """
+    request = options.starting if side == "starting" else options.ending
+    if request.offsets is None:
+        return offsets
+    ends = reader.ends(leaders)
+    for partition, offset in sorted(offsets.items()):
+        if offset > ends[partition]:
+            text = (
+                f"{side}Offsets of {partition} is {offset}, and the log ends at"
+                f" {ends[partition]}"
             )
-        logger.warning("%s", text)
+            report_loss(options, text)
+    return {each: min(offset, ends[each]) for each, offset in offsets.items()}
+
+
+def report_loss(options: SourceOptions, text: str) -> None:
+    """Raise DataLossError, or say it in the log if that is allowed."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}. Some data may have been lost; set failOnDataLoss=false to go"
+            " on without them"
+        )
+    logger.warning("%s", text)
 
 
 def unmatched_start(

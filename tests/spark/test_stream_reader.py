@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError, parse_source_options
-from mpbroker.spark.readers import StreamReader
+from mpbroker.spark.readers import BatchReader, StreamReader
 from tests.support.children import wait_until
 
 ALL = ReadAllAvailable()
@@ -73,6 +73,41 @@ def make_named_topic(admin):
     yield make
     for future in admin.delete_topics(list(set(names))).values():
         future.exception(60)
+
+
+@pytest.fixture
+def batch_ranges(bootstrap):
+    """Plan a batch query; return what its tasks would read."""
+
+    def ranges(**options):
+        given = {"kafka.bootstrap.servers": bootstrap, **options}
+        planned = BatchReader(parse_source_options(given, streaming=False))
+        return [(each.range.start, each.range.end) for each in planned.partitions()]
+
+    return ranges
+
+
+def test_offsets_beyond_the_end_of_a_log_are_data_loss_or_cut_off(
+    reader, batch_ranges, put, make_topic, caplog
+):
+    topic = make_topic()
+    put(topic, 10)
+    for side in ("startingOffsets", "endingOffsets"):
+        beyond = {"subscribe": topic, side: f'{{"{topic}":{{"0":11}}}}'}
+        message = f"{side} of {topic}-0 is 11, and the log ends at 10"
+        with pytest.raises(DataLossError, match=message):
+            batch_ranges(**beyond)
+        caplog.clear()
+        found = batch_ranges(**beyond, failOnDataLoss="false")
+        assert found == ([(0, 10)] if side == "endingOffsets" else [])
+        assert caplog.messages == [message]
+    late = {"subscribe": topic, "startingOffsets": f'{{"{topic}":{{"0":11}}}}'}
+    with pytest.raises(DataLossError, match="is 11, and the log ends at 10"):
+        reader(**late).initialOffset()
+    assert reader(**late, failOnDataLoss="false").initialOffset() == {topic: {"0": 10}}
+    at_the_end = {"subscribe": topic, "startingOffsets": f'{{"{topic}":{{"0":10}}}}'}
+    assert reader(**at_the_end).initialOffset() == {topic: {"0": 10}}
+    assert batch_ranges(**at_the_end) == []
 
 
 def test_too_few_offsets_wait_for_more(reader, put, make_topic):
