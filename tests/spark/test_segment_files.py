@@ -28,6 +28,7 @@ from mpbroker.spark.segment_index import (
 )
 from mpbroker.spark.segment_plan import parse_segment_options, plan
 from mpbroker.spark.segments import read_task
+from tests.support.object_store import object_store
 
 BASE_MS = 1_700_000_000_000
 PRODUCER = 7
@@ -147,6 +148,32 @@ def test_offsets_and_times_prune_and_large_segments_are_cut(segments, offsets, s
         "endingTimestamp": str(BASE_MS + 99),
     }
     assert offsets(**every, **times) == list(range(42, 99))
+
+
+def test_an_object_store_is_asked_for_what_is_needed_and_no_more(
+    segments, offsets, tmp_path
+):
+    for _ in range(3):
+        for _ in range(20):
+            segments.data(100)
+        segments.roll()
+    segments.data(10)
+    with object_store(tmp_path) as store:
+        place = {"path": store.uri("data")}
+        assert offsets(**place) == list(range(6_000))
+        assert offsets(**place, includeActive="true") == list(range(6_010))
+        store.ranges.clear()
+        some = offsets(
+            **place,
+            startingOffsets='{"t":{"0":2500}}',
+            endingOffsets='{"t":{"0":2600}}',
+        )
+        assert some == list(range(2_500, 2_600))
+        assert {key for key, _, _ in store.ranges} <= {
+            f"data/t-0/{2_000:020d}{suffix}" for suffix in (".log", ".index")
+        }
+        with pytest.raises(MpbrokerError, match="is no directory"):
+            offsets(path=store.uri("nothing"))
 
 
 def test_only_segments_with_something_to_read_become_tasks(segments, tmp_path):
