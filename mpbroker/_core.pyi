@@ -83,6 +83,9 @@ class HandlerEnd:
         batch_type: type,
         /,
     ) -> None: ...
+    def set_transactions(
+        self, table: memoryview, first_word: int, capacity: int, epoch_bits: int, /
+    ) -> None: ...
     def set_fetches(
         self, plan_type: type, segment_type: type, handler: int, max_bytes: int, /
     ) -> None: ...

@@ -42,6 +42,8 @@ class TransactionTable:
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
+        # For native/transactions.c: bytes, first entry's word, capacity, epoch's bits.
+        self.place: Final = (segment.view, _ENTRIES, CAPACITY, _EPOCH_BITS)
 
     @staticmethod
     def create_segment() -> Segment:

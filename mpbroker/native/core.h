@@ -297,6 +297,12 @@ typedef struct {
     int64_t id, epoch, first_sequence, last_sequence, timestamp;
 } batch_producer;
 
+/* The open transactions of all producers (transactions.c); no base: not to be used. */
+typedef struct {
+    memory segment;
+    int64_t first, capacity, epoch_bits;
+} transaction_table;
+
 /* What has become of a batch that was to be appended. */
 typedef struct {
     int64_t base_offset, next_offset, log_start_offset, row, position, next_position;
@@ -309,7 +315,7 @@ typedef struct {
 } request_topic;
 
 typedef struct {
-    int partition;
+    int partition, is_transactional;
     uint8_t *batch;
     int64_t batch_bytes;
     batch_producer producer;
@@ -326,6 +332,7 @@ typedef struct {
 
 typedef struct {
     int version, acks, topic_count, part_count;
+    int is_transactional; /* it names a transactional id */
     int64_t progress; /* the arena's word for the first one that is done */
     request_topic topics[MAX_PRODUCE_PARTS];
     produce_part parts[MAX_PRODUCE_PARTS];
@@ -337,12 +344,19 @@ int64_t produce_answer_bound(const plain_produce *p);
 uint8_t *write_produce_answer(uint8_t *at, const plain_produce *p);
 
 /* produce.c */
-int has_plain_header(const produce_part *part, int64_t max_message_bytes);
+int has_plain_header(produce_part *part, int64_t max_message_bytes);
 int has_plain_records(const produce_part *part, int64_t now_ms);
 int64_t progress_room(const memory *control, const memory *arena, int64_t slot,
                       int count);
 int append_plain(const memory *control, const memory *arena, const memory *rows,
-                 const plan_offsets *at, int64_t slot, plain_produce *p, int ordinal);
+                 const transaction_table *open, const plan_offsets *at, int64_t slot,
+                 plain_produce *p, int ordinal);
+
+/* transactions.c */
+int take_transactions(transaction_table *t, const memory *segment, int64_t first,
+                      int64_t capacity, int64_t epoch_bits);
+/* Whether a producer's transaction is open in a partition's row, at an epoch. */
+int is_open(const transaction_table *t, int64_t producer_id, int64_t epoch, int64_t row);
 
 /* The words of a partition's committed state, in partition_table.LogState's order. */
 enum state_word {
@@ -372,8 +386,8 @@ int read_state(const memory *rows, int64_t row, int64_t *state);
 /* Where the slots of storage's ProducerState and ProducerEntry are. */
 typedef struct {
     PyTypeObject *state_type, *entry_type, *batch_type; /* NULL: producers are not plain */
-    Py_ssize_t producers, entries, epoch, txn_first_offset, batches, last_timestamp,
-        seen_ms;
+    Py_ssize_t producers, entries, ongoing, aborted, epoch, coordinator_epoch,
+        txn_first_offset, batches, last_timestamp, seen_ms;
 } producer_offsets;
 
 int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
@@ -382,10 +396,10 @@ int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *
 int read_producer(const uint8_t *batch, batch_producer *b);
 PyObject *expect_batch(const memory *rows, const plan_offsets *p,
                        const producer_offsets *at, PyObject *plan,
-                       const batch_producer *b, int64_t now_ms);
+                       const batch_producer *b, int is_transactional, int64_t now_ms);
 int accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
-                 PyObject *entry, const batch_producer *b, const appended *done,
-                 int64_t now_ms);
+                 PyObject *entry, const batch_producer *b, int is_transactional,
+                 const appended *done, int64_t now_ms);
 
 /* -- plain fetches (fetch.c) --------------------------------------------------------------- */
 

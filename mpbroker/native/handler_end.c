@@ -205,6 +205,9 @@ static PyMethodDef handler_end_methods[] = {
     {"set_producers", handler_set_producers, METH_VARARGS,
      "set_producers(AppendPlan, ProducerState, ProducerEntry, AppendedBatch): produces\n"
      "of idempotent producers, too."},
+    {"set_transactions", handler_set_transactions, METH_VARARGS,
+     "set_transactions(table, first_word, capacity, epoch_bits): produces of open\n"
+     "transactions, too."},
     {"set_fetches", handler_set_fetches, METH_VARARGS,
      "set_fetches(ReadPlan, LogSegment, handler, fetch_max_bytes): fetches, too."},
     {"set_quotas", handler_set_quotas, METH_VARARGS,

@@ -53,6 +53,7 @@ typedef struct {
     PyObject *topics;        /* dict: name, and id -> (limits, plans by partition) */
     plan_offsets plan;
     producer_offsets producers;
+    transaction_table transactions;
     char syncs_acks_all;
     PyObject *readable; /* dict: name, and id -> read plans by partition */
     read_plan_offsets read_plan;
@@ -77,6 +78,7 @@ int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
 /* The methods of short_cuts.c, as _core.pyi has them. */
 PyObject *handler_set_tables(PyObject *object, PyObject *args);
 PyObject *handler_set_producers(PyObject *object, PyObject *args);
+PyObject *handler_set_transactions(PyObject *object, PyObject *args);
 PyObject *handler_set_fetches(PyObject *object, PyObject *args);
 PyObject *handler_execute(PyObject *object, PyObject *slot);
 PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs);

@@ -1,5 +1,5 @@
 /* The plainest batch: one uncompressed, of no producer or the next one of a known producer
- * (producers.c), to a segment that needs not be rolled.
+ * (producers.c), perhaps of its open transaction, to a segment that needs not be rolled.
  *
  * The twins: protocol/log_validator.py and storage/partition_log.py, whose order of
  * stores this is. Whatever is not exactly plain is left to them, before anything of it
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define BATCH_HEADER 61
+#define TRANSACTIONAL 0x10
 /* Larger ones cost their bytes, and the crc32c package reads those faster. */
 #define MAX_BATCH_BYTES (256 * 1024)
 #define OFFSET_ENTRY_BYTES 8
@@ -91,16 +92,18 @@ walk_plain(cursor c, int64_t count, int64_t *newest, int64_t *oldest)
 
 /* Whether all is plain but the records and their checksum, which take longer to see. */
 int
-has_plain_header(const produce_part *part, int64_t max_message_bytes)
+has_plain_header(produce_part *part, int64_t max_message_bytes)
 {
     const uint8_t *b = part->batch;
     const int64_t size = part->batch_bytes;
     if (size < BATCH_HEADER || read_big(b + 8, 4) + 12 != size || b[16] != 2
         || size > max_message_bytes || size > MAX_BATCH_BYTES)
         return 0;
-    /* no codec, no flag of any kind; counts that agree */
+    part->is_transactional = b[22] == TRANSACTIONAL;
+    /* no codec, no flag of any other kind; counts that agree */
     int64_t count = read_big(b + 57, 4);
-    return !(b[21] | b[22]) && count > 0 && read_big(b + 23, 4) == count - 1;
+    return !b[21] && (!b[22] || part->is_transactional) && count > 0
+           && read_big(b + 23, 4) == count - 1;
 }
 
 /* Whether the records are, of a batch whose header is. */
@@ -251,7 +254,8 @@ progress_room(const memory *control, const memory *arena, int64_t slot, int coun
  */
 int
 append_plain(const memory *control, const memory *arena, const memory *rows,
-             const plan_offsets *at, int64_t slot, plain_produce *p, int ordinal)
+             const transaction_table *open, const plan_offsets *at, int64_t slot,
+             plain_produce *p, int ordinal)
 {
     append_plan a;
     produce_part *part = &p->parts[ordinal];
@@ -283,8 +287,11 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     const int64_t last_offset = end_offset + read_big(part->batch + 23, 4);
     const int64_t timestamp = read_big(part->batch + 35, 8);
     const int64_t position = state[ACTIVE_SIZE];
-    /* Another process's batch since we looked at the producers may be of this one. */
+    /* Another process's batch since we looked at the producers may be of this one; and a
+     * transaction is closed before the marker that ends it comes, under this lock. */
     if ((part->entry != NULL && a.producers_end != end_offset)
+        || (part->is_transactional
+            && !is_open(open, part->producer.id, part->producer.epoch, a.row))
         || !fits(&a, rows, row, state, added, last_offset, timestamp)) {
         unlock(mutex);
         return 0;
@@ -312,6 +319,8 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     state[END_OFFSET] = last_offset + 1;
     state[ACTIVE_SIZE] = position + added;
     state[BYTES_SINCE_INDEX] += added;
+    if (part->is_transactional && state[FIRST_UNSTABLE] < 0)
+        state[FIRST_UNSTABLE] = end_offset;
     state[SPARE] = 0;
     commit(rows, row, version + 1, state);
     /* What clear_intent does: we know what a successor would have to find out. */

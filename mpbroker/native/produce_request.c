@@ -1,4 +1,4 @@
-/* A Produce request of no transaction, and the answer to one that has succeeded whole.
+/* A Produce request, and the answer to one that has succeeded whole.
  * The twins: protocol/fast_produce.py and protocol/messages/produce.py. What a client
  * may send, and this does not read, is left to them.
  */
@@ -45,6 +45,20 @@ parse_topic(reader *r, plain_produce *p)
     get_no_tags(r);
 }
 
+/* Whether there is one; only ASCII is plain. */
+static int
+has_transactional_id(reader *r)
+{
+    int64_t length = r->flexible ? get_count(r) : get(r, 2);
+    if (length == -1)
+        return 0;
+    const uint8_t *id = get_bytes(r, length);
+    for (int64_t i = 0; !r->is_bad && i < length; i++)
+        if (id[i] >= 0x80)
+            r->is_bad = 1;
+    return 1;
+}
+
 int
 parse_plain_produce(uint8_t *body, int64_t size, int version, plain_produce *p)
 {
@@ -53,9 +67,7 @@ parse_plain_produce(uint8_t *body, int64_t size, int version, plain_produce *p)
     p->topic_count = p->part_count = 0;
     if (version < FIRST_VERSION || version > LAST_VERSION)
         return 0;
-    /* no transactional id: its length is null */
-    if (r.flexible ? get_count(&r) != -1 : get(&r, 2) != -1)
-        return 0;
+    p->is_transactional = has_transactional_id(&r);
     p->acks = (int)get(&r, 2);
     get(&r, 4); /* the timeout: no replica is waited for */
     int64_t topics = get_count(&r);

@@ -1,19 +1,25 @@
 /* What a partition knows of its producers, for batches that carry the next sequence of
- * one that is known. The twins: storage/producer_state.py and log_producers.py, on whose
- * objects this works: on a process's own copy of what the log says, so nothing here is
- * anybody else's to see. Whatever is not the next batch of a known producer (a repeated
- * one, a gap, another epoch, a transaction) is left to them.
+ * one that is known, in a transaction or not, and for markers. The twins:
+ * storage/producer_state.py and log_producers.py, on whose objects this works: on a
+ * process's own copy of what the log says, so nothing here is anybody else's to see.
+ * Whatever is not the next batch of a known producer (a repeated one, a gap, another
+ * epoch), and the markers of who is not known, are left to them.
  */
 
 #include "core.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #define BATCH_HEADER 61
 #define BATCH_OVERHEAD 12
 #define BATCHES_KEPT 5
 #define SEQUENCE_MASK 0x7FFFFFFF
-#define TRANSACTIONAL_OR_CONTROL 0x30
+#define CODEC_OR_TIME 0x0F
+#define TRANSACTIONAL 0x10
+#define CONTROL 0x20
+/* A marker as every broker writes it: producer_replay.py's _USUAL_MARKER. */
+#define MARKER_BYTES 78
 /* So many batches of others' are read here; more are a restart, or somebody's pause. */
 #define MAX_CAUGHT_UP 64
 
@@ -28,34 +34,85 @@ read_producer(const uint8_t *batch, batch_producer *b)
     return b->id < 0 || (b->epoch >= 0 && b->first_sequence >= 0);
 }
 
-/* The entry of a producer at an epoch, borrowed; NULL, perhaps with an exception. */
+/* A partition's ProducerState, borrowed; NULL if there is none of that kind. */
 static PyObject *
-find_entry(const producer_offsets *at, PyObject *plan, const batch_producer *b)
+state_of(const producer_offsets *at, PyObject *plan)
 {
-    PyObject *producers = get_slot(plan, at->producers);
-    if (producers == NULL || Py_TYPE(producers) != at->state_type)
+    PyObject *state = get_slot(plan, at->producers);
+    return state != NULL && Py_TYPE(state) == at->state_type ? state : NULL;
+}
+
+/* The entry of a producer, borrowed; NULL, perhaps with an exception. */
+static PyObject *
+find_entry(const producer_offsets *at, PyObject *plan, int64_t producer_id)
+{
+    PyObject *producers = state_of(at, plan);
+    if (producers == NULL)
         return NULL;
     PyObject *entries = get_slot(producers, at->entries);
     if (entries == NULL || !PyDict_CheckExact(entries))
         return NULL;
-    PyObject *id = PyLong_FromLongLong(b->id);
+    PyObject *id = PyLong_FromLongLong(producer_id);
     PyObject *entry = id ? PyDict_GetItemWithError(entries, id) : NULL;
     Py_XDECREF(id);
-    int64_t epoch, open;
-    if (entry == NULL || Py_TYPE(entry) != at->entry_type
-        || !read_number(entry, at->epoch, &epoch) || epoch != b->epoch
-        || !read_number(entry, at->txn_first_offset, &open) || open >= 0)
+    if (entry == NULL || Py_TYPE(entry) != at->entry_type)
         return NULL;
     PyObject *batches = get_slot(entry, at->batches);
     return batches != NULL && PyList_CheckExact(batches) ? entry : NULL;
 }
 
+/* Go on at an epoch; 0: an exception, or something odd. */
+static int
+begin_epoch(const producer_offsets *at, PyObject *entry, int64_t epoch)
+{
+    int64_t known;
+    if (!read_number(entry, at->epoch, &known))
+        return 0;
+    if (known == epoch)
+        return 1;
+    PyObject *batches = get_slot(entry, at->batches);
+    return set_number(entry, at->epoch, epoch)
+           && PyList_SetSlice(batches, 0, PyList_GET_SIZE(batches), NULL) == 0;
+}
+
+/* Where transactions are open in the partition: first offset -> producer id. */
+static PyObject *
+ongoing_of(const producer_offsets *at, PyObject *plan)
+{
+    PyObject *producers = state_of(at, plan);
+    PyObject *ongoing = producers ? get_slot(producers, at->ongoing) : NULL;
+    return ongoing != NULL && PyDict_CheckExact(ongoing) ? ongoing : NULL;
+}
+
+/* A batch of a transaction is there: if it is the first, it begins it. */
+static int
+note_transaction(const producer_offsets *at, PyObject *plan, PyObject *entry,
+                 const batch_producer *b, int64_t base_offset)
+{
+    int64_t open;
+    PyObject *ongoing = ongoing_of(at, plan);
+    if (ongoing == NULL || !read_number(entry, at->txn_first_offset, &open))
+        return 0;
+    if (open >= 0)
+        return 1;
+    PyObject *offset = PyLong_FromLongLong(base_offset);
+    PyObject *id = PyLong_FromLongLong(b->id);
+    int done = offset != NULL && id != NULL && PyDict_SetItem(ongoing, offset, id) == 0
+               && set_number(entry, at->txn_first_offset, base_offset);
+    Py_XDECREF(offset);
+    Py_XDECREF(id);
+    return done;
+}
+
 /* ProducerState.apply. */
 static int
-note_batch(const producer_offsets *at, PyObject *entry, const batch_producer *b,
-           int64_t base_offset, int64_t last_offset, int64_t now_ms)
+note_batch(const producer_offsets *at, PyObject *plan, PyObject *entry,
+           const batch_producer *b, int is_transactional, int64_t base_offset,
+           int64_t last_offset, int64_t now_ms)
 {
     PyObject *batches = get_slot(entry, at->batches);
+    if (!begin_epoch(at, entry, b->epoch))
+        return 0;
     PyObject *fields = Py_BuildValue("((LLLLL))", (long long)b->first_sequence,
                                      (long long)b->last_sequence,
                                      (long long)base_offset, (long long)last_offset,
@@ -67,22 +124,66 @@ note_batch(const producer_offsets *at, PyObject *entry, const batch_producer *b,
     if (done && PyList_GET_SIZE(batches) > BATCHES_KEPT)
         done = PyList_SetSlice(batches, 0, 1, NULL) == 0;
     return done && set_number(entry, at->last_timestamp, b->timestamp)
+           && set_number(entry, at->seen_ms, now_ms)
+           && (!is_transactional
+               || note_transaction(at, plan, entry, b, base_offset));
+}
+
+/* ProducerState.apply_marker, of a producer that is known; 0: not plain, or an
+ * exception. What is aborted is noted only by who rebuilds an index: not here.
+ */
+static int
+follow_marker(const producer_offsets *at, PyObject *plan, const uint8_t *marker,
+              int64_t now_ms)
+{
+    static const uint8_t one_record[] = {0, 0, 0, 1, 0x20, 0, 0, 0, 0x08};
+    if (marker[22] & CODEC_OR_TIME || memcmp(marker + 57, one_record, sizeof one_record)
+        || marker[70] != 0x0C || marker[77] != 0)
+        return 0;
+    int64_t producer_id = read_big(marker + 43, 8), open;
+    if (producer_id < 0)
+        return 1;
+    PyObject *entry = find_entry(at, plan, producer_id);
+    PyObject *ongoing = ongoing_of(at, plan);
+    if (entry == NULL || ongoing == NULL
+        || get_slot(state_of(at, plan), at->aborted) != Py_None
+        || !read_number(entry, at->txn_first_offset, &open)
+        || !begin_epoch(at, entry, read_big(marker + 51, 2)))
+        return 0;
+    if (open >= 0) {
+        PyObject *offset = PyLong_FromLongLong(open);
+        int found = offset != NULL ? PyDict_Contains(ongoing, offset) : -1;
+        if (found > 0)
+            found = PyDict_DelItem(ongoing, offset);
+        Py_XDECREF(offset);
+        if (found < 0 || !set_number(entry, at->txn_first_offset, -1))
+            return 0;
+    }
+    return set_number(entry, at->coordinator_epoch, read_big(marker + 73, 4))
+           && set_number(entry, at->last_timestamp, read_big(marker + 27, 8))
            && set_number(entry, at->seen_ms, now_ms);
 }
 
-/* Take over one batch that somebody else has appended; 0: not plain, or an exception. */
+/* Take over one batch that somebody else has appended; 0: not plain, or an exception.
+ *
+ * `head`: its header or, of a marker, all of it.
+ */
 static int
-follow(const producer_offsets *at, PyObject *plan, const uint8_t *head, int64_t offset,
-       int64_t now_ms)
+follow(const producer_offsets *at, PyObject *plan, const uint8_t *head, int64_t size,
+       int64_t offset, int64_t now_ms)
 {
     batch_producer b;
-    if (head[22] & TRANSACTIONAL_OR_CONTROL || !read_producer(head, &b))
+    if (head[22] & CONTROL)
+        return size == MARKER_BYTES && follow_marker(at, plan, head, now_ms);
+    if (!read_producer(head, &b))
         return 0;
     if (b.id < 0)
         return 1;
-    PyObject *entry = find_entry(at, plan, &b);
+    PyObject *entry = find_entry(at, plan, b.id);
     int64_t last_offset = offset + read_big(head + 23, 4);
-    return entry != NULL && note_batch(at, entry, &b, offset, last_offset, now_ms);
+    return entry != NULL
+           && note_batch(at, plan, entry, &b, head[22] & TRANSACTIONAL, offset,
+                         last_offset, now_ms);
 }
 
 /* LogProducers._catch_up, without the lock; 0: not plain, or an exception. */
@@ -106,15 +207,18 @@ catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
         || load(rows, row + L.ROW_STRUCTURE) != structure)
         return 0;
     for (int batches = 0; end != state[END_OFFSET]; batches++) {
-        uint8_t head[BATCH_HEADER];
-        if (batches == MAX_CAUGHT_UP || position < 0
-            || pread((int)fd, head, sizeof head, position) != (ssize_t)sizeof head)
+        /* Of a batch its header, and whatever is behind that: a marker is no more. */
+        uint8_t head[MARKER_BYTES];
+        if (batches == MAX_CAUGHT_UP || position < 0)
+            return 0;
+        const int64_t got = pread((int)fd, head, sizeof head, position);
+        if (got < BATCH_HEADER)
             return 0;
         int64_t size = read_big(head + 8, 4) + BATCH_OVERHEAD;
         int64_t next = end + read_big(head + 23, 4) + 1;
-        if (size < BATCH_HEADER || size > state[ACTIVE_SIZE] - position || head[16] != 2
+        if (size < BATCH_HEADER || (size <= MARKER_BYTES && size > got) || size > state[ACTIVE_SIZE] - position || head[16] != 2
             || read_big(head, 8) != end || next <= end || next > state[END_OFFSET]
-            || !follow(at, plan, head, end, now_ms))
+            || !follow(at, plan, head, size, end, now_ms))
             return 0;
         position += size;
         end = next;
@@ -125,37 +229,44 @@ catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
     return 1;
 }
 
-/* Whether a batch is the next one of a producer that is known: its entry, borrowed; NULL,
- * perhaps with an exception, if not. */
+/* Whether a batch is the next one of a producer that is known, and of its transaction if
+ * it has one open: its entry, borrowed; NULL, perhaps with an exception, if not. */
 PyObject *
 expect_batch(const memory *rows, const plan_offsets *p, const producer_offsets *at,
-             PyObject *plan, const batch_producer *b, int64_t now_ms)
+             PyObject *plan, const batch_producer *b, int is_transactional,
+             int64_t now_ms)
 {
+    int64_t epoch, open, sequence = -1;
     if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
         return NULL;
-    PyObject *entry = find_entry(at, plan, b);
-    if (entry == NULL)
+    PyObject *entry = find_entry(at, plan, b->id);
+    if (entry == NULL || !read_number(entry, at->epoch, &epoch) || epoch != b->epoch
+        || !read_number(entry, at->txn_first_offset, &open)
+        || (open >= 0 && !is_transactional))
         return NULL;
     PyObject *batches = get_slot(entry, at->batches);
     Py_ssize_t count = PyList_GET_SIZE(batches);
-    PyObject *last = count > 0 ? PyList_GET_ITEM(batches, count - 1) : NULL;
-    if (last == NULL || !PyTuple_Check(last) || PyTuple_GET_SIZE(last) != 5
-        || !PyLong_Check(PyTuple_GET_ITEM(last, 1)))
-        return NULL;
-    int overflow;
-    int64_t sequence =
-        PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(last, 1), &overflow);
-    return !overflow && ((sequence + 1) & SEQUENCE_MASK) == b->first_sequence ? entry
-                                                                            : NULL;
+    if (count > 0) { /* else a marker was the first of its epoch */
+        PyObject *last = PyList_GET_ITEM(batches, count - 1);
+        if (!PyTuple_Check(last) || PyTuple_GET_SIZE(last) != 5
+            || !PyLong_Check(PyTuple_GET_ITEM(last, 1)))
+            return NULL;
+        int overflow;
+        sequence = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(last, 1), &overflow);
+        if (overflow)
+            return NULL;
+    }
+    return ((sequence + 1) & SEQUENCE_MASK) == b->first_sequence ? entry : NULL;
 }
 
 /* The same batch is in the log: move on with it; 0 and an exception. */
 int
 accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
-             PyObject *entry, const batch_producer *b, const appended *done,
-             int64_t now_ms)
+             PyObject *entry, const batch_producer *b, int is_transactional,
+             const appended *done, int64_t now_ms)
 {
-    return note_batch(at, entry, b, done->base_offset, done->next_offset - 1, now_ms)
+    return note_batch(at, plan, entry, b, is_transactional, done->base_offset,
+                      done->next_offset - 1, now_ms)
            && set_number(plan, p->producers_position, done->next_position)
            && set_number(plan, p->producers_end, done->next_offset);
 }
@@ -169,7 +280,10 @@ find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *stat
     at->batch_type = batch;
     return slot_offset(plan, "producers", &at->producers)
            && slot_offset(state, "entries", &at->entries)
+           && slot_offset(state, "ongoing", &at->ongoing)
+           && slot_offset(state, "aborted", &at->aborted)
            && slot_offset(entry, "epoch", &at->epoch)
+           && slot_offset(entry, "coordinator_epoch", &at->coordinator_epoch)
            && slot_offset(entry, "txn_first_offset", &at->txn_first_offset)
            && slot_offset(entry, "batches", &at->batches)
            && slot_offset(entry, "last_timestamp", &at->last_timestamp)

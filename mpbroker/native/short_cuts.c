@@ -21,11 +21,15 @@
 /* What execute() returns. None: not for the short cut. An API's key: answered. Added to
  * that: NOTIFY, if others wait for a partition that was appended to; WAITS, if a Produce's
  * answer is written and may go when that is on disk (see appended() for both), or if a
- * Fetch has to wait (see fetch_waits()). HELD: not for the short cut, and the lock of the
+ * Fetch has to wait (see fetch_waits()). AT_ONCE: it is of a transaction, whose client
+ * has nothing else under way. BEGINS: the coordinator has to take it first, as it writes
+ * where its transaction is not open. HELD: not for the short cut, and the lock of the
  * partition `row` is held.
  */
 #define NOTIFY 0x10000
 #define WAITS 0x20000
+#define AT_ONCE 0x40000
+#define BEGINS 0x80000
 #define HELD (-1)
 
 /* -- the tables -------------------------------------------------------------------------- */
@@ -102,6 +106,25 @@ handler_set_fetches(PyObject *object, PyObject *args)
     self->read_plan = at;
     self->claimed = (handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_CLAIMED;
     self->fetch_max_bytes = max_bytes;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+handler_set_transactions(PyObject *object, PyObject *args)
+{
+    handler_end *self = (handler_end *)object;
+    PyObject *view;
+    long long first, capacity, epoch_bits;
+    memory segment;
+    if (!PyArg_ParseTuple(args, "OLLL", &view, &first, &capacity, &epoch_bits)
+        || !get_memory(view, &segment))
+        return NULL;
+    PyObject *keep = PyTuple_Pack(2, self->keep, view);
+    if (keep == NULL)
+        return NULL;
+    Py_SETREF(self->keep, keep);
+    if (!take_transactions(&self->transactions, &segment, first, capacity, epoch_bits))
+        return PyErr_Format(PyExc_ValueError, "no table of transactions");
     Py_RETURN_NONE;
 }
 
@@ -222,6 +245,12 @@ keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
            && set_number(plan, at->producers_position, done->next_position);
 }
 
+enum plainness {
+    NOT_PLAIN,
+    PLAIN,
+    BEGUN_ELSEWHERE, /* plain, but its transaction is not open there */
+};
+
 /* What is known of a topic, (max_message_bytes, before_max_ms, after_max_ms, plans), if
  * the slot's sender may write to it; borrowed. NULL, perhaps with an exception, if not.
  */
@@ -246,55 +275,72 @@ find_topic(handler_end *self, int64_t slot, const request_topic *topic, int vers
 }
 
 /* Find how a partition's batch is to be appended, and see that it may be as far as that
- * is seen at once. 0: it is not plain, or an exception.
+ * is seen at once. NOT_PLAIN may be an exception, too.
  */
-static int
-find_part(handler_end *self, PyObject *known, produce_part *part, int64_t now)
+static enum plainness
+find_part(handler_end *self, PyObject *known, produce_part *part, int is_transactional,
+          int64_t now)
 {
+    int64_t row;
     int64_t max_message_bytes = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 0));
     part->before_max_ms = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 1));
     part->after_max_ms = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 2));
     if (PyErr_Occurred() || !has_plain_header(part, max_message_bytes)
-        || !read_producer(part->batch, &part->producer))
-        return 0;
+        || !read_producer(part->batch, &part->producer)
+        || part->is_transactional != is_transactional
+        || (is_transactional && part->producer.id < 0))
+        return NOT_PLAIN;
     PyObject *index = PyLong_FromLong(part->partition);
     if (index == NULL)
-        return 0;
+        return NOT_PLAIN;
     part->plan = PyDict_GetItemWithError(PyTuple_GET_ITEM(known, 3), index);
     Py_XINCREF(part->plan);
     Py_DECREF(index);
     if (part->plan == NULL)
-        return 0;
+        return NOT_PLAIN;
     if (part->producer.id < 0)
-        return 1;
+        return PLAIN;
+    if (is_transactional
+        && (!read_number(part->plan, self->plan.row, &row)
+            || !is_open(&self->transactions, part->producer.id, part->producer.epoch,
+                        row)))
+        return self->quotas.are_set ? NOT_PLAIN : BEGUN_ELSEWHERE;
     part->entry = expect_batch(&self->rows, &self->plan, &self->producers, part->plan,
-                               &part->producer, now);
+                               &part->producer, is_transactional, now);
     Py_XINCREF(part->entry);
-    return part->entry != NULL;
+    return part->entry != NULL ? PLAIN : NOT_PLAIN;
 }
 
-/* Whether all of a request is plain: nothing of it is done if one partition is not. */
-static int
-is_plain(handler_end *self, int64_t slot, plain_produce *p, int64_t now)
+/* Whether all of a request is plain: nothing of it is done if one partition is not. Or
+ * whether all is but that a transaction is not open somewhere: what the records are is
+ * for later.
+ */
+static enum plainness
+see_all(handler_end *self, int64_t slot, plain_produce *p, int64_t now)
 {
+    enum plainness all = PLAIN;
     for (int i = 0; i < p->topic_count; i++) {
         const request_topic *topic = &p->topics[i];
         PyObject *known = find_topic(self, slot, topic, p->version);
         if (known == NULL)
-            return 0;
+            return NOT_PLAIN;
         for (int j = topic->first; j < topic->first + topic->count; j++) {
-            if (!find_part(self, known, &p->parts[j], now))
-                return 0;
+            enum plainness one =
+                find_part(self, known, &p->parts[j], p->is_transactional, now);
+            if (one == NOT_PLAIN)
+                return NOT_PLAIN;
+            if (one == BEGUN_ELSEWHERE)
+                all = BEGUN_ELSEWHERE;
             /* A partition's second batch follows a first that is not there yet. */
             for (int k = 0; k < j; k++)
                 if (p->parts[k].plan == p->parts[j].plan)
-                    return 0;
+                    return NOT_PLAIN;
         }
     }
-    for (int i = 0; i < p->part_count; i++)
+    for (int i = 0; all == PLAIN && i < p->part_count; i++)
         if (!has_plain_records(&p->parts[i], now))
-            return 0;
-    return 1;
+            return NOT_PLAIN;
+    return all;
 }
 
 static int64_t
@@ -316,8 +362,8 @@ append_parts(handler_end *self, int64_t slot, plain_produce *p, int64_t now,
 {
     for (int i = 0; i < p->part_count; i++) {
         produce_part *part = &p->parts[i];
-        int result = append_plain(&self->control, &self->arena, &self->rows, &self->plan,
-                                  slot, p, i);
+        int result = append_plain(&self->control, &self->arena, &self->rows,
+                                  &self->transactions, &self->plan, slot, p, i);
         if (result <= 0) {
             *row_is_held = part->done.row_is_held;
             self->row = part->done.row;
@@ -326,7 +372,8 @@ append_parts(handler_end *self, int64_t slot, plain_produce *p, int64_t now,
         int known = part->entry == NULL
                         ? keep_up(&self->plan, part->plan, &part->done)
                         : accept_batch(&self->plan, &self->producers, part->plan,
-                                       part->entry, &part->producer, &part->done, now);
+                                       part->entry, &part->producer, part->is_transactional,
+                                       &part->done, now);
         if (!known || !remember_position(&self->plan, part->plan, &part->done))
             return -1;
     }
@@ -356,18 +403,25 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, i
         || !parse_plain_produce(frame + header, size - header, version, p)
         || produce_answer_bound(p) > L.ANSWER_BYTES)
         return 0;
+    /* Who may use a transactional id is asked the usual way, if anybody is. */
+    if (p->is_transactional
+        && (self->transactions.segment.base == NULL || self->verdicts.are_needed))
+        return 0;
     p->progress = progress_room(&self->control, &self->arena, slot, p->part_count);
     if (p->progress < 0 || load(&self->control, slot_row(slot) + L.SLOT_PROGRESS) != 0)
         return 0;
     for (int i = 0; i < p->part_count; i++)
         p->parts[i].plan = p->parts[i].entry = NULL;
     const int64_t now = now_ms();
-    int result = is_plain(self, slot, p, now);
-    if (result)
+    const enum plainness found = see_all(self, slot, p, now);
+    int result = PyErr_Occurred() ? -1 : 0;
+    if (found == PLAIN)
         result = append_parts(self, slot, p, now, &row_is_held);
-    else if (PyErr_Occurred())
-        result = -1;
     forget_parts(p);
+    if (found == BEGUN_ELSEWHERE && result == 0) {
+        *flags = BEGINS;
+        return 1;
+    }
     if (row_is_held)
         *flags = HELD;
     if (result <= 0)
@@ -386,7 +440,7 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, i
     write_big(start, length - 4, 4);
     STEP();
     if (p->acks == -1 && self->syncs_acks_all) {
-        *flags |= WAITS;
+        *flags |= p->is_transactional ? WAITS | AT_ONCE : WAITS;
         self->answer_bytes = length;
         return 1;
     }

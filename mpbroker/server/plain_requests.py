@@ -8,14 +8,14 @@ metadata log has news. So who adds to the usual way something that a request mus
 has to see to it here. Who may do what (verdicts.py) and what is charged (quotas.py) are
 tables of their own.
 
-tests/server/test_plain_requests.py, test_plain_partitions.py and test_plain_fetches.py
-hold both ways against each other.
+tests/server/test_plain_requests.py, test_plain_partitions.py, test_plain_fetches.py and
+test_plain_transactions.py hold both ways against each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
 from mpbroker.protocol.api_key import ApiKey
@@ -33,6 +33,7 @@ from mpbroker.storage.time_index import TimeIndex
 if TYPE_CHECKING:
     from mpbroker import _core
     from mpbroker.ipc.partition_table import PartitionTable
+    from mpbroker.ipc.transaction_table import TransactionTable
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.protocol.acl import AclOperation
     from mpbroker.protocol.log_validator import ValidationPolicy
@@ -44,13 +45,31 @@ if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic, TopicRegistry
 
-# Slot; each log with the offset below which all must be on disk, in the order of the
-# request; bytes of the written answer.
-ParkProduce = Callable[[int, Sequence[tuple["PartitionLog", int]], int], None]
+
+class ParkProduce(Protocol):
+    """Holds the answer to a Produce back."""
+
+    def __call__(
+        self,
+        slot: int,
+        needed: Sequence[tuple[PartitionLog, int]],
+        answer_bytes: int,
+        /,
+        *,
+        at_once: bool,
+    ) -> None:
+        """Args:
+        needed: each log, in the order of the request, with the offset below which
+            all must be on disk.
+        answer_bytes: of the written answer.
+        at_once: its client has nothing else under way.
+        """
+
 
 # Slot, how long it wants to wait in ms, the partition rows that it waits for.
 ParkFetch = Callable[[int, int, tuple[int, ...]], None]
 
+_PRODUCE: Final = int(ApiKey.PRODUCE)
 _FETCH: Final = int(ApiKey.FETCH)
 _API_VERSIONS: Final = int(ApiKey.API_VERSIONS)
 # Clients are of few kinds, and say little about themselves.
@@ -61,6 +80,8 @@ _MAX_CLIENTS: Final = 10_000
 # What execute() in C adds to an API's key, or returns in its place.
 _NOTIFY: Final = 0x10000
 _WAITS: Final = 0x20000
+_AT_ONCE: Final = 0x40000
+_BEGINS: Final = 0x80000
 _API_KEY: Final = 0xFFFF
 _HELD: Final = -1
 
@@ -89,6 +110,7 @@ class PlainRequests:
         self._registry = registry
         self._purgatory = purgatory
         self._park: ParkProduce | None = None
+        self._forward: Callable[[int], None] | None = None
         self._quotas: ClientQuotas | None = None
         self._park_fetch: ParkFetch | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
@@ -132,6 +154,10 @@ class PlainRequests:
             self._park_fetch(slot, *self._compiled.fetch_waits())
             return _FETCH
         compiled = self._compiled
+        if result == _BEGINS | _PRODUCE:
+            assert self._forward is not None
+            self._forward(slot)
+            return _PRODUCE
         if result == _HELD:
             # The lock's last owner died, or the write failed: the usual way finds out
             # what there is to say about it.
@@ -146,13 +172,25 @@ class PlainRequests:
             park, logs = self._park, self._logs
             assert park is not None
             needed = [(logs[row], next_offset) for row, next_offset, _ in appended]
-            park(slot, needed, compiled.answer_bytes)
+            at_once = bool(result & _AT_ONCE)
+            park(slot, needed, compiled.answer_bytes, at_once=at_once)
         return result & _API_KEY
 
     def park_produces(self, park: ParkProduce | None) -> None:
         """Let ``park`` hold the answers to acks=all back; None: they need not wait."""
         self._park = park
         self._compiled.syncs_acks_all = park is not None
+
+    def take_transactions(
+        self, table: TransactionTable, forward: Callable[[int], None]
+    ) -> None:
+        """Execute produces of transactions, too, where they must be open for that.
+
+        Args:
+            forward: hands a slot to the coordinator, which opens.
+        """
+        self._forward = forward
+        self._compiled.set_transactions(*table.place)
 
     def take_fetches(self, handler: int, max_bytes: int, park: ParkFetch) -> None:
         """Execute fetches, too.

@@ -209,17 +209,24 @@ class ProduceService:
             self._group_commit.want(log)
 
     def park_plain(
-        self, slot: int, needed: Sequence[tuple[PartitionLog, int]], answer_bytes: int
+        self,
+        slot: int,
+        needed: Sequence[tuple[PartitionLog, int]],
+        answer_bytes: int,
+        /,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Hold an answer back that the core has written: until it is on disk.
 
         Args:
             needed: of each partition of the request, in its order, the log and the
                 offset below which all must be on disk.
+            at_once: its client has nothing else under way.
         """
         deadline = time.monotonic_ns() + _SYNC_DEADLINE_NS
         operation = DelayedPlainProduce(self, slot, needed, answer_bytes, deadline)
-        if len(needed) > 1:  # as the usual way does
+        if at_once or len(needed) > 1:  # as the usual way does
             self._group_commit.sync_at_once([log for log, _ in needed])
         for log, _ in needed:
             if operation.try_complete(log.row.index):

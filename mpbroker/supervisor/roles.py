@@ -232,6 +232,10 @@ class Roles:
             plain, disk, dispatcher_type = None, FailingSync(), SlowDispatcher
         commit = GroupCommit(handler, disk, purgatory.notify)
         errors = ErrorCounts(handler, memory.control.words)
+        transactions = TransactionTable(memory.transactions)
+        verify = config.transaction_partition_verification_enable
+        if plain is not None and verify:
+            plain.take_transactions(transactions, memory.lane.forward)
         produce = ProduceService(
             channel,
             registry,
@@ -240,8 +244,8 @@ class Roles:
             commit,
             sync_acks_all=True,
             plain=plain,
-            is_open=TransactionTable(memory.transactions).contains,
-            verify=config.transaction_partition_verification_enable,
+            is_open=transactions.contains,
+            verify=verify,
             forward=memory.lane.forward,
             count_error=errors.count,
             authorisation=authorisation,

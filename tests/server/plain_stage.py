@@ -22,6 +22,7 @@ from mpbroker.ipc.layout import (
     slot_row,
 )
 from mpbroker.ipc.response_parts import FilePart, read_parts
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -72,6 +73,7 @@ class Stage:
         data: its data directory.
         short: with the short cut.
         syncs: acks=all waits for ``disk``.
+        transactions: there is a table of them, and a coordinator to forward to.
         authorizer: makes one, of the registry.
     """
 
@@ -82,6 +84,7 @@ class Stage:
         *,
         short: bool,
         syncs: bool = False,
+        transactions: bool = False,
         fetch_max_bytes: int = 1 << 20,
         authorizer: Callable[[TopicRegistry], Authorizer] | None = None,
     ) -> None:
@@ -128,6 +131,10 @@ class Stage:
                 purgatory,
                 authorisation,
             )
+        self.transactions = TransactionTable(memory.transactions)
+        self.forwarded: list[int] = []  # slots
+        if transactions and self.plain is not None:
+            self.plain.take_transactions(self.transactions, self.forwarded.append)
         produce = ProduceService(
             self.channel,
             self.registry,
@@ -136,6 +143,8 @@ class Stage:
             commit,
             sync_acks_all=syncs,
             plain=self.plain,
+            is_open=self.transactions.contains if transactions else None,
+            forward=self.forwarded.append if transactions else None,
             authorisation=authorisation,
         )
         fetch = FetchService(

@@ -369,7 +369,7 @@ class ProduceHandler:
             progress.note(ordinal, result.base_offset)
         else:
             self._appended(log)
-            if self._learn is not None and not batch.header.is_transactional:
+            if self._learn is not None:
                 self._learn(topic, partition.index, log, policy)
         answer = PartitionProduceResponse(
             index=partition.index,

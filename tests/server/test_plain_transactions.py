@@ -1,0 +1,647 @@
+"""Produces of transactions, by the short cut in C and by the usual way."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.ipc.layout import SLOT_INTENT, slot_row
+from mpbroker.ipc.transaction_table import CAPACITY
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from mpbroker.protocol.record_batch import RecordBatchBuilder
+from tests.server.plain_stage import Stage
+from tests.storage.batches import read_all, validated
+from tests.support.children import Child, deaths, die, fork, kill_at_step, steps_of
+from tests.support.memory import broker_memory
+
+pytestmark = pytest.mark.skipif(
+    not IS_COMPILED, reason="the compiled core is not there"
+)
+
+NOW = time.time_ns() // 1_000_000
+PRODUCE = int(ApiKey.PRODUCE)
+OUT_OF_ORDER, STALE_EPOCH, WRONG_STATE, NOT_NAMED = 45, 47, 48, 53
+STORAGE_ERROR = 56
+PARTITIONS = {"one": 1, "two": 2}
+IDS = {name: name.encode().ljust(16, b"-") for name in (*PARTITIONS, "none")}
+THREE = (("two", 1), ("one", 0), ("two", 0))
+FIRST_IDS = st.sampled_from([7, 8, 7 + CAPACITY, (1 << 63) - 2])
+
+
+def batch(sequence, *, producer=7, epoch=0, values=(b"x",), transactional=True):
+    builder = RecordBatchBuilder(
+        Codec.NONE,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+    for number, value in enumerate(values):
+        builder.append(NOW + number, None, value)
+    return bytes(builder.build())
+
+
+def request(*partitions, acks=1, version=9, name="t-1"):
+    """A whole Produce of (topic, index, records), in this order, without its size."""
+    topics = []
+    for topic, index, records in partitions:
+        if not topics or topics[-1].name != topic:
+            topics.append(TopicProduceData(name=topic, topic_id=IDS[topic]))
+        topics[-1].partition_data.append(
+            PartitionProduceData(index=index, records=records)
+        )
+    message = ProduceRequest(
+        transactional_id=name, acks=acks, timeout_ms=1000, topic_data=topics
+    )
+    header = encode_request_header(ApiKey.PRODUCE, version, 77, "test")
+    return header + message.encode(version)
+
+
+def to_three(sequence, *, acks=1, version=9, name="t-1", **fields):
+    records = batch(sequence, **fields)
+    parts = ((*each, records) for each in THREE)
+    return request(*parts, acks=acks, version=version, name=name)
+
+
+def codes(answer, version=9):
+    """(index, error code, base offset) of each partition."""
+    response = ProduceResponse.decode(version, answer[1][9 if version >= 9 else 8 :])
+    return [
+        (partition.index, partition.error_code, partition.base_offset)
+        for topic in response.responses
+        for partition in topic.partition_responses
+    ]
+
+
+def begin(*these, producer=7, epoch=0, where=THREE):
+    """Open a transaction, as the coordinator does."""
+    for stage in these:
+        for each in where:
+            row = stage.log(*each).row.index
+            assert stage.transactions.open(producer, epoch, row)
+
+
+def mark(stage, *, commit=True, producer=7, epoch=0, where=THREE):
+    """Append the markers of a transaction's end; the table does not know of it."""
+    data = build_end_transaction_marker(
+        producer, epoch, EndTransactionMarker(commit, 0), NOW
+    )
+    for each in where:
+        stage.log(*each).append(validated(data), now_ms=NOW)
+
+
+def end(*these, commit=True, producer=7, epoch=0, where=THREE):
+    """End a transaction, as the coordinator does: in a process of its own."""
+    for stage in these:
+        for each in where:
+            stage.transactions.close(producer, stage.log(*each).row.index)
+        fields = {"commit": commit, "producer": producer, "epoch": epoch}
+        assert fork(lambda: mark(stage, where=where, **fields)) == 0  # noqa: B023
+
+
+@contextlib.contextmanager
+def stages(directory, *, syncs=False):
+    """One with the short cut, one without; topics of the same ids."""
+    with broker_memory() as first, broker_memory() as second:
+        pair = tuple(
+            Stage(
+                memory,
+                directory / name,
+                short=name == "short",
+                syncs=syncs,
+                transactions=True,
+            )
+            for memory, name in ((first, "short"), (second, "usual"))
+        )
+        for stage in pair:
+            for name, count in PARTITIONS.items():
+                with patch(
+                    "mpbroker.storage.topics.random_uuid", lambda n=name: IDS[n]
+                ):
+                    stage.registry.create_topic(name, count)
+        yield pair
+        for stage in pair:
+            stage.logs.close_files()
+
+
+def acquaint(stage):
+    """Transactions of the producers 7 and 8: what they do next can be plain."""
+    for producer in (7, 8):
+        begin(stage, producer=producer)
+        stage.ask(to_three(0, producer=producer))
+        end(stage, producer=producer)
+    stage.short_ways.clear()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    with stages(tmp_path) as made:
+        for stage in made:
+            acquaint(stage)
+        yield made
+
+
+@pytest.fixture
+def syncing(tmp_path):
+    """Their logs' first sync, which has directories to see to, is behind them."""
+    with stages(tmp_path, syncs=True) as made:
+        for stage in made:
+            acquaint(stage)
+            begin(stage)
+            stage.publish(to_three(1, acks=-1))
+            stage.handler.turn()
+            stage.end_syncs()
+            stage.answer(3)
+            stage.short_ways.clear()
+        yield made
+
+
+@pytest.fixture
+def short(pair):
+    return pair[0]
+
+
+def contents(stage):
+    """Records and state of the three, without when a segment was made."""
+    logs = [stage.log(*each) for each in THREE]
+    return [
+        (read_all(log), log.row.snapshot()._replace(segment_created_ms=0))
+        for log in logs
+    ]
+
+
+def known(stage):
+    """What the process knows of its producers, as of the logs' ends."""
+    found = []
+    for each in THREE:
+        log = stage.log(*each)
+        producers = log.producers_at(log.state())
+        entries = {
+            number: (
+                entry.epoch,
+                entry.coordinator_epoch,
+                entry.last_timestamp,
+                entry.txn_first_offset,
+                entry.batches,
+            )
+            for number, entry in producers.entries.items()
+        }
+        found.append((producers.end_offset, producers.ongoing, entries))
+    return found
+
+
+def told(stage, frame):
+    """Its answer; None: the coordinator has it, and nothing has been done."""
+    stage.forwarded.clear()
+    stage.publish(frame)
+    stage.handler.turn()
+    if stage.forwarded:
+        assert stage.forwarded == [3]
+        assert not stage.memory.responses[0].waiting()
+        return None
+    return stage.answer(3)
+
+
+def same(pair, *frames):
+    """Ask both, and see that they cannot be told apart; the last answer."""
+    for frame in frames:
+        answers = [told(stage, frame) for stage in pair]
+        assert answers[0] == answers[1]
+        assert pair[0].progress() == pair[1].progress()
+    assert contents(pair[0]) == contents(pair[1])
+    return answers[0]
+
+
+# -- what takes it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_batches_of_an_open_transaction_take_the_short_cut(pair, version):
+    begin(*pair)
+    sequence = 1
+    for acks in (-1, 0, 1):
+        frame = to_three(sequence, acks=acks, version=version, values=[b"a", b""])
+        same(pair, frame)
+        sequence += 2
+    assert pair[0].short_ways == [PRODUCE] * 3
+    assert known(pair[0]) == known(pair[1])
+    for each in THREE:
+        log = pair[0].log(*each)
+        # Who reads what is committed stands before the first of them.
+        assert log.row.snapshot().first_unstable_offset == log.row.log_end_offset - 6
+
+
+@pytest.mark.parametrize("bump", [0, 1], ids=["v1", "v2"])
+def test_one_transaction_after_the_other_does(pair, bump):
+    """Each is ended by another process: its markers are read here, and understood."""
+    epoch, sequence = 0, 1
+    for number in range(6):
+        begin(*pair, epoch=epoch)
+        same(pair, to_three(sequence, epoch=epoch))
+        end(*pair, epoch=epoch + bump, commit=number % 2 == 0)
+        epoch += bump
+        sequence = 0 if bump else sequence + 1
+    assert pair[0].short_ways == [PRODUCE] * 6
+    assert known(pair[0]) == known(pair[1])
+    for each in THREE:
+        logs = [stage.log(*each) for stage in pair]
+        assert logs[0].row.snapshot().first_unstable_offset == -1
+        ended = [sorted(Path(log.directory).glob("*.txnindex")) for log in logs]
+        assert [path.read_bytes() for path in ended[0]] == [
+            path.read_bytes() for path in ended[1]
+        ]
+        assert ended[0]
+
+
+def test_transactions_of_several_producers_are_open_side_by_side(pair):
+    begin(*pair)
+    begin(*pair, producer=8)
+    same(
+        pair, to_three(1, producer=8), to_three(1), to_three(2), to_three(2, producer=8)
+    )
+    end(*pair, producer=8)
+    same(pair, to_three(3))
+    assert [state.first_unstable_offset for _, state in contents(pair[0])] == [5] * 3
+    end(*pair, commit=False)
+    begin(*pair, producer=8)
+    same(pair, to_three(3, producer=8))
+    assert pair[0].short_ways == [PRODUCE] * 6
+    assert known(pair[0]) == known(pair[1])
+
+
+def test_batches_of_no_transaction_between_them_do(pair):
+    begin(*pair)
+    frame = to_three(1, producer=8, transactional=False, name=None)
+    same(pair, to_three(1), frame, to_three(2))
+    end(*pair)
+    same(pair, to_three(2, producer=8, transactional=False, name=None))
+    assert pair[0].short_ways == [PRODUCE] * 4
+    assert known(pair[0]) == known(pair[1])
+
+
+# -- what the coordinator has to see ------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [11, 12, 13])
+def test_where_none_is_open_the_coordinator_is_asked_without_python(pair, version):
+    before = contents(pair[0])
+    assert same(pair, to_three(1, version=version)) is None
+    begin(*pair, where=THREE[:2])
+    assert same(pair, to_three(1, version=version)) is None
+    begin(*pair, epoch=1)
+    assert same(pair, to_three(1, version=version)) is None
+    assert contents(pair[0]) == before
+    assert pair[0].short_ways == [PRODUCE] * 3
+    begin(*pair)
+    assert same(pair, to_three(1, version=version)) is not None
+
+
+def test_what_it_gives_back_is_executed_as_if_it_came_for_the_first_time(pair):
+    assert same(pair, to_three(1)) is None
+    begin(*pair)
+    for stage in pair:
+        stage.memory.ring.put_back([3])
+        stage.handler.turn()
+    answers = [stage.answer(3) for stage in pair]
+    assert answers[0] == answers[1]
+    assert [code for _, code, _ in codes(answers[0])] == [0, 0, 0]
+    assert contents(pair[0]) == contents(pair[1])
+    assert pair[0].short_ways == [PRODUCE, PRODUCE]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    entries=st.lists(st.tuples(FIRST_IDS, st.integers(0, 3), st.booleans())),
+    asked=st.lists(st.tuples(FIRST_IDS, st.integers(0, 3)), min_size=1, max_size=6),
+)
+def test_the_table_says_the_same_to_both(tmp_path_factory, entries, asked):
+    with stages(tmp_path_factory.mktemp("data")) as pair:
+        for stage in pair:
+            begin(stage)
+            stage.ask(request(("one", 0, batch(0))))
+            row = stage.log("one").row.index
+            for producer, epoch, stays in entries:
+                stage.transactions.open(producer, epoch, row)
+                if not stays:
+                    stage.transactions.close(producer, row)
+        table, row = pair[0].transactions, pair[0].log("one").row.index
+        for producer, epoch in asked:
+            frame = request(("one", 0, batch(1, producer=producer, epoch=epoch)))
+            answer = same(pair, frame)
+            assert (answer is None) != table.contains(producer, epoch, row)
+
+
+def test_who_has_quotas_or_an_authorizer_is_seen_the_usual_way(short):
+    short.plain._compiled.has_quotas = True
+    assert told(short, to_three(1)) is None
+    short.plain._compiled.has_quotas = False
+    short.plain._compiled.has_authorizer = True
+    begin(short)
+    assert told(short, to_three(1)) is not None
+    assert short.short_ways == []
+    short.plain._compiled.has_authorizer = False
+    told(short, to_three(2))
+    assert short.short_ways == [PRODUCE]
+
+
+# -- what is not plain ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "code"),
+    [
+        (batch(3), OUT_OF_ORDER),
+        (batch(0, epoch=2), 0),
+        (batch(1, transactional=False), 0),
+        (batch(0, producer=9), 0),
+        (batch(1)[:17] + b"\0\0\0\0" + batch(1)[21:], 2),
+    ],
+    ids=["gap", "next-epoch", "of-no-transaction", "unknown-producer", "bad-crc"],
+)
+def test_one_that_is_not_plain_takes_all_the_usual_way(pair, odd, code):
+    for producer, epoch in ((7, 0), (7, 2), (9, 0)):
+        begin(*pair, producer=producer, epoch=epoch, where=[("two", 0)])
+    begin(*pair, where=[("one", 0), ("two", 1)])
+    if odd == batch(3) or code == 2 or odd == batch(1, transactional=False):
+        begin(*pair)
+    others = [("one", 0, batch(1)), ("two", 1, batch(1))]
+    answer = same(pair, request(*others, ("two", 0, odd)))
+    assert [each[1] for each in codes(answer)] == [0, 0, code]
+    assert pair[0].short_ways == []
+    assert known(pair[0]) == known(pair[1])
+
+
+def test_who_names_no_transaction_is_refused_either_way(pair):
+    begin(*pair)
+    before = contents(pair[0])
+    answer = same(pair, to_three(1, name=None))
+    assert {code for _, code, _ in codes(answer)} == {NOT_NAMED}
+    assert contents(pair[0]) == before
+    assert pair[0].short_ways == []
+
+
+@pytest.mark.parametrize("name", ["", "t" * 300, "t\u00fc"])
+def test_any_transactional_id_will_do(pair, name):
+    begin(*pair)
+    same(pair, to_three(1, name=name))
+    assert pair[0].short_ways == [PRODUCE] * name.isascii()
+
+
+def test_a_batch_that_comes_again_is_answered_with_its_first_offset(pair):
+    begin(*pair)
+    offsets = codes(same(pair, to_three(1)))
+    same(pair, to_three(2))
+    assert codes(same(pair, to_three(1))) == offsets
+    assert pair[0].short_ways == [PRODUCE] * 2
+    end(*pair)
+    assert same(pair, to_three(1)) is None  # it began a transaction once more
+    begin(*pair)
+    assert codes(same(pair, to_three(1))) == offsets
+
+
+def test_a_producer_of_a_later_epoch_shuts_out_the_one_before(pair):
+    begin(*pair)
+    same(pair, to_three(1))
+    end(*pair, commit=False, epoch=1)
+    begin(*pair)  # the table alone would let it write
+    answer = same(pair, to_three(2))
+    assert {code for _, code, _ in codes(answer)} == {STALE_EPOCH}
+    assert pair[0].short_ways == [PRODUCE]
+
+
+@pytest.mark.parametrize("version", [8, 11, 13])
+def test_a_request_cut_or_changed_anywhere_ends_the_same_either_way(pair, version):
+    begin(*pair)
+    frame = to_three(1, version=version)
+    head = len(encode_request_header(ApiKey.PRODUCE, version, 77, "test"))
+    same(pair, *(frame[:end] for end in range(head, len(frame), 3)))
+    assert PRODUCE not in pair[0].short_ways
+    for place in range(head, len(frame), 2):
+        spoilt = bytearray(frame)
+        spoilt[place] ^= 1 << place % 8
+        same(pair, bytes(spoilt))
+
+
+STEP = st.tuples(
+    st.sampled_from(["produce"] * 5 + ["plain", "begin", "begin", "end", "abort"]),
+    st.sampled_from([7, 7, 8]),
+    st.sampled_from([0, 0, 0, 0, 1, -1]),
+    st.sampled_from([THREE, THREE, THREE[:1], THREE[1:]]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(asked=st.lists(STEP, max_size=25), bump=st.integers(0, 1))
+def test_any_order_of_things_ends_the_same_either_way(tmp_path_factory, asked, bump):
+    """What, whose, how far it is off, and where."""
+    following, epochs = {}, {7: 0, 8: 0}
+    with stages(tmp_path_factory.mktemp("data")) as pair:
+        for what, producer, off, where in asked:
+            epoch = epochs[producer]
+            who = {"producer": producer, "epoch": epoch}
+            if what == "begin":
+                begin(*pair, **who, where=where)
+            elif what in ("end", "abort"):
+                who["epoch"] = epochs[producer] = epoch + bump
+                end(*pair, commit=what == "end", producer=producer, epoch=epoch + bump)
+            else:
+                transactional = what == "produce"
+                parts = []
+                for each in where:
+                    expected = following.setdefault((producer, epoch, each), 0)
+                    sequence = max(0, expected + off)
+                    records = batch(sequence, **who, transactional=transactional)
+                    parts.append((*each, records))
+                name = "t-1" if transactional else None
+                answer = same(pair, request(*parts, name=name))
+                for each, (_, code, _) in zip(
+                    where if answer else (),
+                    codes(answer) if answer else (),
+                    strict=True,
+                ):
+                    if code == 0 and off == 0:
+                        following[producer, epoch, each] += 1
+        assert contents(pair[0]) == contents(pair[1])
+        assert known(pair[0]) == known(pair[1])
+
+
+# -- beside others -------------------------------------------------------------------
+
+
+def sleeps(pid):
+    """Whether a process sleeps, and goes on to."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0] == "S"
+
+
+def test_a_transaction_that_is_closed_before_the_lock_is_had_gets_no_record(short):
+    """The coordinator closes, and then takes the lock to append its marker."""
+    begin(short)
+    row = short.log("one").row
+    before = row.log_end_offset
+
+    def produce():
+        assert told(short, request(("one", 0, batch(1)))) is None
+        assert short.short_ways == []  # it was Python that has handed it over
+
+    row.lock()
+    child = Child(produce)
+    in_a_row, until = 0, time.monotonic() + 60
+    while in_a_row < 50:  # then it waits for the lock
+        assert time.monotonic() < until
+        in_a_row = in_a_row + 1 if sleeps(child.pid) else 0
+        time.sleep(0.001)
+    short.transactions.close(7, row.index)
+    row.unlock()
+    assert child.wait() == 0
+    assert row.log_end_offset == before
+    assert short.progress()[0] == 0
+    begin(short)
+    short.memory.ring.put_back([3])
+    short.handler.turn()
+    assert codes(short.answer(3)) == [(0, 0, before)]
+
+
+def test_a_transaction_that_ended_behind_our_back_gets_no_record(short):
+    begin(short)
+    told(short, to_three(1))
+    assert fork(lambda: mark(short)) == 0  # and nobody has closed it
+    told(short, to_three(2))  # begins another one, as the table lets it
+    assert [state.first_unstable_offset for _, state in contents(short)] == [6] * 3
+    end(short)
+    assert told(short, to_three(3)) is None
+    assert [state.first_unstable_offset for _, state in contents(short)] == [-1] * 3
+
+
+# -- acks=all ------------------------------------------------------------------------
+
+
+def test_acks_all_waits_for_every_disk_write_and_not_for_less(syncing):
+    for stage in syncing:
+        stage.publish(to_three(2, acks=-1))
+        stage.handler.turn()
+        for _ in range(2):
+            stage.disk.end(count=1)
+            stage.handler._see_to_parked()
+            assert stage.memory.responses[0].waiting() == []
+        stage.end_syncs()
+    assert syncing[0].answer(3) == syncing[1].answer(3)
+    assert syncing[0].short_ways == [PRODUCE]
+
+
+@pytest.mark.parametrize("where", [THREE, THREE[:1]])
+def test_on_a_quick_disk_it_is_answered_in_the_turn_that_took_it(syncing, where):
+    for stage in syncing:
+        stage.disk.is_quick = True
+    frame = request(*((*each, batch(2)) for each in where), acks=-1)
+    assert codes(same(syncing, frame))
+    assert syncing[0].short_ways == [PRODUCE]
+    for stage in syncing:
+        assert stage.disk.started == [] and stage.purgatory.size == 0
+
+
+def test_a_partition_that_fails_to_reach_the_disk_is_told_of_either_way(syncing):
+    ends = []
+    for stage in syncing:
+        stage.publish(to_three(2, acks=-1))
+        stage.handler.turn()
+        stage.disk.end(error=5, count=1)
+        stage.end_syncs()
+        ends.append(stage.answer(3))
+    assert ends[0] == ends[1]
+    assert sorted(code for _, code, _ in codes(ends[0])) == [0, 0, STORAGE_ERROR]
+
+
+# -- deaths --------------------------------------------------------------------------
+
+
+def settle(stage):
+    """As the supervisor does after a handler's death."""
+    for each in THREE:
+        stage.log(*each).row.settle()
+    stage.memory.ring.reclaim(0)
+    if not stage.memory.responses[0].waiting() and not stage.memory.ring.waiting():
+        stage.memory.ring.put_back([3])
+
+
+@pytest.mark.parametrize("fate", ["goes on", "is ended"])
+def test_a_handler_killed_at_any_step_leaves_each_batch_once_or_not_at_all(short, fate):
+    """Meanwhile its transaction goes on; or the coordinator aborts it, which ends what
+    is there and lets no more come."""
+    rows = [short.log(*each).row for each in THREE]
+    begin(short)
+    sequence = 1
+    short.ask(to_three(sequence))  # a first marker of others' is behind us
+    total = steps_of(lambda: short.ask(to_three(2)))
+    end(short)
+    sequence, seen = 3, set()
+    for step in deaths(total, 40, seed=5):
+        begin(short)
+        starts = [row.log_end_offset for row in rows]
+        short.publish(to_three(sequence))
+
+        def doomed(step=step):
+            kill_at_step(step)
+            short.handler.turn()
+            die()
+
+        assert fork(doomed) == -signal.SIGKILL
+        short.forwarded.clear()
+        if fate == "is ended":
+            # The marker's append settles what the dead one left under a lock.
+            end(short, commit=False)
+        settle(short)
+        done = short.progress()[0]
+        seen.add(done)
+        answered = bool(short.memory.responses[0].waiting())
+        if not answered:
+            short.handler.turn()
+        ended = fate == "is ended"
+        if ended and not answered:
+            assert short.forwarded == [3]  # who refuses it, or begins a new one
+            assert short.memory.responses[0].pop() == []
+        else:
+            answer = short.answer(3)
+            assert [code for _, code, _ in codes(answer)] == [0, 0, 0]
+            done = 3
+        for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            there = int(number < done)
+            assert row.log_end_offset == start + there + (ended and there)
+            open_from = start if there and not ended else -1
+            assert row.snapshot().first_unstable_offset == open_from
+        if ended:
+            # What was there before the death counts in its partition, so in all.
+            begin(short)
+            assert [code for _, code, _ in codes(short.ask(to_three(sequence)))] == [
+                0,
+                0,
+                0,
+            ]
+        else:
+            assert short.memory.control.words[slot_row(3) + SLOT_INTENT] == 0
+        end(short)
+        sequence += 1
+    assert seen == {0, 1, 2, 3}
+    for each in THREE:
+        offsets = [offset for offset, _ in read_all(short.log(*each))]
+        assert offsets == sorted(set(offsets))
