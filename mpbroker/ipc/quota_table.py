@@ -186,11 +186,14 @@ class QuotaRow:
             strict: take none if there is a debt; else the debt grows.
 
         Returns:
-            Whether they were taken, and how many ms until the debt is paid.
+            Whether they were taken, and how many ms until the debt is paid; (True,
+            GONE) if nothing was counted, since the row is another's.
         """
         words, at = self._words, self._at
         self._mutex.acquire()
         try:
+            if words[at + QUOTA_GENERATION] != self.generation:
+                return True, GONE
             tokens = self._tokens(bound, burst, now_ns)
             taken = not strict or tokens >= 0
             if taken:
@@ -248,7 +251,7 @@ class QuotaTable:
         """Return a client's row; it gets one if it has none. None: there is no room."""
         place = (int(kind), user, client_id)
         row = self._known.get(place)
-        if row is not None and self._is_current(row):
+        if row is not None and self.is_current(row):
             return row
         key = _key(place)
         with self._mutex:
@@ -259,7 +262,8 @@ class QuotaTable:
             self._known[place] = row
         return row
 
-    def _is_current(self, row: QuotaRow) -> bool:
+    def is_current(self, row: QuotaRow) -> bool:
+        """Whether a row is still that of the client that it was found for."""
         word = quota_row(row.row) + QUOTA_GENERATION
         current: bool = self._words[word] == row.generation
         return current

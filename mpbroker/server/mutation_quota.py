@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpbroker.ipc.quota_table import QuotaRow
+from mpbroker.ipc.quota_table import GONE, QuotaRow
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
@@ -13,7 +13,7 @@ class MutationQuota:
     """One request's view of its client's controller_mutation_rate.
 
     Args:
-        row: of its client.
+        find_row: finds that of its client; None: there is no room for one.
         bound: partitions a second.
         burst: partitions at once, after a while of quiet.
         mute: told for how many ms the client has to be quiet.
@@ -24,7 +24,7 @@ class MutationQuota:
 
     def __init__(
         self,
-        row: QuotaRow,
+        find_row: Callable[[], QuotaRow | None],
         bound: float,
         burst: float,
         now_ns: Callable[[], int],
@@ -32,7 +32,7 @@ class MutationQuota:
         *,
         strict: bool,
     ) -> None:
-        self._row = row
+        self._find_row = find_row
         self._bound = bound
         self._burst = burst
         self._now_ns = now_ns
@@ -45,13 +45,21 @@ class MutationQuota:
         Raises:
             ApiError: THROTTLING_QUOTA_EXCEEDED: it must not be made now.
         """
-        taken, throttle_ms = self._row.mutate(
-            partitions, self._bound, self._burst, self._now_ns(), strict=self._strict
-        )
-        if throttle_ms:
+        taken, throttle_ms = self._mutate(partitions)
+        if throttle_ms == GONE:  # of which the next look finds the new one
+            taken, throttle_ms = self._mutate(partitions)
+        if throttle_ms > 0:
             self._mute(throttle_ms)
         if not taken:
             raise ApiError(
                 ErrorCode.THROTTLING_QUOTA_EXCEEDED,
                 "The throttling quota has been exceeded.",
             )
+
+    def _mutate(self, partitions: int) -> tuple[bool, int]:
+        row = self._find_row()
+        if row is None:
+            return True, 0
+        return row.mutate(
+            partitions, self._bound, self._burst, self._now_ns(), strict=self._strict
+        )

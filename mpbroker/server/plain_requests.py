@@ -283,7 +283,9 @@ class PlainRequests:
         clients = self._compiled.clients
         if len(clients) >= _MAX_CLIENTS:
             clients.clear()
-        clients[quotas.client_key(request)] = quotas.limits(request)
+        key = quotas.client_key(request)
+        if key is not None:
+            clients[key] = quotas.limits(key, request.client_id)
 
     def learn_fetch(
         self, name: str, topic_id: bytes, partition: int, log: PartitionLog

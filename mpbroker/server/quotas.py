@@ -35,9 +35,12 @@ from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
     CONNECTION_SLOT,
+    CONNECTION_STATE,
     SLOT_DEQUEUED,
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
+    STATE_MASK,
+    ConnectionState,
     connection_row,
     slot_row,
 )
@@ -74,6 +77,7 @@ _NUMBER: Final = Struct("=q")
 _NS_PER_PERCENT: Final = 10_000_000  # of a process's second
 _NS_PER_MS: Final = 1_000_000
 _MAX_KNOWN: Final = 10_000
+_NOBODY: Final = -1
 _COMPLAIN_EVERY_NS: Final = 60_000_000_000
 
 Limit = tuple[QuotaRow, float]
@@ -136,19 +140,34 @@ class ClientQuotas:
         """The table's memory, its samples, and a sample's ns."""
         return self._table.view, self._table.samples, self._table.window_ns
 
-    def client_key(self, request: Request) -> bytes:
-        """What names a request's client: its principal's number, and its client id."""
-        number = self._words[connection_row(request.connection) + CONNECTION_PRINCIPAL]
+    def client_key(self, request: Request) -> bytes | None:
+        """What names a request's client: its principal's number, and its client id.
+
+        None: it has gone, and nobody knows any more who it was.
+        """
+        number = self._principal(request)
+        if number == _NOBODY:
+            return None
         return _NUMBER.pack(number) + (request.client_id or "").encode()
 
-    def limits(self, request: Request) -> tuple[int, int, float, int, int, float]:
-        """Row, generation and bound of a client's bytes, then of its time."""
-        return *self._place(QuotaKind.PRODUCE, request), *self._place(
-            QuotaKind.REQUEST, request
+    def limits(
+        self, key: bytes, client_id: str | None
+    ) -> tuple[int, int, float, int, int, float]:
+        """Row, generation and bound of a client's bytes, then of its time.
+
+        Args:
+            key: its ``client_key``.
+            client_id: which that ends with.
+        """
+        (number,) = _NUMBER.unpack_from(key)
+        return *self._place(QuotaKind.PRODUCE, number, client_id), *self._place(
+            QuotaKind.REQUEST, number, client_id
         )
 
-    def _place(self, kind: QuotaKind, request: Request) -> tuple[int, int, float]:
-        limit = self._limit(kind, request) if self.is_set(kind) else None
+    def _place(
+        self, kind: QuotaKind, number: int, client_id: str | None
+    ) -> tuple[int, int, float]:
+        limit = self._limit_of(kind, number, client_id) if self.is_set(kind) else None
         if limit is None:
             return -1, 0, 0.0
         return limit[0].row, limit[0].generation, limit[1]
@@ -299,8 +318,16 @@ class ClientQuotas:
             if throttle_ms > request.throttle_ms:
                 self.mute(request, throttle_ms)
 
+        def find_row() -> QuotaRow | None:
+            found = self._limit(kind, request)
+            if found is not None and not self._table.is_current(found[0]):
+                self._known.clear()
+                found = self._limit(kind, request)
+            return None if found is None else found[0]
+
         return MutationQuota(
-            *limit,
+            find_row,
+            limit[1],
             limit[1] * self._burst_s,
             self._now_ns,
             mute,
@@ -309,13 +336,35 @@ class ClientQuotas:
 
     # -- whose quota ---------------------------------------------------------------
 
+    def _principal(self, request: Request) -> int:
+        """The number of a request's sender; _NOBODY if it has gone.
+
+        The row of one that has gone is still about it until another takes it.
+        """
+        words, row = self._words, connection_row(request.connection)
+        number: int = words[row + CONNECTION_PRINCIPAL]
+        # Behind it: who takes the row forgets the slot before it writes anything else.
+        if (
+            words[row + CONNECTION_SLOT] == request.slot + 1
+            or words[row + CONNECTION_STATE] & STATE_MASK == ConnectionState.FREE
+        ):
+            return number
+        return _NOBODY
+
     def _limit(self, kind: QuotaKind, request: Request) -> Limit | None:
-        number = self._words[connection_row(request.connection) + CONNECTION_PRINCIPAL]
-        place = (kind, number, request.client_id)
+        number = self._principal(request)
+        if number == _NOBODY:
+            return None
+        return self._limit_of(kind, number, request.client_id)
+
+    def _limit_of(
+        self, kind: QuotaKind, number: int, client_id: str | None
+    ) -> Limit | None:
+        place = (kind, number, client_id)
         try:
             limit = self._known[place]
         except KeyError:
-            limit = self._find(kind, number, request.client_id or "")
+            limit = self._find(kind, number, client_id or "")
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[place] = limit

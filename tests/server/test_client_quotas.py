@@ -13,11 +13,13 @@ from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
     CONNECTION_SLOT,
+    CONNECTION_STATE,
     CONTROL_WORDS,
     PROCESSOR_UNIT_COST,
     SLOT_DEQUEUED,
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
+    ConnectionState,
     connection_row,
     processor_row,
     slot_row,
@@ -112,6 +114,46 @@ def test_who_comes_after_a_client_that_has_gone_is_not_muted_for_it(clients):
     clients.words[row + CONNECTION_SLOT] = 0  # as its next client makes it
     clients.quotas.settle(request, b"answer")
     assert clients.muted_ms(request) == 0
+
+
+def taken_by(clients, request, user=None):
+    """The request's client has gone; its row is free, or another's by now."""
+    row = connection_row(request.connection)
+    clients.words[row + CONNECTION_SLOT] = 0
+    clients.words[row + CONNECTION_STATE] = 0
+    if user is not None:
+        clients.words[row + CONNECTION_PRINCIPAL] = USERS.index(user)
+        clients.words[row + CONNECTION_STATE] = ConnectionState.READING
+
+
+def test_nobody_pays_for_a_client_that_was_there_before(clients):
+    clients.set(100.0, "userA", None)
+    clients.set(100.0, "userB", None)
+    request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
+    taken_by(clients, request, "userB")
+    clients.quotas.settle(request, b"answer")
+    assert clients.charge(0, user="userB") == 0
+
+
+def test_who_goes_before_the_answer_pays_as_long_as_nobody_else_is_there(clients):
+    clients.set(100.0, "userA", None)
+    request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
+    taken_by(clients, request)
+    clients.quotas.settle(request, b"answer")
+    assert clients.charge(0, user="userA") > 0
+
+
+def test_a_bucket_that_has_become_another_clients_is_left_alone(clients):
+    clients.set(1.0, "userA", key="controller_mutation_rate")
+    request = clients.request("c", "userA", key=ApiKey.CREATE_TOPICS, version=6)
+    permit = clients.quotas.permit(request, 6)
+    permit(1)
+    row = clients.table.find(MUTATION, "userA", "", clients.now)
+    clients.now += 1_000 * S
+    key = quota_table._key((int(MUTATION), "userB", ""))
+    other = clients.table._give(row.row, key, (int(MUTATION), "userB", ""), clients.now)
+    clients.quotas.permit(request, 6)(SAMPLES * 5)  # far more than its burst
+    assert other.mutate(1, 1.0, SAMPLES, clients.now, strict=True) == (True, 0)
 
 
 # -- whose quota ----------------------------------------------------------------------
