@@ -186,11 +186,14 @@ class FetchSessions:
             for start in range(0, len(flat), SESSION_ENTRY_WORDS)
         ]
 
-    def store(self, base: int, entries: list[SessionEntry]) -> bool:
-        """Replace a session's entries; False if they are too many."""
+    def store(self, session_id: int, base: int, entries: list[SessionEntry]) -> bool:
+        """Replace a session's entries; False if they are too many, or it has ended."""
         if len(entries) > SESSION_MAX_ENTRIES:
             return False
-        self._store(base, entries)
+        with self._cell.locked():
+            if self._words[base + SESSION_ID] != session_id:
+                return False
+            self._store(base, entries)
         return True
 
     def _store(self, base: int, entries: list[SessionEntry]) -> None:
@@ -218,11 +221,22 @@ class FetchSessions:
         )
 
     def note_sent(
-        self, base: int, index: int, high_watermark: int, log_start: int, error: int
+        self,
+        session_id: int,
+        base: int,
+        index: int,
+        high_watermark: int,
+        log_start: int,
+        error: int,
     ) -> None:
-        """Remember what the client has been told of one partition."""
+        """Remember what the client has been told of one partition.
+
+        Not if its session has ended meanwhile: the row may be the next one's.
+        """
         word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
         words = self._words
+        if words[base + SESSION_ID] != session_id:
+            return
         words[word + ENTRY_SENT_HIGH_WATERMARK] = high_watermark
         words[word + ENTRY_SENT_LOG_START] = log_start
         words[word + ENTRY_SENT_ERROR] = error

@@ -279,10 +279,11 @@ class FetchService:
             if not entries:
                 self._sessions.close(session_id)
                 return Answer([], NO_SESSION, -1, full=True)
-            if not self._sessions.store(base, entries):
+            if not self._sessions.store(session_id, base, entries):
                 self._sessions.close(session_id)
                 raise ApiError(
-                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "it has grown too large"
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                    "it has grown too large, or has ended",
                 )
         targets = []
         for index, entry in enumerate(entries):
@@ -362,9 +363,7 @@ class FetchService:
         for target, result, error in reading.results:
             if error:
                 self._count(request, error)
-            if not answer.full and not self._is_news(
-                answer.base, target, result, error
-            ):
+            if not answer.full and not self._is_news(answer, target, result, error):
                 continue
             answers.append((target, partition_data(target, result, error, read_small)))
         response = FetchResponse(
@@ -402,11 +401,13 @@ class FetchService:
                     result.high_watermark,
                     result.log_start_offset,
                 )
-                self._sessions.note_sent(base, index, high_watermark, log_start, error)
+                self._sessions.note_sent(
+                    session_id, base, index, high_watermark, log_start, error
+                )
 
     def _is_news(
         self,
-        base: int,
+        answer: Answer,
         target: Target,
         result: ReadResult | None,
         error: ErrorCode,
@@ -414,10 +415,13 @@ class FetchService:
         """Whether an incremental answer must name this partition."""
         high_watermark = result.high_watermark if result is not None else -1
         log_start = result.log_start_offset if result is not None else -1
+        base = answer.base
         sent = self._sessions.sent(base, target.entry)
         if sent == (high_watermark, log_start, error) and not error:
             return result is not None and result.length > 0
-        self._sessions.note_sent(base, target.entry, high_watermark, log_start, error)
+        self._sessions.note_sent(
+            answer.session_id, base, target.entry, high_watermark, log_start, error
+        )
         return True
 
     def complete(self, operation: DelayedFetch, reading: Reading) -> None:

@@ -134,7 +134,7 @@ def test_an_empty_or_huge_request_gets_no_session(sessions):
     session = create(sessions, entries=most)
     _, base = claim(sessions, session, 1)
     assert sessions.entries(base) == most
-    assert not sessions.store(base, [*most, most[0]])
+    assert not sessions.store(session, base, [*most, most[0]])
     assert sessions.entries(base) == most
 
 
@@ -142,7 +142,7 @@ def test_the_largest_session_leaves_its_neighbours_alone(sessions):
     first, second = create(sessions), create(sessions)
     _, base = claim(sessions, first, 1)
     assert sessions.store(
-        base, [SessionEntry(*[-1] * 7) for _ in range(SESSION_MAX_ENTRIES)]
+        first, base, [SessionEntry(*[-1] * 7) for _ in range(SESSION_MAX_ENTRIES)]
     )
     _, base = claim(sessions, second, 1)
     assert sessions.entries(base) == ENTRIES
@@ -152,10 +152,21 @@ def test_what_a_client_was_told_is_remembered_by_partition(sessions):
     session = create(sessions)
     _, base = claim(sessions, session, 1)
     assert sessions.sent(base, 1) == (-1, -1, 0)
-    sessions.note_sent(base, 1, 50, 3, 0)
+    sessions.note_sent(session, base, 1, 50, 3, 0)
     assert sessions.sent(base, 1) == (50, 3, 0)
     assert sessions.sent(base, 0) == (-1, -1, 0)
     assert sessions.entries(base)[1].sent_high_watermark == 50
+
+
+def test_a_session_that_has_ended_changes_nothing_of_the_next_in_its_row(sessions):
+    old = create(sessions)
+    _, base = claim(sessions, old, 1)
+    sessions.close(old)
+    new = create(sessions, entries=ENTRIES[:1])
+    assert sessions.find(new) == base
+    sessions.note_sent(old, base, 0, 50, 3, 0)
+    assert not sessions.store(old, base, ENTRIES)
+    assert sessions.entries(base) == ENTRIES[:1]
 
 
 def test_any_handler_may_serve_the_next_fetch(memory, sessions):
@@ -165,7 +176,7 @@ def test_any_handler_may_serve_the_next_fetch(memory, sessions):
         theirs = FetchSessions(memory.sessions, memory.session_cell, 3)
         error, base = claim(theirs, session, 1)
         assert error == ErrorCode.NONE
-        theirs.store(base, ENTRIES[:1])
+        theirs.store(session, base, ENTRIES[:1])
 
     assert fork(another) == 0
     _, base = claim(sessions, session, 2)

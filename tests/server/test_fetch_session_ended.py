@@ -1,0 +1,73 @@
+"""A fetch that outlives its session tells the next one in its row nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.headers import encode_request_header
+from mpbroker.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+)
+from mpbroker.protocol.record_batch import RecordBatchBuilder
+from tests.server.plain_stage import Stage, produce_request
+
+VERSION = 12
+HEADER_BYTES = 9  # of an answer: size, correlation id, tagged fields
+
+
+@pytest.fixture
+def stage(memory, tmp_path):
+    made = Stage(memory, tmp_path / "data", short=False)
+    made.registry.create_topic("t", 3)
+    return made
+
+
+def fetch_request(partitions, session, epoch, max_wait_ms=0):
+    """Partition -> how many bytes of it at most."""
+    wanted = [
+        FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=size)
+        for index, size in partitions.items()
+    ]
+    message = FetchRequest(
+        session_id=session,
+        session_epoch=epoch,
+        topics=[FetchTopic(topic="t", partitions=wanted)] if wanted else [],
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 20,
+    )
+    header = encode_request_header(ApiKey.FETCH, VERSION, 77, "test")
+    return header + message.encode(VERSION)
+
+
+def fetch(stage, slot, *arguments):
+    stage.ask(fetch_request(*arguments), slot)
+    return FetchResponse.decode(VERSION, stage.sent(slot)[HEADER_BYTES:])
+
+
+def produce(stage, partition):
+    builder = RecordBatchBuilder()
+    builder.append(1_700_000_000_000, None, b"v")
+    stage.publish(produce_request("t", partition, bytes(builder.build())), slot=5)
+    stage.handler.turn()
+    return stage.memory.responses[0].pop()
+
+
+def test_a_parked_fetch_notes_nothing_in_the_session_that_came_after_its_own(stage):
+    first = fetch(stage, 3, {0: 1 << 20}, 0, 0).session_id
+    stage.publish(fetch_request({}, first, 1, 60_000), slot=3)
+    stage.handler.turn()
+    assert stage.purgatory.size == 1
+    # Its client has gone, and begins anew.
+    second = fetch(stage, 4, {1: 0, 2: 1 << 20}, first, 0).session_id
+    assert second not in (0, first)
+    assert sorted(produce(stage, 0)) == [3, 5]
+    for partition in (1, 2):
+        produce(stage, partition)
+    (topic,) = fetch(stage, 4, {}, second, 1).responses
+    told = {each.partition_index: each.high_watermark for each in topic.partitions}
+    assert told == {1: 1, 2: 1}
