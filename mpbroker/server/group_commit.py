@@ -46,6 +46,10 @@ class SyncableLog(Protocol):
         """Close the files of all logs of this process: no descriptor is left."""
 
 
+# What keeps files from being opened just now, and says nothing of what is in them.
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
 def _number_of(error: OSError | ApiError) -> int:
     """The errno of what kept a log's files from being opened."""
     cause = error if isinstance(error, OSError) else error.__cause__
@@ -89,6 +93,11 @@ class GroupCommit:
     def is_idle(self) -> bool:
         return not self._wanted and not self._running
 
+    @property
+    def is_syncing(self) -> bool:
+        """Whether syncs of ours are under way, of whose end others are to be told."""
+        return bool(self._running)
+
     def want(self, log: SyncableLog) -> None:
         """Some records of this log must become durable; ``start`` sees to it."""
         self._wanted[log.row.index] = log
@@ -130,6 +139,8 @@ class GroupCommit:
                 error = disk.sync_now(fds)
             except (OSError, ApiError) as caught:
                 error = _number_of(caught)
+                if error in _PASSING:
+                    continue
             row.lock()
             try:
                 self._publish(row, target, error)
@@ -175,6 +186,9 @@ class GroupCommit:
         try:
             fds = self._files_to_sync(log, target, syncs)
         except (OSError, ApiError) as error:
+            if _number_of(error) in _PASSING:
+                self._put_off(log)
+                return
             self._files_left[row.index] = set()
             self._finish(row.index, _number_of(error))
             return
@@ -186,6 +200,26 @@ class GroupCommit:
             left.add(token)
         if not left:
             self._finish(row.index, 0)
+
+    def _put_off(self, log: SyncableLog) -> None:
+        """Its files cannot be opened just now: try again in a later turn.
+
+        Nothing was written in vain, so nothing is lost by that; and whoever else wants
+        this sync may have what we lack.
+        """
+        row = log.row
+        del self._running[row.index]
+        self._wanted[row.index] = log
+        words = row.words
+        row.lock()
+        try:
+            waiters = words[row.base + ROW_SYNC_WAITERS] & ~self._bit
+            words[row.base + ROW_SYNC_WAITERS] = 0
+            words[row.base + ROW_SYNC_OWNER] = 0
+        finally:
+            row.unlock()
+        if waiters:
+            self._notify(row.index, waiters)
 
     def process_finished(self) -> bool:
         """Publish what syncs that have ended made durable; say if any has."""

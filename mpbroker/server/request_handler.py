@@ -250,7 +250,8 @@ class RequestHandler:
         may have been meant for us.
         """
         while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
-            if not self._channel.has_unplaced and self._group_commit.is_idle:
+            # What could not begin just now, whoever gets its requests begins.
+            if not self._channel.has_unplaced and not self._group_commit.is_syncing:
                 break
             self._see_to_parked()
             self._epoll.poll(_UNPLACED_POLL_S)

@@ -319,9 +319,34 @@ def test_a_log_whose_files_are_gone_is_done_with(memory, at_once, status, caplog
 
 
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.ENOMEM])
+def test_what_cannot_be_opened_just_now_is_synced_later(memory, at_once, number):
+    """Nothing has failed to be written: that it is not tried again is for fsync."""
+    log, own, other = Log(memory, 1), Commit(), Commit(1)
+    log.error, log.make_room = OSError(number, os.strerror(number)), lambda: None
+    log.grow(10)
+    if at_once:
+        own.commit.is_alone = own.disk.is_quick = True
+        own.commit.sync_at_once([log])
+        assert own.commit.is_idle  # whoever waits for it asks for it
+    own.want(log)
+    assert log.row.status == RowStatus.ONLINE and log.row.durable_end_offset == 0
+    assert not own.commit.is_idle and owner(log) == 0 and not own.told
+    own.commit.start()
+    assert not own.disk.started
+    log.error = None
+    other.want(log)  # whom it does not hold up
+    own.commit.start()
+    assert len(other.disk.started) == 1 and not own.disk.started
+    other.end()
+    own.want(log)
+    own.end()
+    assert log.row.durable_end_offset == 10 and own.commit.is_idle
+
+
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("helps", [True, False])
 def test_who_lacks_a_descriptor_makes_room_and_tries_once_more(memory, at_once, helps):
-    """A partition that cannot be synced is offline for good."""
     first, log, own = Log(memory, 1), Log(memory, 2), Commit()
     log.error = OSError(errno.EMFILE, "Too many open files")
     begun = []
@@ -345,8 +370,8 @@ def test_who_lacks_a_descriptor_makes_room_and_tries_once_more(memory, at_once, 
     assert len(begun) == 1
     assert first.row.durable_end_offset == 10
     assert log.row.durable_end_offset == (10 if helps else 0)
-    assert log.row.status == (RowStatus.ONLINE if helps else RowStatus.OFFLINE)
-    assert own.commit.is_idle
+    assert log.row.status == RowStatus.ONLINE
+    assert own.commit.is_idle == (at_once or helps)
 
 
 def test_a_sync_at_once_makes_nothing_durable_that_has_failed_for_another(memory):
