@@ -108,7 +108,8 @@ class TelemetryLog(ClientTelemetryReceiver):
         self._write(orjson.dumps(line) + b"\n")
 
     def _write(self, data: bytes) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        # A pipe without a reader, or with a slow one, must hold up nobody.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             fd = os.open(self._path, flags, _MODE)
             try:

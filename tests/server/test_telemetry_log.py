@@ -1,0 +1,45 @@
+"""The file that clients' metrics go to may be a pipe, and holds nobody up."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from mpbroker.server.client_telemetry import TelemetryLog
+
+
+def write(log: TelemetryLog, data: bytes) -> bool:
+    """Whether it was done with; a handler would wait with it."""
+    writer = threading.Thread(target=log._write, args=(data,), daemon=True)
+    writer.start()
+    writer.join(60)
+    return not writer.is_alive()
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path, caplog):
+    path = tmp_path / "metrics"
+    os.mkfifo(path)
+    log = TelemetryLog(str(path))
+    assert write(log, b"line\n") and write(log, b"line\n")
+    assert caplog.text.count(f"client.telemetry.log.path={path}") == 1
+
+
+def test_a_pipe_is_written_to_until_its_reader_is_behind(tmp_path, caplog):
+    path = tmp_path / "metrics"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = TelemetryLog(str(path))
+    try:
+        line = b"x" * 999 + b"\n"
+        while not caplog.text:  # it is full
+            assert write(log, line)
+        read = b""
+        while data := os.read(reader, 1 << 20):
+            read += data
+            if len(data) < 1 << 16:
+                break
+        assert read == line * (len(read) // len(line))
+        assert write(log, b"the next\n")
+        assert os.read(reader, 100) == b"the next\n"
+    finally:
+        os.close(reader)
