@@ -63,6 +63,7 @@ class Exporter:
         self._lag = GroupLag(registry, logs)
         self._idle = IdleRatios(self._words)
         self._with_kafka_names = config.metrics_kafka_names_enable
+        self._node_id = config.node_id
         pid = self._words[HEADER + HEADER_SUPERVISOR_PID]
         self._telemetry = f"/mpbroker-{pid}-{start_time(pid)}"
         partitions = Partitions(
@@ -156,7 +157,7 @@ class Exporter:
             self._lag.catch_up()
             found = [*self._collector.collect(), self._idle.family()]
             if self._with_kafka_names:
-                found.extend(kafka_families(found))
+                found.extend(kafka_families(found, self._node_id))
             self._families, self._collected = found, time.monotonic()
         return self._families
 

@@ -1,4 +1,4 @@
-"""The request log says what clients call themselves, or nothing: never another's name."""
+"""The request log says what clients call themselves, and never what another does."""
 
 from __future__ import annotations
 

@@ -112,6 +112,53 @@ def test_logs_and_the_lag_of_groups_are_shown(broker):
     assert now[f"kafka_topic_partition_current_offset{{{place}}}"] == 10
 
 
+PLACE = '{topic="flights",partition="0"}'
+GROUP = '{consumergroup="departures",topic="flights"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # kafka_exporter's dashboard
+        ("kafka_brokers", 1),
+        ('kafka_topic_partitions{topic="flights"}', 1),
+        ("kafka_topic_partition_current_offset" + PLACE, 10),
+        ("kafka_topic_partition_oldest_offset" + PLACE, 0),
+        ("kafka_topic_partition_leader" + PLACE, 1),
+        ("kafka_topic_partition_replicas" + PLACE, 1),
+        ("kafka_topic_partition_in_sync_replica" + PLACE, 1),
+        ("kafka_topic_partition_leader_is_preferred" + PLACE, 1),
+        ("kafka_topic_partition_under_replicated_partition" + PLACE, 0),
+        ("kafka_consumergroup_current_offset_sum" + GROUP, 4),
+        ("kafka_consumergroup_lag_sum" + GROUP, 6),
+        # those over the JMX exporter
+        ('kafka_server_brokertopicmetrics_messagesin_total{topic="flights"}', 10),
+        ("kafka_log_log_logendoffset" + PLACE, 10),
+        ("kafka_log_log_logstartoffset" + PLACE, 0),
+        ("kafka_controller_kafkacontroller_activecontrollercount", 1),
+        ("kafka_controller_kafkacontroller_offlinepartitionscount", 0),
+        ("kafka_server_replicamanager_underreplicatedpartitions", 0),
+        ("kafka_server_replicamanager_underminisrpartitioncount", 0),
+        ("kafka_server_replicamanager_offlinereplicacount", 0),
+    ],
+)
+def test_dashboards_for_kafka_find_what_they_ask_for(broker, name, expected):
+    assert wait_until(lambda: metrics(broker).get(name, -1) == expected)
+
+
+def test_dashboards_for_kafka_find_sums_and_shares(broker):
+    idle = {
+        "kafka_network_socketserver_networkprocessoravgidle_percent",
+        "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
+    }
+    now = wait_until(lambda: (found := metrics(broker)).keys() >= idle and found)
+    assert all(0 <= now[name] <= 1 for name in idle)
+    partitions = now["kafka_server_replicamanager_partitioncount"]
+    assert partitions == now["kafka_server_replicamanager_leadercount"]
+    assert partitions >= now['kafka_topic_partitions{topic="__consumer_offsets"}']
+    assert now["kafka_network_requestchannel_responsequeuesize"] >= 0
+
+
 def test_a_topic_that_is_deleted_is_shown_no_more(broker):
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("brief", b"x", partition=0)
