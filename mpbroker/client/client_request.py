@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from mpbroker.client.addresses import Address
@@ -10,6 +10,7 @@ from mpbroker.client.errors import AuthenticationError, UnsupportedVersionError
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
+from mpbroker.protocol.primitives import Buffer
 
 # From these versions on a client waits as long as throttle_time_ms says; below, the
 # broker has done so itself before it answered. Source: KIP-219.
@@ -71,6 +72,7 @@ class Wire(Protocol):
     def connect(self, node: int, address: Address, host: str) -> None: ...
     def is_sending(self, node: int) -> bool: ...
     def send(self, node: int, data: bytes) -> None: ...
+    def send_parts(self, node: int, parts: Sequence[Buffer]) -> None: ...
     def close(self, node: int) -> None: ...
     def poll(self, timeout_ms: float) -> None: ...
     def wakeup(self) -> None: ...

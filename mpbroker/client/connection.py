@@ -32,7 +32,7 @@ from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.framing import (
     DEFAULT_MAX_FRAME_BYTES,
     FrameDecoder,
-    encode_frame,
+    encode_frame_parts,
 )
 from mpbroker.protocol.headers import encode_request_header, parse_response_header
 from mpbroker.protocol.message import Message
@@ -83,7 +83,7 @@ class Connection:
         """
         self._client_id = client_id
         self._decoder = FrameDecoder(max_frame_bytes)
-        self._out: list[bytes] = []
+        self._out: list[Buffer] = []
         self._in_flight: deque[_InFlight] = deque()
         self._next_correlation_id = 0
         self._broker_versions: dict[int, tuple[int, int]] | None = None
@@ -204,7 +204,9 @@ class Connection:
         header = encode_request_header(
             api_key, version, correlation_id, self._client_id
         )
-        self._out.append(encode_frame([header, request.encode(version)]))
+        self._out += encode_frame_parts(
+            [header, *type(request).encoders[version](request)]
+        )
         if expect_answer:
             self._in_flight.append(_InFlight(correlation_id, version, response_type))
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
@@ -212,9 +214,12 @@ class Connection:
 
     def data_to_send(self) -> bytes:
         """Take what must go to the broker now; empty if nothing."""
-        out = self._out
-        self._out = []
-        return out[0] if len(out) == 1 else b"".join(out)
+        return b"".join(self.parts_to_send())
+
+    def parts_to_send(self) -> list[Buffer]:
+        """Do so in parts: records are not copied, and must not change until sent."""
+        out, self._out = self._out, []
+        return out
 
     def receive_data(self, data: Buffer) -> list[Answer]:
         """Take bytes as they came; return the answers they complete.

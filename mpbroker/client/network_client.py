@@ -298,11 +298,11 @@ class NetworkClient:
             response = ClientResponse(node, request, None, None, False, 0.0)
             self._done.append((callback, response))
         self._node(node).last_used_ms = now_ms
-        data = connection.data_to_send()
+        parts = connection.parts_to_send()
         self.counts.requests += 1
-        self.counts.bytes_out += len(data)
+        self.counts.bytes_out += sum(map(len, parts))
         self.counts.transfers += 1
-        self._wire.send(node, data)
+        self._wire.send_parts(node, parts)
 
     # -- the loop ----------------------------------------------------------------------
 

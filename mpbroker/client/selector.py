@@ -12,18 +12,21 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.settings import ClientSettings
+from mpbroker.protocol.primitives import Buffer
 
 # What one system call may receive: a page for answers to a producer, since to allocate
 # more and give it back costs as much as all the rest, up to what lets a fetch of
 # megabytes take few of them.
 _LEAST_RECEIVE_BYTES: Final = 4096
 _RECEIVE_BYTES: Final = 256 * 1024
+_PARTS_AT_ONCE: Final = 64  # what one system call may send; below any IOV_MAX
 
 
 class Channel(Protocol):
@@ -31,6 +34,8 @@ class Channel(Protocol):
 
     wants_write: bool
     """Whether connecting goes on when the socket has room; else when it has bytes."""
+    gathers: bool
+    """Whether to send parts costs less than to join them."""
 
     def fileno(self) -> int: ...
 
@@ -48,6 +53,9 @@ class Channel(Protocol):
     def send(self, data: memoryview) -> int:
         """Return how many bytes were taken, 0 if none can be now. Raises: OSError."""
 
+    def send_parts(self, parts: Sequence[memoryview]) -> int:
+        """Do so with parts, one after the other; no more than `_PARTS_AT_ONCE`."""
+
     def close(self) -> None: ...
 
 
@@ -55,6 +63,7 @@ class PlaintextChannel:
     """A channel that is its socket."""
 
     wants_write = True
+    gathers = True
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -84,6 +93,12 @@ class PlaintextChannel:
     def send(self, data: memoryview) -> int:
         try:
             return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    def send_parts(self, parts: Sequence[memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(parts)
         except BlockingIOError:
             return 0
 
@@ -202,9 +217,19 @@ class Selector:
 
         A connection that breaks here is reported by the next poll.
         """
+        self.send_parts(node, (data,))
+
+    def send_parts(self, node: int, parts: Sequence[Buffer]) -> None:
+        """Send what the socket takes now of these, one after the other; see `send`.
+
+        They are not copied, so they must not change until they are sent.
+        """
         connection = self._connections[node]
-        connection.outgoing.append(memoryview(data))
-        if connection.connected and len(connection.outgoing) == 1:
+        if not connection.channel.gathers:
+            parts = (b"".join(parts),)
+        was_idle = not connection.outgoing
+        connection.outgoing += map(memoryview, parts)
+        if connection.connected and was_idle:
             self._send(node, connection)
 
     def close(self, node: int) -> None:
@@ -274,11 +299,17 @@ class Selector:
         outgoing = connection.outgoing
         try:
             while outgoing:
-                taken = connection.channel.send(outgoing[0])
-                if taken < len(outgoing[0]):
-                    outgoing[0] = outgoing[0][taken:]
+                if len(outgoing) == 1:
+                    taken = connection.channel.send(outgoing[0])
+                else:
+                    parts = list(islice(outgoing, _PARTS_AT_ONCE))
+                    taken = connection.channel.send_parts(parts)
+                if not taken:
                     break
-                outgoing.popleft()
+                while outgoing and taken >= len(outgoing[0]):
+                    taken -= len(outgoing.popleft())
+                if taken:
+                    outgoing[0] = outgoing[0][taken:]
         except OSError:
             # Answers may still lie in the socket, and say what was done: the end is
             # reported when they are read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from mpbroker.client.errors import SslAuthenticationError
@@ -21,6 +21,8 @@ _TLS_VERSIONS: Final = {
 
 class TlsChannel:
     """See `selector.Channel`."""
+
+    gathers = False
 
     def __init__(self, sock: socket.socket, host: str, context: ssl.SSLContext) -> None:
         """Take a socket that is being connected.
@@ -102,6 +104,10 @@ class TlsChannel:
             return self._tls.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
+
+    def send_parts(self, parts: Sequence[memoryview]) -> int:
+        # No more: each is a record of its own.
+        return self.send(parts[0])
 
     def close(self) -> None:
         (self._socket if self._tls is None else self._tls).close()

@@ -41,6 +41,8 @@ _RATIO_MARGIN: Final = 1.05
 _LEAST_RATIO: Final = 0.05
 
 
+_NO_NODES: Final[AbstractSet[int]] = frozenset()
+
 _log = logging.getLogger(__name__)
 
 
@@ -240,10 +242,14 @@ class RecordAccumulator:
         with self.lock:
             topic.queue(partition_count - 1)
             unavailable = self._unavailable_nodes(now_ms)
+            info = snapshot.topics.get(topic.name)
+            leaders = () if info is None else info.leaders
+            known = len(leaders)
             lengths = [
                 len(queue.batches)
-                if (leader := snapshot.leader(topic.name, queue.partition)) != NO_NODE
-                and leader not in unavailable
+                if queue.partition < known
+                and leaders[queue.partition] != NO_NODE
+                and leaders[queue.partition] not in unavailable
                 else None
                 for queue in topic.queues[:partition_count]
             ]
@@ -259,10 +265,10 @@ class RecordAccumulator:
             topic.current = topic.queues[topic.sticky.choose(lengths, adaptive)]
             return topic.current
 
-    def _unavailable_nodes(self, now_ms: float) -> set[int]:
+    def _unavailable_nodes(self, now_ms: float) -> AbstractSet[int]:
         limit_ms = self._settings.availability_timeout_ms
         if not limit_ms:
-            return set()
+            return _NO_NODES
         return {
             node
             for node, since_ms in self._stalled_since_ms.items()
@@ -356,7 +362,7 @@ class RecordAccumulator:
 
     def _is_sealed(self, batch: ProducerBatch) -> bool:
         """Seal a drained batch; put it back if that fails, for its time to run out."""
-        if batch.payload is not None:
+        if batch.data is not None:
             return True
         try:
             self.seal(batch)
@@ -407,7 +413,7 @@ class RecordAccumulator:
             queue.open = None
             self._note_closed(queue, batch.size)
         batch.is_closed = True
-        if batch.payload is None:
+        if batch.data is None:
             # Sequences count records, which are not encoded yet.
             batch.record_count = len(batch.records)
             batch.is_sealing = True
@@ -515,7 +521,7 @@ class RecordAccumulator:
         count = batch.record_count or len(batch.records)
         sent = (
             "; they were sent, and may be written"
-            if (batch.attempts or batch.in_retry) and batch.payload is not None
+            if (batch.attempts or batch.in_retry) and batch.data is not None
             else ""  # such as what could not be encoded
         )
         return DeliveryTimeoutError(

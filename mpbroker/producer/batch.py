@@ -23,12 +23,11 @@ from mpbroker.protocol.batch_header import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     TRANSACTIONAL_FLAG,
-    BatchHeader,
-    pack_header,
+    write_header,
 )
 from mpbroker.protocol.compression import Codec, compress
 from mpbroker.protocol.record_batch import iter_records
-from mpbroker.protocol.record_encode import RawRecord, encode_records
+from mpbroker.protocol.record_encode import RawRecord, encode_batch
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +139,7 @@ class ProducerBatch:
         "charge",
         "children",
         "created_ms",
+        "data",
         "error",
         "errors",
         "in_retry",
@@ -154,7 +154,6 @@ class ProducerBatch:
         "log_append_time",
         "max_timestamp",
         "partition",
-        "payload",
         "producer_epoch",
         "producer_id",
         "raw_size",
@@ -195,7 +194,7 @@ class ProducerBatch:
         self.in_retry = False
         self.transactional = False
         self.was_renumbered = False  # while in flight under another number
-        self.payload: bytes | None = None
+        self.data: bytearray | None = None  # once sealed: with room for the header
         self.raw_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
         # Flat: a list of ints would take as much again as small records do.
@@ -223,15 +222,17 @@ class ProducerBatch:
     def seal(self, codec: Codec, level: int | None) -> None:
         """Turn the records into bytes, and free them."""
         records = self.records
-        payload, self.base_timestamp, self.max_timestamp = encode_records(records)
-        self.raw_size = len(payload)
+        data, self.base_timestamp, self.max_timestamp = encode_batch(records)
+        self.raw_size = len(data) - BATCH_HEADER_SIZE
         if codec:
-            payload = compress(codec, payload, level)
+            with memoryview(data) as view:
+                payload = compress(codec, view[BATCH_HEADER_SIZE:], level)
+            data = bytearray(BATCH_HEADER_SIZE) + payload
         self.timestamps = array("q", [record[0] for record in records])
         self.record_count = len(records)
-        self.payload = payload
+        self.data = data
         self.records = []
-        self.size = BATCH_HEADER_SIZE + len(payload)
+        self.size = len(data)
 
     @property
     def has_sequence(self) -> bool:
@@ -243,18 +244,16 @@ class ProducerBatch:
         self.producer_epoch = epoch
         self.base_sequence = base_sequence
 
-    def encode(self, codec: Codec) -> bytes:
-        """Return the whole batch as it goes to the broker; it must be sealed."""
-        payload = self.payload
-        assert payload is not None, "not sealed"
-        header = BatchHeader(
-            0,
-            0,
-            -1,
-            2,
-            0,
+    def encode(self, codec: Codec) -> bytearray:
+        """Return the whole batch as it goes to the broker; it must be sealed.
+
+        It is the batch's own, which nothing but the next call changes.
+        """
+        data = self.data
+        assert data is not None, "not sealed"
+        write_header(
+            data,
             codec | (TRANSACTIONAL_FLAG if self.transactional else 0),
-            self.record_count - 1,
             self.base_timestamp,
             self.max_timestamp,
             self.producer_id,
@@ -262,7 +261,7 @@ class ProducerBatch:
             self.base_sequence,
             self.record_count,
         )
-        return b"".join((pack_header(header, payload), payload))
+        return data
 
     def split(self, codec: Codec, level: int | None, limit: int) -> list[ProducerBatch]:
         """Return batches of at most ``limit`` uncompressed bytes with these records.
@@ -299,7 +298,7 @@ class ProducerBatch:
                 child.callbacks.append((index - start, callback))
             self.callbacks = []
             self.children = children
-            self.payload = None
+            self.data = None
             self.is_done = True
         self._tell()
         return children
@@ -315,7 +314,7 @@ class ProducerBatch:
                     for name, value in record.headers
                 ),
             )
-            for record in iter_records(self.encode(codec), self.raw_size or 1)
+            for record in iter_records(bytes(self.encode(codec)), self.raw_size or 1)
         ]
 
     # -- the end -----------------------------------------------------------------------
@@ -350,7 +349,7 @@ class ProducerBatch:
                 self.record_count = len(self.records)
                 self.timestamps = array("q", [record[0] for record in self.records])
             callbacks, self.callbacks = self.callbacks, []
-            self.payload = None
+            self.data = None
             self.records = []
         for index, callback in callbacks:
             self._call(index, callback)

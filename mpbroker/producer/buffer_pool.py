@@ -1,7 +1,9 @@
 """The bytes that batches may hold together: ``buffer.memory``.
 
 Nothing is allocated here; it is an account. Whoever finds it exhausted waits in line,
-so that a large request is not overtaken for ever by small ones.
+so that a large request is not overtaken for ever by small ones. Who waits is not woken
+for every batch that comes free: while nearly all memory holds batches there is enough
+to send, and to change threads costs as much as to fill one.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import Final
 
 from mpbroker.producer.errors import (
     BufferExhaustedError,
     ProducerClosedError,
     RecordTooLargeError,
 )
+
+_PATIENCE_S: Final = 0.005  # then who waits takes what there is
+_ENOUGH: Final = 16  # of this part of all memory is told at once
 
 
 class _Waiter:
@@ -75,7 +81,7 @@ class BufferPool:
         began = time.monotonic()
         is_taken = False
         try:
-            waiter.told.wait(min(timeout_s, threading.TIMEOUT_MAX))
+            self._wait(waiter, began + min(timeout_s, threading.TIMEOUT_MAX))
             is_taken = waiter.is_granted and not self._closed
         finally:
             with self._lock:
@@ -97,6 +103,14 @@ class BufferPool:
                 " send(): raise buffer.memory, or send less"
             )
 
+    def _wait(self, waiter: _Waiter, deadline: float) -> None:
+        while True:
+            left_s = deadline - time.monotonic()
+            if waiter.told.wait(max(0.0, min(left_s, _PATIENCE_S))) or left_s <= 0:
+                return
+            with self._lock:
+                self._grant()
+
     def _check(self, size: int) -> None:
         if self._closed:
             raise ProducerClosedError("the producer is closed; make a new one")
@@ -110,7 +124,7 @@ class BufferPool:
         """Give bytes back, to those who wait first."""
         with self._lock:
             self.available_bytes += size
-            if self._waiters:
+            if self._waiters and self.available_bytes * _ENOUGH >= self.total_bytes:
                 self._grant()
 
     def _grant(self) -> None:
@@ -127,3 +141,17 @@ class BufferPool:
             waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
             waiter.told.set()
+
+    def metrics(self, age_ms: float) -> dict[str, float]:
+        """Return all that is to be told of it, under Kafka's names.
+
+        Args:
+            age_ms: of the producer, over which the ratio of waiting is taken.
+        """
+        return {
+            "buffer-total-bytes": float(self.total_bytes),
+            "buffer-available-bytes": float(self.available_bytes),
+            "bufferpool-wait-time-ns-total": self.wait_time_s * 1e9,
+            "bufferpool-wait-ratio": self.wait_time_s * 1000 / max(1.0, age_ms),
+            "waiting-threads": float(self.waiting),
+        }

@@ -39,6 +39,7 @@ from mpbroker.producer.batch import (
 from mpbroker.producer.buffer_pool import BufferPool
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (
+    BufferExhaustedError,
     ProducerClosedError,
     ProducerError,
     ProducerForkedError,
@@ -155,8 +156,14 @@ class Producer(TransactionCalls):
             self._metadata, self._client, self._metrics, options.max_block_ms
         )
         self._refusal: ProducerError | None = None  # why send() does not work any more
-        # Surely fits; what is larger is judged exactly.
+        # What surely fits; what is larger is judged exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
+        self._lock = self._accumulator.lock
+        # What `send` looks up first: nothing where there is more to do than to append.
+        self._plain: Mapping[str, TopicQueues] = self._accumulator.topics
+        special = key_serializer, value_serializer, partitioner, self._transactions
+        if interceptors or any(each is not None for each in special):
+            self._plain = {}
         self._made_by = os.getpid()
         self._made_ms = monotonic_ms()
         self._thread = threading.Thread(
@@ -210,6 +217,28 @@ class Producer(TransactionCalls):
             TransactionStateError: transactional, and no transaction is open.
             FatalError: the producer is of no use any more; close it.
         """
+        queues = self._plain.get(topic)
+        if (
+            queues is not None
+            and queues.current is not None
+            and type(value) is bytes
+            and key is None
+            and partition is None
+            and timestamp_ms is None
+            and not headers
+            and (size := len(value) + RECORD_OVERHEAD) < self._surely_small
+        ):
+            # Nearly always there is room in a batch. `try_append`, without its call.
+            with self._lock:
+                batch = queues.current.open
+                if batch is not None and batch.size + size <= batch.limit:
+                    records = batch.records
+                    index = len(records)
+                    records.append((time.time_ns() // 1_000_000, None, value, ()))
+                    batch.size += size
+                    if callback is not None:
+                        batch.callbacks.append((index, callback))
+                    return RecordFuture(batch, index)
         if self._interceptors:
             record = ProducerRecord(
                 topic, value, key, tuple(headers), partition, timestamp_ms
@@ -248,30 +277,8 @@ class Producer(TransactionCalls):
                 " 0 or more"
             )
         record = timestamp_ms, key, value, raw_headers
-        if value is not None and not raw_headers:
-            size = len(value) + RECORD_OVERHEAD
-            if key is not None:
-                size += len(key)
-        else:
-            size = record_size(record)
-        queues = self._accumulator.topics.get(topic)
-        if (
-            queues is not None
-            and queues.current is not None
-            and partition is None
-            and key is None
-            and self._partitioner is None
-            and self._transactions is None
-            and size < self._surely_small
-        ):
-            # Nearly always, without keys: there is an open batch, and room in it.
-            future = self._accumulator.try_append(
-                queues.current, record, size, callback
-            )
-            if future is not None:
-                return future
         try:
-            return self._append(topic, record, size, partition, callback)
+            return self._append(topic, record, record_size(record), partition, callback)
         except (RetriableError, RefusedError) as error:
             return self._failed(topic, partition, record, callback, error)
 
@@ -305,9 +312,9 @@ class Producer(TransactionCalls):
             try:
                 accumulator.seal(full)
             finally:
-                # Whatever becomes of this record: who flushes or closes waits for
-                # that batch, and the sender passed by while it was being sealed.
-                self._client.wakeup()
+                # Whatever becomes of this record: who closes waits for that batch, and
+                # the sender passed by while it was being sealed.
+                self._have_sent(queue)
         if chosen is None:
             # That batch is complete, or was sent before it got full: to another
             # partition now, unless little went there.
@@ -319,21 +326,17 @@ class Producer(TransactionCalls):
         if not self._pool.try_allocate(charge):
             self._client.wakeup()
             left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
-            self._allocate(charge, left_s)
+            self._pool.allocate(charge, max(0.0, left_s))
         now_ms = monotonic_ms()
         future = accumulator.append_new(queue, record, size, charge, callback, now_ms)
-        if self._transactions is not None or not accumulator.must_wait(
-            queue, self._metadata.snapshot
-        ):
-            self._client.wakeup()
+        self._have_sent(queue)
         return future
 
-    def _allocate(self, charge: int, timeout_s: float) -> None:
-        try:
-            self._pool.allocate(charge, max(0.0, timeout_s))
-        except RetriableError:
-            self._metrics.count("buffer-exhausted", 1, monotonic_ms())
-            raise
+    def _have_sent(self, queue: PartitionQueue) -> None:
+        """Wake the sender, unless it waits until the queue's node takes more."""
+        snapshot = self._metadata.snapshot
+        if self._transactions or not self._accumulator.must_wait(queue, snapshot):
+            self._client.wakeup()
 
     def _join_transaction(self, queue: PartitionQueue) -> None:
         """Have the partition be part of the transaction, if there is one."""
@@ -406,6 +409,8 @@ class Producer(TransactionCalls):
         if callback is not None:
             batch.callbacks.append((0, callback))
         self._metrics.count("record-error", 1, monotonic_ms(), topic)
+        if isinstance(error, BufferExhaustedError):
+            self._metrics.count("buffer-exhausted", 1, monotonic_ms())
         if self._transactions is not None:
             self._transactions.refused(error)
         batch.fail(error)
@@ -545,6 +550,7 @@ class Producer(TransactionCalls):
 
     def begin_close(self) -> None:
         """Refuse what comes from now on, and wake who waits in `send`; then `close`."""
+        self._plain = {}
         if self._refusal is None:
             self._refusal = ProducerClosedError(
                 "the producer is closed; make a new one"
@@ -555,6 +561,7 @@ class Producer(TransactionCalls):
 
     def _disown(self) -> None:
         """Make this copy, a forked child's, say what it is."""
+        self._plain = {}
         self._refusal = ProducerForkedError(
             f"this producer belongs to process {self._made_by}, and this is"
             f" {os.getpid()}, forked from it; make a producer here after the fork"
@@ -573,14 +580,7 @@ class Producer(TransactionCalls):
         self._metrics.follow(self._client.counts, now_ms, at_once=True)
         groups = self._metrics.snapshot(now_ms)
         groups["producer-metrics"] |= {
-            "buffer-total-bytes": float(self._pool.total_bytes),
-            "buffer-available-bytes": float(self._pool.available_bytes),
-            "bufferpool-wait-time-ns-total": self._pool.wait_time_s * 1e9,
-            # Since the producer was made, over all threads.
-            "bufferpool-wait-ratio": self._pool.wait_time_s
-            * 1000
-            / max(1.0, now_ms - self._made_ms),
-            "waiting-threads": float(self._pool.waiting),
+            **self._pool.metrics(now_ms - self._made_ms),
             "requests-in-flight": float(self._client.in_flight()),
             "connection-count": float(self._client.connection_count()),
             "metadata-age": (now_ms - self._metadata.updated_ms) / 1000,

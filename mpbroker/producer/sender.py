@@ -288,13 +288,11 @@ class Sender:
         if now_ms >= self._none_expires_before_ms:
             self._expire(now_ms)
             self._none_expires_before_ms = self._next_expiry_ms(now_ms)
-        if sent:
-            return 0.0
-        accumulator.occupied = {
-            node
-            for node in ready.nodes
-            if node not in drained and client.is_occupied(node)
+        accumulator.occupied = occupied = {
+            node for node in ready.nodes if client.is_occupied(node)
         }
+        if sent and not occupied.issuperset(nodes):
+            return 0.0
         wait_ms = min(ready.next_check_ms, not_ready_ms)
         if accumulator.has_incomplete:
             wait_ms = min(wait_ms, max(0.0, self._none_expires_before_ms - now_ms))

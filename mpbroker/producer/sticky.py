@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 
 
 class StickyPartitioner:
@@ -34,17 +33,15 @@ class StickyPartitioner:
             lengths: batches that wait for each partition; None: it is of no use now.
             adaptive: whether short queues are likelier: by max + 1 - length.
         """
-        usable = [
-            (index, length)
-            for index, length in enumerate(lengths)
-            if length is not None
-        ] or [(index, 0) for index in range(len(lengths))]
-        longest = max(length for _, length in usable)
-        weights = accumulate(
-            longest + 1 - length if adaptive else 1 for _, length in usable
-        )
-        table = list(weights)
-        point = self._rng.randrange(table[-1])
-        self.partition = usable[bisect_right(table, point)][0]
+        longest = max((length for length in lengths if length is not None), default=-1)
+        if longest < 0:
+            lengths, longest = [0] * len(lengths), 0
+        total = 0
+        table = []
+        for length in lengths:
+            if length is not None:
+                total += longest + 1 - length if adaptive else 1
+            table.append(total)
+        self.partition = bisect_right(table, int(self._rng.random() * total))
         self.bytes = 0
         return self.partition

@@ -11,6 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "_varint.h"
 
@@ -29,6 +30,7 @@ enum fault {
 };
 
 #define MIN_RECORD_LENGTH 6
+#define BATCH_HEADER_SIZE 61
 
 /* Skip a length and as many bytes; -1 is null if `nullable`. */
 static inline int
@@ -281,12 +283,9 @@ body_size(PyObject *record, Py_ssize_t index, int64_t base, int64_t *timestamp)
     return 1 + varint_size(delta) + varint_size(index) + key + value + headers;
 }
 
-PyDoc_STRVAR(encode_records_doc,
-"encode_records(records, /)\n--\n\n"
-"See mpbroker.protocol.record_encode.encode_records_in_python.");
-
+/* Encode into new bytes, or behind `room` bytes of a new bytearray if that is above 0. */
 static PyObject *
-encode_records(PyObject *module, PyObject *records)
+encode_behind(PyObject *records, Py_ssize_t room)
 {
     if (!PyList_CheckExact(records)) {
         PyErr_SetString(PyExc_TypeError, "records are given in a list");
@@ -308,10 +307,18 @@ encode_records(PyObject *module, PyObject *records)
             highest = timestamp;
         total += varint_size(size) + size;
     }
-    PyObject *payload = PyBytes_FromStringAndSize(NULL, total);
+    if (total > PY_SSIZE_T_MAX - room) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    PyObject *payload = room ? PyByteArray_FromStringAndSize(NULL, room + total)
+                             : PyBytes_FromStringAndSize(NULL, total);
     if (payload == NULL)
         goto fail;
-    uint8_t *at = (uint8_t *)PyBytes_AS_STRING(payload);
+    uint8_t *at = (uint8_t *)(room ? PyByteArray_AS_STRING(payload)
+                                   : PyBytes_AS_STRING(payload));
+    memset(at, 0, (size_t)room);
+    at += room;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *record = PyTuple_GET_ITEM(rows, i);
         at = write_varint(at, body_size(record, i, base, &timestamp));
@@ -336,10 +343,31 @@ fail:
     return NULL;
 }
 
+PyDoc_STRVAR(encode_records_doc,
+"encode_records(records, /)\n--\n\n"
+"See mpbroker.protocol.record_encode.encode_records_in_python.");
+
+static PyObject *
+encode_records(PyObject *module, PyObject *records)
+{
+    return encode_behind(records, 0);
+}
+
+PyDoc_STRVAR(encode_batch_doc,
+"encode_batch(records, /)\n--\n\n"
+"See mpbroker.protocol.record_encode.encode_batch_in_python.");
+
+static PyObject *
+encode_batch(PyObject *module, PyObject *records)
+{
+    return encode_behind(records, BATCH_HEADER_SIZE);
+}
+
 static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL,
      walk_records_doc},
     {"encode_records", encode_records, METH_O, encode_records_doc},
+    {"encode_batch", encode_batch, METH_O, encode_batch_doc},
     {NULL, NULL, 0, NULL},
 };
 

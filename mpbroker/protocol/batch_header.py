@@ -209,6 +209,48 @@ def set_base_offset(view: memoryview, base: int, leader_epoch: int = 0) -> None:
     _LEADER_EPOCH.pack_into(view, 12, leader_epoch)
 
 
+def write_header(
+    batch: bytearray,
+    attributes: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    record_count: int,
+) -> None:
+    """Write a new batch's header in front of its records, length and CRC included.
+
+    Args:
+        batch: whole, with room for the header; its place in the log is left to brokers.
+        attributes: see the module, as of the rest.
+        base_timestamp: of the first record.
+        max_timestamp: the highest.
+        producer_id: NO_PRODUCER_ID for none.
+        producer_epoch: likewise.
+        base_sequence: likewise.
+        record_count: above 0.
+    """
+    _HEADER.pack_into(
+        batch,
+        0,
+        0,
+        len(batch) - LOG_OVERHEAD,
+        NO_PARTITION_LEADER_EPOCH,
+        2,
+        0,
+        attributes,
+        record_count - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    )
+    _CRC.pack_into(batch, CRC_POSITION, compute_crc(batch))
+
+
 def pack_header(header: BatchHeader, payload: Buffer) -> bytearray:
     """Return the header's bytes, with length and CRC set to fit ``payload``."""
     fields = list(header)

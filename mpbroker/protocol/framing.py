@@ -7,7 +7,7 @@ Source: Kafka protocol guide, "Common Request and Response Structure".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpbroker.protocol.errors import FrameLengthError
@@ -19,6 +19,8 @@ DEFAULT_MAX_FRAME_BYTES: Final = 100 * 1024 * 1024  # Kafka's socket.request.max
 # Drop consumed bytes only when they outweigh this: moving the rest down for every
 # small frame would make a stream of them quadratic.
 _COMPACT_BYTES: Final = 64 * 1024
+# A part of a frame that is smaller costs less to copy than to send by itself.
+_WORTH_A_PART: Final = 2048
 
 
 def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
@@ -28,6 +30,24 @@ def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
     parts = list(payload)
     size = sum(map(len, parts))
     return b"".join((size.to_bytes(SIZE_BYTES, "big"), *parts))
+
+
+def encode_frame_parts(payload: Sequence[Buffer]) -> list[Buffer]:
+    """Return the payload behind its length, large parts without a copy of them."""
+    size = sum(map(len, payload))
+    small: list[Buffer] = [size.to_bytes(SIZE_BYTES, "big")]
+    parts: list[Buffer] = []
+    for part in payload:
+        if len(part) < _WORTH_A_PART:
+            small.append(part)
+            continue
+        if small:
+            parts.append(b"".join(small))
+            small = []
+        parts.append(part)
+    if small:
+        parts.append(b"".join(small))
+    return parts
 
 
 class FrameDecoder:

@@ -1,8 +1,9 @@
 """Records to bytes, a whole batch at once: the hot loop of a producer.
 
-`encode_records` is the compiled loop of ``_records.c`` where that was built, else its
-Python twin below, which is the specification: the same bytes for the same records
-(tests/protocol/test_record_encode.py holds both to `RecordBatchBuilder`).
+`encode_records` and `encode_batch` are the compiled loop of ``_records.c`` where that
+was built, else its Python twins below, which are the specification: the same bytes for
+the same records (tests/protocol/test_record_encode.py holds all to
+`RecordBatchBuilder`).
 
 Source: Kafka documentation, "Message Format", "Record".
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 from mpbroker.protocol.record_batch import write_varint
 
 RawHeaders = Sequence[tuple[bytes, bytes | None]]
@@ -20,6 +22,7 @@ RawRecord = tuple[int, bytes | None, bytes | None, RawHeaders]
 """Timestamp in ms, key, value, headers (names in UTF-8). Nothing but real `bytes`."""
 
 _EncodeFunction = Callable[[list[RawRecord]], tuple[bytes, int, int]]
+_EncodeBatchFunction = Callable[[list[RawRecord]], tuple[bytearray, int, int]]
 
 _TABLE_SIZE: Final = 8192  # what a zig-zag varint of two bytes can hold
 _NULL: Final = b"\x01"  # -1
@@ -87,6 +90,12 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
     return b"".join(parts), base_timestamp, max_timestamp
 
 
+def encode_batch_in_python(records: list[RawRecord]) -> tuple[bytearray, int, int]:
+    """Do so behind zeros, in whose place a batch's header is to be written."""
+    payload, base_timestamp, max_timestamp = encode_records_in_python(records)
+    return bytearray(BATCH_HEADER_SIZE) + payload, base_timestamp, max_timestamp
+
+
 def _encode_long_way(
     prefix: bytes,
     index: int,
@@ -118,8 +127,10 @@ try:
     from mpbroker.protocol import _records  # type: ignore[attr-defined, unused-ignore]
 
     encode_records: _EncodeFunction = _records.encode_records
+    encode_batch: _EncodeBatchFunction = _records.encode_batch
 except (ImportError, AttributeError):  # not built, or built before this was in it
     IS_COMPILED = False
     encode_records = encode_records_in_python
+    encode_batch = encode_batch_in_python
 else:
     IS_COMPILED = True

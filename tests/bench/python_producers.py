@@ -21,7 +21,7 @@ from mpbroker.client.admin import LATEST, delete_topic, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.producer import Producer, batch
 from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.record_encode import encode_records_in_python
+from mpbroker.protocol.record_encode import encode_batch_in_python
 from tests.bench.bare_sends import BareSends
 from tests.bench.cases import Case, Context
 from tests.bench.wire import AnswerError
@@ -57,7 +57,7 @@ def _ours(work: Work) -> float:
 
 
 def _ours_pure(work: Work) -> float:
-    with mock.patch.object(batch, "encode_records", encode_records_in_python):
+    with mock.patch.object(batch, "encode_batch", encode_batch_in_python):
         return _ours(work)
 
 

@@ -7,7 +7,7 @@ still until a test moves it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpbroker.client.addresses import Address
@@ -116,6 +116,9 @@ class FakeWire:
             sent = Sent(node, key, header.api_version, header.correlation_id, request)
             self.all_sent.append(sent)
             self._take(sent)
+
+    def send_parts(self, node: int, parts: Sequence[bytes]) -> None:
+        self.send(node, b"".join(parts))
 
     def close(self, node: int) -> None:
         self.open.discard(node)

@@ -78,6 +78,28 @@ def test_what_the_socket_does_not_take_at_once_goes_later_and_in_order(
         assert not selector.is_sending(1)
 
 
+def test_parts_go_one_after_the_other_however_many_and_large(selector, server):
+    parts = [os.urandom(size) for size in (5, 1_000_000, 1, 3_000_000)] * 3
+    parts += [b"%d," % number for number in range(3000)]
+    with connect(selector, server) as peer:
+        selector.send_parts(1, parts)
+        assert selector.is_sending(1)
+        selector.send_parts(1, [b"the", b" end"])
+        got = bytearray()
+        peer.setblocking(False)
+
+        def take() -> bool:
+            try:
+                got.extend(peer.recv(70_001))
+            except BlockingIOError:
+                pass
+            return got.endswith(b"the end")
+
+        poll_until(selector, take)
+        assert got == b"".join(parts) + b"the end"
+        assert not selector.is_sending(1)
+
+
 def test_answers_of_all_sizes_come_whole_and_in_order(selector, server):
     sizes = [1, 4096, 5_000_000, 10, 4097, 300_000, 262_144, 3]
     answers = [os.urandom(size) for size in sizes]

@@ -365,6 +365,34 @@ def test_memory_is_granted_in_the_order_asked_for():
     assert got == ["large", "small"]
 
 
+def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch):
+    pool = BufferPool(1600)
+    pool.allocate(1600, 0)
+    woken = []
+
+    class Event(threading.Event):
+        def wait(self, timeout=None):
+            if not woken:
+                pool.free(99)  # less than a sixteenth
+                woken.append(self.is_set())
+                pool.free(1)
+                woken.append(self.is_set())
+            return self.is_set()
+
+    monkeypatch.setattr(threading, "Event", Event)
+    pool.allocate(50, 90)
+    assert woken == [False, True]
+    pool.allocate(50, 90)
+    monkeypatch.undo()
+    thread = threading.Thread(target=pool.allocate, args=(60, 600))
+    thread.start()
+    until(lambda: pool.waiting == 1)
+    pool.free(60)  # nobody says more
+    thread.join(90)
+    assert not thread.is_alive()
+    assert pool.available_bytes == 0
+
+
 def test_memory_that_does_not_come_is_given_up_and_nothing_leaks():
     pool = BufferPool(100)
     pool.allocate(60, 0)

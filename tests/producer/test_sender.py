@@ -274,11 +274,22 @@ def test_what_comes_for_a_node_that_has_all_it_takes_need_not_wake_the_sender():
     rig.reply()
     rig.turns()
     # There was room, and it went without being asked for.
-    assert not rig.accumulator.must_wait(busy, rig.metadata.snapshot)
     assert rig.header(rig.produces[-1]).base_sequence == 6
     while rig.produces:
         rig.reply()
+    assert not rig.accumulator.must_wait(busy, rig.metadata.snapshot)
     assert last.result(0).has_offset
+
+
+def test_no_turn_is_spent_on_a_node_that_has_just_been_given_all_it_takes():
+    rig = SenderRig().ready().introduce()
+    rig.wire.waits.clear()
+    for _ in range(4):
+        rig.send()
+        assert rig.wire.waits[-1] == 0  # there is room for more
+    rig.send()
+    assert len(rig.produces) == 5
+    assert rig.wire.waits[-1] > 0
 
 
 def test_batches_in_flight_that_fail_are_sent_again_in_order_one_by_one():

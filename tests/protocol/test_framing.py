@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.protocol.errors import FrameLengthError, ProtocolError
-from mpbroker.protocol.framing import FrameDecoder, encode_frame
+from mpbroker.protocol.framing import FrameDecoder, encode_frame, encode_frame_parts
 
 
 def decode(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes]:
@@ -70,3 +70,19 @@ def test_frames_remain_whole_when_consumed_bytes_are_dropped() -> None:
     stream = b"".join(map(encode_frame, payloads))
     cut = [stream[i : i + 90_001] for i in range(0, len(stream), 90_001)]
     assert decode(cut) == payloads
+
+
+@given(
+    st.lists(
+        st.binary(max_size=9) | st.sampled_from([bytes(2047), bytes(2048), bytes(9000)])
+    )
+)
+def test_parts_of_a_frame_are_its_bytes_and_large_ones_no_copies(
+    payload: list[bytes],
+) -> None:
+    parts = encode_frame_parts(payload)
+    assert b"".join(parts) == encode_frame(payload)
+    for large in payload:
+        if len(large) >= 2048:
+            assert any(part is large for part in parts)
+    assert len(parts) <= 2 * sum(len(part) >= 2048 for part in payload) + 1

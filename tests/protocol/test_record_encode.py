@@ -62,6 +62,23 @@ def test_c_writes_what_the_builder_writes(records):
     assert record_encode.encode_records(records) == built(records)
 
 
+@pytest.mark.parametrize(
+    "encode_batch",
+    [
+        record_encode.encode_batch_in_python,
+        pytest.param(record_encode.encode_batch, marks=needs_extension),
+    ],
+)
+@given(records=RECORDS)
+def test_a_batch_has_room_for_its_header(encode_batch, records):
+    batch, *times = encode_batch(records)
+    assert type(batch) is bytearray
+    assert (bytes(batch), *times) == (
+        bytes(BATCH_HEADER_SIZE) + built(records)[0],
+        *built(records)[1:],
+    )
+
+
 @pytest.mark.parametrize("key", [None, b"", b"k" * 70])
 @pytest.mark.parametrize("size", [0, 40, 50, 63, 64, 120, 8100, 8128, 8200])
 def test_varints_grow_with_the_offset_delta_and_the_sizes(encode, key, size):
