@@ -132,8 +132,30 @@ class Broker:
         max_version: int | None = None,
     ) -> Pending:
         """Send a request; its answer is for `wait`. Raises as `request`."""
-        client = self._cluster.client
         ready_ms = self._cluster.connect(self._number)
+        return self._send(request, response_type, ready_ms, max_version)
+
+    def send_if_ready(
+        self,
+        request: Message,
+        response_type: type[Message],
+        *,
+        max_version: int | None = None,
+    ) -> Pending | None:
+        """Send a request if that can be done now; else begin to connect."""
+        now_ms = monotonic_ms()
+        if not self._cluster.client.ready(self._number, now_ms):
+            return None
+        return self._send(request, response_type, now_ms, max_version)
+
+    def _send(
+        self,
+        request: Message,
+        response_type: type[Message],
+        ready_ms: float,
+        max_version: int | None,
+    ) -> Pending:
+        client = self._cluster.client
         pending = Pending()
         client.send(
             self._number,
@@ -146,6 +168,28 @@ class Broker:
             timeout_ms=float("inf"),
         )
         return pending
+
+    @property
+    def failures(self) -> int:
+        """How often in a row connecting has failed, or the connection was lost."""
+        return self._cluster.client.failures(self._number)
+
+    @property
+    def delay_ms(self) -> float:
+        """How long until connecting is tried again; inf while there is an attempt."""
+        return self._cluster.client.delay_ms(self._number, monotonic_ms())
+
+    @property
+    def failure(self) -> MpbrokerError:
+        """Why that has failed; it must have."""
+        return self._cluster.failure(self._number)
+
+    def give_up(self) -> RequestTimeoutError:
+        """Close the connection to a broker that answers too late; return the error."""
+        text = f"{self.address} did not answer in time"
+        # What comes late would be taken for the answer to something else.
+        self._cluster.client.disconnect(self._number, monotonic_ms(), text)
+        return RequestTimeoutError(text)
 
     def wait(
         self,
@@ -160,10 +204,7 @@ class Broker:
         deadline_ms = now_ms + limit_s * 1000
         while (answer := pending.answer) is None:
             if now_ms >= deadline_ms:
-                text = f"{self.address} did not answer in time"
-                # What comes late would be taken for the answer to something else.
-                client.disconnect(self._number, now_ms, text)
-                raise RequestTimeoutError(text)
+                raise self.give_up()
             client.poll(deadline_ms - now_ms, now_ms)
             now_ms = monotonic_ms()
         if answer.response is not None:
@@ -247,7 +288,7 @@ class Cluster:
         failures = client.failures(number)
         while not client.ready(number, now_ms):
             if client.failures(number) > failures and client.delay_ms(number, now_ms):
-                raise self._failure(number)
+                raise self.failure(number)
             if now_ms >= deadline_ms:
                 raise RequestTimeoutError(
                     f"cannot reach {self._address(number)}: not ready after"
@@ -261,7 +302,7 @@ class Cluster:
     def _address(self, number: int) -> Address:
         return next(at for at, known in self._numbers.items() if known == number)
 
-    def _failure(self, number: int) -> MpbrokerError:
+    def failure(self, number: int) -> MpbrokerError:
         """Return why the attempt to connect to a broker failed."""
         error = self.client.error_of(number)
         address = self._address(number)
@@ -310,11 +351,33 @@ class Cluster:
         Raises:
             BrokerUnavailableError: it does not answer, or metadata never named it.
         """
-        if node_id not in self._nodes:
-            raise BrokerUnavailableError(f"no broker has the id {node_id}")
-        broker = self.at(self._nodes[node_id])
+        broker = self.named(node_id)
         self.connect(self._numbers[broker.address])
         return broker
+
+    def named(self, node_id: int) -> Broker:
+        """Return the broker with an id, connected or not.
+
+        Raises:
+            BrokerUnavailableError: metadata never named it.
+        """
+        if node_id not in self._nodes:
+            raise BrokerUnavailableError(f"no broker has the id {node_id}")
+        return self.at(self._nodes[node_id])
+
+    def is_reachable(self, node_id: int) -> bool:
+        """Return whether it may be of use to wait for a broker.
+
+        False if the last attempt to connect to it failed; another may be begun.
+        """
+        broker = self.named(node_id)
+        number = self._numbers[broker.address]
+        failures = self.client.failures(number)
+        return self.client.ready(number, monotonic_ms()) or not failures
+
+    def poll(self, wait_ms: float) -> None:
+        """Have come what comes, waiting for something no longer than that."""
+        self.client.poll(wait_ms, monotonic_ms())
 
     def request(
         self,

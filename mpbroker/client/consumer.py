@@ -23,7 +23,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
-from mpbroker.client.admin import EARLIEST, LATEST
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
@@ -242,16 +241,7 @@ class Consumer:
             self._positions |= self._member.committed(missing)
             missing = [where for where in missing if where not in self._positions]
         if missing:
-            self._positions |= ask(missing, self._reset_time(missing))
-
-    def _reset_time(self, partitions: list[TopicPartition]) -> int:
-        reset = self._settings.offset_reset
-        if reset == "none":
-            names = ", ".join(map(str, partitions))
-            raise NoOffsetError(
-                f"no position for {names}, and auto.offset.reset=none; seek first"
-            )
-        return EARLIEST if reset == "earliest" else LATEST
+            self._positions |= ask(missing, self._lookup.reset_time(missing))
 
     # -- reading -----------------------------------------------------------------------
 
@@ -331,17 +321,19 @@ class Consumer:
     def _fetch(self, deadline: float) -> list[FetchedBatch]:
         """Return what brokers answer; none after waiting a little, for many reasons."""
         try:
-            if self._left_out and time.monotonic() >= self._look_again_at:
-                self._fetcher = None
-            if self._assigned and self._fetcher is None:
+            looks = self._left_out and time.monotonic() >= self._look_again_at
+            if self._assigned and (looks or self._fetcher is None):
                 self._fetcher = self._make_fetcher()
             if self._fetcher is not None and self._fetcher.positions:
-                return self._fetcher.fetch()
+                batches = self._fetcher.fetch()
+                if self._fetcher.lacks_leader and not self._left_out:
+                    self._look_again()
+                return batches
         except OffsetOutOfRangeError as error:
             if self._settings.offset_reset == "none":
                 raise
             lost = [error.partition]
-            (offset,) = self.offsets_for(lost, self._reset_time(lost)).values()
+            (offset,) = self.offsets_for(lost, self._lookup.reset_time(lost)).values()
             self.seek(error.partition, offset)
             return []
         except (LeaderLostError, BrokerUnavailableError):
@@ -360,47 +352,53 @@ class Consumer:
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []
 
+    def _look_again(self) -> None:
+        self._left_out = True
+        self._look_again_at = time.monotonic() + _MISSING_S
+
     def _prepare(self, partitions: _Partitions) -> dict[TopicPartition, int]:
-        self._find_positions(self._lookup.ask, partitions)
+        self._find_positions(self._lookup.ask_reachable, partitions)
         return self._lookup.leaders(partitions)
 
     def _prepare_all(self) -> dict[TopicPartition, int]:
         """Find leaders and positions of what is assigned; leave out what is not there.
 
-        A topic that was deleted, or is not made yet, or a partition without a leader,
-        must not keep others unread. Raises ApiError if there is no other.
+        A topic that was deleted, or is not made yet, or a partition without a leader
+        that can be reached, must not keep others unread. Raises if there is no other.
         """
         self._left_out = False
         try:
             return self._prepare(self._assigned)
-        except ApiError as error:
-            if not error.error_code.retriable:
+        except (ApiError, BrokerUnavailableError) as error:
+            if not _may_pass(error):
                 raise
             refusal = error
         leaders: dict[TopicPartition, int] = {}
-        led = self._lookup.led(self._assigned)
-        for topic in dict.fromkeys(where.topic for where in led):
+        for partitions in self._lookup.led(self._assigned):
             try:
-                leaders |= self._prepare([w for w in led if w.topic == topic])
-            except ApiError as error:
-                if not error.error_code.retriable:
+                leaders |= self._prepare(partitions)
+            except (ApiError, BrokerUnavailableError) as error:
+                if not _may_pass(error):
                     raise
         if not leaders:
             raise refusal
-        self._left_out = True
-        self._look_again_at = time.monotonic() + _MISSING_S
+        self._look_again()
         return leaders
 
     def _make_fetcher(self) -> Fetcher:
         settings = self._settings
         leaders = self._prepare_all()
+        positions = {
+            where: self._positions[where]
+            for where in leaders
+            if where not in self._paused
+        }
+        if self._fetcher is not None:  # what it waits for is not asked for again
+            self._fetcher.lead(leaders, positions)
+            return self._fetcher
         return Fetcher(
             self._cluster,
-            {
-                where: self._positions[where]
-                for where in leaders
-                if where not in self._paused
-            },
+            positions,
             leaders,
             isolation_level=(
                 READ_COMMITTED if settings.read_committed else READ_UNCOMMITTED
@@ -585,6 +583,10 @@ class Consumer:
             if self._positions.get(where) == offset + 1:
                 self._positions[where] = offset
         self.close()
+
+
+def _may_pass(error: ApiError | BrokerUnavailableError) -> bool:
+    return isinstance(error, BrokerUnavailableError) or error.error_code.retriable
 
 
 __all__ = [

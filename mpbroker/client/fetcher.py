@@ -7,7 +7,14 @@ from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
 from mpbroker.client.consumer_metrics import ConsumerMetrics
-from mpbroker.client.errors import ClientError, check_error, error_code_of
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    ClientError,
+    RequestTimeoutError,
+    check_error,
+    error_code_of,
+)
+from mpbroker.client.selector import monotonic_ms
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
 from mpbroker.protocol.error_code import ErrorCode
@@ -60,12 +67,18 @@ class FetchedBatch(NamedTuple):
     data: memoryview
 
 
-class _Asked(NamedTuple):
+class _Asked:
     """A request on its way: who has it, and what it asks for."""
 
-    broker: Broker
-    pending: Pending
-    offsets: dict[TopicPartition, int]
+    __slots__ = ("broker", "offsets", "pending", "waited_ms")
+
+    def __init__(
+        self, broker: Broker, pending: Pending, offsets: dict[TopicPartition, int]
+    ) -> None:
+        self.broker = broker
+        self.pending = pending
+        self.offsets = offsets
+        self.waited_ms = 0.0  # in `fetch`; between its calls nobody waits
 
 
 class Fetcher:
@@ -112,15 +125,37 @@ class Fetcher:
         self._partition_max_bytes = partition_max_bytes
         self._metrics = metrics
         self._in_flight: dict[int, _Asked] = {}
+        # Leaders that nothing can be sent to now, and how often that had failed before.
+        self._not_ready: dict[int, tuple[Broker, int]] = {}
         self._error: MpbrokerError | None = None
 
     def reads(self, partition: TopicPartition) -> bool:
         """Return whether a partition can be put into `positions`."""
         return partition in self._leaders
 
-    def fetch(self) -> list[FetchedBatch]:
-        """Wait for one answer of every broker that leads something; may be empty.
+    @property
+    def lacks_leader(self) -> bool:
+        """Whether a leader is not connected, or not yet, while others may be read."""
+        return bool(self._not_ready)
 
+    def _has_failed(self, leader: int) -> bool:
+        broker, before = self._not_ready[leader]
+        return broker.failures > before and broker.delay_ms > 0
+
+    def lead(
+        self,
+        leaders: Mapping[TopicPartition, int],
+        positions: Mapping[TopicPartition, int],
+    ) -> None:
+        """Take on who leads what now, and read more partitions from offsets on."""
+        self._leaders |= leaders
+        for partition, offset in positions.items():
+            self.positions.setdefault(partition, offset)
+
+    def fetch(self) -> list[FetchedBatch]:
+        """Wait until a broker has answered; may be empty.
+
+        Who cannot be reached, or takes long, keeps nobody waiting for the others.
         Control batches are left out, and with READ_COMMITTED what was aborted.
 
         Raises:
@@ -128,17 +163,23 @@ class Fetcher:
             LeaderLostError: learn the leaders anew, with a new fetcher.
             ApiError: refused otherwise, such as a topic that was deleted.
             ProtocolError: a batch whose CRC is wrong.
-            BrokerUnavailableError: see `Broker.request`.
+            BrokerUnavailableError: no leader can be reached; one answers too late.
+            AuthenticationError: one does not let us in.
         """
         if self._error is not None:
             error, self._error = self._error, None
             if not self._is_outdated(error):
                 raise error
+        self._cluster.poll(0)  # they may have hung up long ago
         self._send_all()
+        self._wait()
         batches: list[FetchedBatch] = []
-        for leader in list(self._in_flight):
+        for leader, asked in list(self._in_flight.items()):
+            if asked.pending.answer is None:
+                continue
+            del self._in_flight[leader]
             try:
-                self._take_answer(self._in_flight.pop(leader), batches)
+                self._take_answer(asked, batches)
             except MpbrokerError as error:
                 if not batches:
                     raise
@@ -149,6 +190,52 @@ class Fetcher:
         self._send_all()
         return batches
 
+    def _wait(self) -> None:
+        """Wait until one of those that were asked has answered."""
+        limit_ms = self._cluster.timeout_s * 1000 + self._max_wait_ms
+        connect_by_ms = monotonic_ms() + self._cluster.timeout_s * 1000
+        while (self._in_flight or self._not_ready) and not any(
+            asked.pending.answer for asked in self._in_flight.values()
+        ):
+            left_ms = self._check_leaders(connect_by_ms)
+            for leader, asked in list(self._in_flight.items()):
+                left_ms = min(left_ms, limit_ms - asked.waited_ms)
+                if asked.waited_ms >= limit_ms:
+                    del self._in_flight[leader]
+                    raise asked.broker.give_up()
+            began_ms = monotonic_ms()
+            self._cluster.poll(max(0.0, left_ms))
+            waited_ms = monotonic_ms() - began_ms
+            for asked in self._in_flight.values():
+                asked.waited_ms += waited_ms
+            if self._not_ready:
+                self._send_all()
+
+    def _check_leaders(self, connect_by_ms: float) -> float:
+        """Return how long to wait before connecting to a leader is tried again.
+
+        Raises:
+            BrokerUnavailableError: that has failed for all.
+            AuthenticationError: it is of no use for one.
+        """
+        left_ms = float("inf")
+        failed = None
+        for leader, (broker, _) in self._not_ready.items():
+            left_ms = min(left_ms, broker.delay_ms)
+            if self._has_failed(leader):
+                failed = broker.failure
+                if not isinstance(failed, BrokerUnavailableError):
+                    raise failed
+        if self._in_flight:
+            return left_ms
+        connect_ms = connect_by_ms - monotonic_ms()
+        if failed is not None and all(map(self._has_failed, self._not_ready)):
+            raise failed
+        if connect_ms <= 0:
+            broker, _ = next(iter(self._not_ready.values()))
+            raise RequestTimeoutError(f"cannot reach {broker.address}: not in time")
+        return min(left_ms, connect_ms)
+
     def _is_outdated(self, error: MpbrokerError) -> bool:
         """Return whether an error is of a position that is another by now."""
         return (
@@ -157,8 +244,7 @@ class Fetcher:
         )
 
     def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
-        wait_s = self._cluster.timeout_s + self._max_wait_ms / 1000
-        response = asked.broker.wait(asked.pending, FetchResponse, wait_s)
+        response = asked.broker.wait(asked.pending, FetchResponse)
         if self._metrics is not None:
             assert asked.pending.answer is not None
             self._metrics.fetched(
@@ -216,6 +302,7 @@ class Fetcher:
                         partition_max_bytes=self._partition_max_bytes,
                     )
                 )
+        not_ready: dict[int, tuple[Broker, int]] = {}
         for leader, topics in by_leader.items():
             request = FetchRequest(
                 max_wait_ms=self._max_wait_ms,
@@ -227,16 +314,22 @@ class Fetcher:
                     for name, partitions in topics.items()
                 ],
             )
-            broker = self._cluster.broker(leader)
-            pending = broker.send(
+            broker = self._cluster.named(leader)
+            failures = broker.failures
+            pending = broker.send_if_ready(
                 request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
             )
+            if pending is None:
+                found = self._not_ready.get(leader)
+                not_ready[leader] = found or (broker, failures)
+                continue
             offsets = {
                 TopicPartition(name, entry.partition): entry.fetch_offset
                 for name, partitions in topics.items()
                 for entry in partitions
             }
             self._in_flight[leader] = _Asked(broker, pending, offsets)
+        self._not_ready = not_ready
         self._rotate()
 
     def _rotate(self) -> None:

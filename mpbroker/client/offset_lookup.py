@@ -6,9 +6,11 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from mpbroker.client.admin import LATEST, list_offsets
+from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import ConsumerSettings
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.client.fetcher import NoOffsetError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
@@ -20,6 +22,7 @@ class OffsetLookup:
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
         self._cluster = cluster
+        self._offset_reset = settings.offset_reset
         self._read_committed = settings.read_committed
         self._auto_create = settings.auto_create_topics
 
@@ -37,11 +40,37 @@ class OffsetLookup:
                     raise
             time.sleep(_RETRY_INTERVAL_S)
 
+    def reset_time(self, partitions: Iterable[TopicPartition]) -> int:
+        """Return what to ask for where there is no position.
+
+        Raises:
+            NoOffsetError: auto.offset.reset is none.
+        """
+        if self._offset_reset == "none":
+            names = ", ".join(map(str, partitions))
+            raise NoOffsetError(
+                f"no position for {names}, and auto.offset.reset=none; seek first"
+            )
+        return EARLIEST if self._offset_reset == "earliest" else LATEST
+
     def ask(
-        self, wanted: list[TopicPartition], timestamp: int
+        self, wanted: list[TopicPartition], timestamp: int, *, waits: bool = True
     ) -> dict[TopicPartition, int]:
-        """Do so once. Raises ApiError: retriable, if asking again may help."""
+        """Do so once.
+
+        Args:
+            wanted: partitions.
+            timestamp: see `Consumer.offsets_for`.
+            waits: False: for no leader that could not be reached before.
+
+        Raises:
+            ApiError: retriable, if asking again may help.
+            BrokerUnavailableError: a leader does not answer.
+        """
         leaders = self.leaders(wanted)
+        for where, leader in leaders.items():
+            if not waits and not self._cluster.is_reachable(leader):
+                raise BrokerUnavailableError(f"the leader of {where} is unreachable")
         answers = list_offsets(
             self._cluster,
             dict.fromkeys(wanted, timestamp),
@@ -54,6 +83,12 @@ class OffsetLookup:
             where: ends[where].offset if where in ends else answer.offset
             for where, answer in answers.items()
         }
+
+    def ask_reachable(
+        self, wanted: list[TopicPartition], timestamp: int
+    ) -> dict[TopicPartition, int]:
+        """Do so without waiting for who could not be reached before."""
+        return self.ask(wanted, timestamp, waits=False)
 
     def leaders(
         self, partitions: Collection[TopicPartition]
@@ -78,14 +113,21 @@ class OffsetLookup:
                 raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where}: no leader")
         return {where: leaders[where] for where in partitions}
 
-    def led(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return those that are there and have a leader, whatever of the others."""
+    def led(self, partitions: Collection[TopicPartition]) -> list[list[TopicPartition]]:
+        """Return those that are there and have a leader, whatever of the others.
+
+        Those of one topic and leader are together: what is wrong may be of either.
+        """
         names = list(dict.fromkeys(partition.topic for partition in partitions))
         answer = self._cluster.metadata(names, auto_create=self._auto_create)
-        found = {
-            (topic.name, entry.partition_index)
+        leaders = {
+            (topic.name, entry.partition_index): entry.leader_id
             for topic in answer.topics
             for entry in topic.partitions
             if not topic.error_code and entry.leader_id >= 0
         }
-        return [where for where in partitions if where in found]
+        groups: dict[tuple[str, int], list[TopicPartition]] = {}
+        for where in partitions:
+            if where in leaders:
+                groups.setdefault((where.topic, leaders[where]), []).append(where)
+        return list(groups.values())

@@ -97,6 +97,7 @@ class FakeBroker:
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
         self.leaderless: set[tuple[str, int]] = set()
+        self.led_elsewhere: dict[tuple[str, int], Address] = {}  # by node 8
         self.shift_correlation_ids = 0
         self.requests: list[tuple[ApiKey, int, Message]] = []
         self._scripts: dict[ApiKey, deque[Script]] = defaultdict(deque)
@@ -251,8 +252,12 @@ class FakeBroker:
         node = metadata.MetadataResponseBroker(
             node_id=7, host=self.address.host, port=self.address.port
         )
+        others = [
+            metadata.MetadataResponseBroker(node_id=8, host=at.host, port=at.port)
+            for at in set(self.led_elsewhere.values())
+        ]
         return metadata.MetadataResponse(
-            brokers=[node],
+            brokers=[node, *others],
             controller_id=7,
             topics=[self._topic(name) for name in names],
         )
@@ -266,7 +271,9 @@ class FakeBroker:
                 metadata.MetadataResponsePartition(
                     error_code=ErrorCode.LEADER_NOT_AVAILABLE if gone else 0,
                     partition_index=index,
-                    leader_id=-1 if gone else 7,
+                    leader_id=(
+                        -1 if gone else 8 if (name, index) in self.led_elsewhere else 7
+                    ),
                 )
                 for index in range(self.topics.get(name, 0))
                 for gone in [(name, index) in self.leaderless]
