@@ -97,7 +97,7 @@ class Child:
         self.listener = listener  # the one it serves; -1: none in particular
         self.run = run
         self.targets: frozenset[int] | None = None  # who gets its connections
-        self.renewed = False  # it was told to end, for a successor with its id
+        self.dismissed = False  # killed on purpose: its end is no death to look into
         self.replaced = False  # it shall retire when a successor is ready
         self.killed_at = 0.0  # when it will be, if it has not retired by then; 0: not
         self.state = ChildState.BACKOFF

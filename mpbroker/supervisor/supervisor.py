@@ -294,8 +294,8 @@ class Supervisor(Loop):
         child.exited(status)
         if child.state is ChildState.ENDED and self._ending:
             return
-        if child.renewed:
-            child.renewed, child.failures = False, 0
+        if child.dismissed:
+            child.dismissed, child.failures = False, 0
         elif status != 0 or child.state is not ChildState.ENDED:
             _LOG.warning(
                 "%s %d (pid %d) died: %s",
@@ -383,7 +383,7 @@ class Supervisor(Loop):
     def renew(self, child: Child) -> None:
         """Replace a process by a successor with its id, which carries its work on."""
         if child.is_alive:
-            child.renewed = True
+            child.dismissed = True
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     # -- upgrade -----------------------------------------------------------------------
@@ -450,6 +450,7 @@ class Supervisor(Loop):
             if child.role is Role.ACCEPTOR and child.state is not ChildState.DRAINING:
                 child.happens(ChildEvent.STOP_REQUESTED)
                 if child.is_alive:
+                    child.dismissed = True
                     signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         for listener in self._listeners:
             # Not close: every child has the socket, and its backlog would fill up.

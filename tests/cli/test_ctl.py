@@ -396,6 +396,9 @@ def test_a_broker_that_drains_refuses_the_new_and_serves_the_old(make_broker, ct
         assert old.metadata([]).brokers  # goes on
         refused = ctl(broker, "resize", "--handlers", "1")
         assert "drains" in refused.err
+        # Its acceptors were told to end: nobody shall look for what killed them.
+        looked = ctl(broker, "blackbox")
+        assert looked.code == ExitCode.NOT_FOUND, looked.out
         assert broker.is_running
     wait_until(lambda: not broker.is_running)  # the last one has gone
     broker._process = None

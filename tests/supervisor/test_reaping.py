@@ -57,7 +57,7 @@ def retired(child: Child) -> None:
 
 
 def renewed(child: Child) -> None:
-    child.renewed = True
+    child.dismissed = True
 
 
 def died(child: Child) -> None:
