@@ -27,7 +27,7 @@ from mpbroker.storage.disk_sync import DiskSync
 
 _LOG = get_logger(__name__)
 
-# More logs than these are better synced side by side.
+# More logs than these are better waited for by the event.
 _MOST_AT_ONCE: Final = 8
 # So many syncs in a row, and somebody may have come meanwhile: a timer may end any
 # number of transactions, and an administrator ask for any number of markers.
@@ -123,40 +123,48 @@ class GroupCommit:
         not called; at what is offline, which is never to be synced again.
         """
         disk = self._disk
-        if not self.is_alone or len(logs) > _MOST_AT_ONCE:
+        if not self.is_alone or len(logs) > _MOST_AT_ONCE or not disk.is_quick:
             return
+        found: list[tuple[_Sync, list[int]]] = []
+
+        def make() -> None:
+            errors = disk.sync_side_by_side([fds for _, fds in found])
+            for (sync, _), error in zip(found, errors, strict=True):
+                self._made_at_once(sync, error)
+            found.clear()
+
         for log in logs:
-            if not disk.is_quick:
-                return
-            row = log.row
-            if row.status != RowStatus.ONLINE:
+            if log.row.status != RowStatus.ONLINE:
                 continue
             self._left_at_once -= 1
             # Whoever owns a sync of this log goes on with it; so nobody need be told.
-            target = row.log_end_offset
+            sync = _Sync(log, log.row.log_end_offset)
             try:
-                fds = self._files_to_sync(log, target, [])
-                error = disk.sync_now(fds)
+                found.append((sync, self._files_to_sync(log, sync.target, make)))
             except (OSError, ApiError) as caught:
-                error = _number_of(caught)
-                if error in _PASSING:
-                    continue
-            row.lock()
-            try:
-                self._publish(row, target, error)
-            finally:
-                row.unlock()
-            self.syncs += 1
-            if error:
-                self._complain(row, error)
+                if _number_of(caught) not in _PASSING:
+                    self._made_at_once(sync, _number_of(caught))
+        if found:
+            make()
+
+    def _made_at_once(self, sync: _Sync, error: int) -> None:
+        row = sync.log.row
+        row.lock()
+        try:
+            self._publish(row, sync.target, error)
+        finally:
+            row.unlock()
+        self.syncs += 1
+        if error:
+            self._complain(row, error)
 
     def _files_to_sync(
-        self, log: SyncableLog, target: int, begun: list[tuple[int, int]]
+        self, log: SyncableLog, target: int, sync_others: Callable[[], None]
     ) -> list[int]:
         """Return what makes a log durable; where it cannot be opened, make room once.
 
         Args:
-            begun: what is to be synced before files are closed for it.
+            sync_others: begins what was found before; its files are closed then.
         """
         durable = log.row.durable_end_offset
         try:
@@ -164,8 +172,7 @@ class GroupCommit:
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
-        self._disk.start_all(begun)
-        begun.clear()
+        sync_others()
         log.make_room()
         return log.segments_to_sync(durable, target)
 
@@ -183,8 +190,13 @@ class GroupCommit:
         finally:
             row.unlock()
         self._running[row.index] = _Sync(log, target)
+
+        def start_others() -> None:
+            self._disk.start_all(syncs)
+            syncs.clear()
+
         try:
-            fds = self._files_to_sync(log, target, syncs)
+            fds = self._files_to_sync(log, target, start_others)
         except (OSError, ApiError) as error:
             if _number_of(error) in _PASSING:
                 self._put_off(log)

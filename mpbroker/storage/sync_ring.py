@@ -25,6 +25,8 @@ _OFFSET_ENTRIES: Final = 0x1000_0000
 _FEATURE_SINGLE_MMAP: Final = 1
 _OP_FSYNC: Final = 3
 _FSYNC_DATASYNC: Final = 1
+_ENTER_GETEVENTS: Final = 1
+_EVENTFD_DISABLED: Final = 1
 _ENTRIES: Final = 256
 
 # struct io_uring_params: sq entries, cq entries, flags, sq thread cpu and idle,
@@ -84,10 +86,11 @@ class SyncRing:
         if not features & _FEATURE_SINGLE_MMAP:
             raise OSError("this kernel's io_uring is too old (before 5.4)")
         sq = struct.unpack_from("=7I", parameters, _SQ_AT)
-        cq = struct.unpack_from("=6I", parameters, _CQ_AT)
+        cq = struct.unpack_from("=7I", parameters, _CQ_AT)
         _, self._sq_tail, sq_mask, _, _, _, array = (at // 4 for at in sq)
         self._cq_head, self._cq_tail, cq_mask = (at // 4 for at in cq[:3])
         self._completions = cq[5]
+        self._cq_flags = cq[6] // 4  # 0: this kernel has none (before 5.8)
         size = max(sq[6] + sq_entries * 4, cq[5] + cq_entries * _COMPLETION.size)
         self._rings = mmap.mmap(self._fd, size, offset=_OFFSET_RINGS)
         self._words = memoryview(self._rings).cast("I")
@@ -104,6 +107,29 @@ class SyncRing:
         Returns:
             How many the kernel has taken, from the first on; perhaps not all just now.
         """
+        return self._start(syncs, 0)
+
+    def make(self, syncs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Make an fdatasync of each (token, descriptor), all at once, and wait for all.
+
+        Only while none is under way. The event need not say anything of these.
+
+        Returns:
+            Each token and its errno or 0, of those that the kernel has taken.
+        """
+        words, flags = self._words, self._cq_flags
+        if flags:
+            words[flags] |= _EVENTFD_DISABLED
+        started = self._start(syncs, len(syncs))
+        done = self.ended()
+        while len(done) < started:  # a signal came
+            self._enter(0, started - len(done))
+            done += self.ended()
+        if flags:
+            words[flags] &= ~_EVENTFD_DISABLED
+        return done
+
+    def _start(self, syncs: Sequence[tuple[int, int]], wait_for: int) -> int:
         syncs = syncs[: self._sq_mask + 1]
         words, tail = self._words, self._words[self._sq_tail]
         for number, (token, fd) in enumerate(syncs):
@@ -112,20 +138,22 @@ class SyncRing:
                 self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
             )
         words[self._sq_tail] = (tail + len(syncs)) & 0xFFFF_FFFF
-        submitted = self._syscall(
-            ctypes.c_long(_ENTER),
-            ctypes.c_int(self._fd),
-            ctypes.c_uint(len(syncs)),
-            ctypes.c_uint(0),
-            ctypes.c_uint(0),
-            None,
-            ctypes.c_size_t(0),
-        )
-        submitted = max(0, submitted)
+        submitted = max(0, self._enter(len(syncs), wait_for))
         if submitted < len(syncs):
             # Nobody has seen the others: the kernel only looks when it is called.
             words[self._sq_tail] = (tail + submitted) & 0xFFFF_FFFF
         return submitted
+
+    def _enter(self, to_submit: int, wait_for: int) -> int:
+        return self._syscall(
+            ctypes.c_long(_ENTER),
+            ctypes.c_int(self._fd),
+            ctypes.c_uint(to_submit),
+            ctypes.c_uint(wait_for),
+            ctypes.c_uint(_ENTER_GETEVENTS if wait_for else 0),
+            None,
+            ctypes.c_size_t(0),
+        )
 
     def ended(self) -> list[tuple[int, int]]:
         """Take what has ended: each token, and its errno or 0. Never waits."""

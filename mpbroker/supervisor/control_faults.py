@@ -37,6 +37,10 @@ class FailingSync(DiskSync):
     def sync_now(self, fds: Sequence[int]) -> int:
         return super().sync_now(fds) or own_box().fault(Fault.SYNC_ERRNO)
 
+    def sync_side_by_side(self, files: Sequence[Sequence[int]]) -> list[int]:
+        failing = own_box().fault(Fault.SYNC_ERRNO)
+        return [error or failing for error in super().sync_side_by_side(files)]
+
 
 class FullRing(RequestRing):
     """Has no room for anything."""

@@ -24,11 +24,20 @@ class Disk:
         self._done = []
         self.is_quick = False
         self.made = []
+        self.together = []  # how many logs were synced side by side
         self.error = 0
+        self.failing = None  # or the one of them that fails
 
     def sync_now(self, fds):
         self.made += fds
         return self.error
+
+    def sync_side_by_side(self, files):
+        self.together.append(len(files))
+        errors = [self.sync_now(fds) for fds in files]
+        if self.failing is not None:
+            errors[self.failing] = errno.EIO
+        return errors
 
     @property
     def is_idle(self):
@@ -249,7 +258,7 @@ def test_nobody_else_has_to_wait_for_a_sync_that_is_made_at_once(memory, alone, 
     assert own.disk.made == [] and log.row.durable_end_offset == 0
 
 
-def test_many_logs_are_synced_side_by_side_and_not_in_a_row(memory):
+def test_so_many_logs_are_synced_at_once_and_more_are_not(memory):
     logs, own = [Log(memory, index) for index in range(9)], Commit()
     for log in logs:
         log.grow(10)
@@ -257,7 +266,32 @@ def test_many_logs_are_synced_side_by_side_and_not_in_a_row(memory):
     own.commit.sync_at_once(logs)
     assert own.disk.made == []
     own.commit.sync_at_once(logs[:8])
-    assert len(own.disk.made) == 8
+    assert len(own.disk.made) == 8 and own.disk.together == [8]
+
+
+def test_of_those_that_are_synced_together_one_may_fail(memory):
+    logs, own = [Log(memory, index) for index in range(3)], Commit()
+    for log in logs:
+        log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.disk.failing = 1
+    own.commit.sync_at_once(logs)
+    assert [log.row.durable_end_offset for log in logs] == [10, 0, 10]
+    assert [log.row.status for log in logs] == [
+        RowStatus.ONLINE,
+        RowStatus.OFFLINE,
+        RowStatus.ONLINE,
+    ]
+
+
+def test_what_is_appended_while_a_sync_is_made_at_once_is_not_durable_by_it(memory):
+    logs, own = [Log(memory, index) for index in range(2)], Commit()
+    for log in logs:
+        log.grow(10)
+    own.commit.is_alone = own.disk.is_quick = True
+    own.disk.sync_now = lambda fds: logs[1].grow(20) or 0
+    own.commit.sync_at_once(logs)
+    assert [log.row.durable_end_offset for log in logs] == [10, 10]
 
 
 def test_a_sync_at_once_leaves_that_of_another_process_alone(memory):

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import select
+import signal
+import time
 
 import pytest
 
@@ -174,3 +176,59 @@ def test_while_syncs_are_under_way_none_is_made_beside_them(disk, file):
     assert not disk.is_quick
     assert ended(disk, 1) == [(1, 0)]
     assert disk.is_quick
+
+
+# -- side by side --------------------------------------------------------------------
+
+
+def test_syncs_made_side_by_side_say_how_each_went(disk, file):
+    reader, writer = os.pipe()
+    groups = [[file], [writer], [file, file], [], [file, writer]]
+    errors = [0, errno.EINVAL, 0, 0, errno.EINVAL]
+    for _ in range(3):
+        assert disk.sync_side_by_side(groups) == errors
+        assert disk.sync_side_by_side([[file]]) == [0]
+        assert disk.is_idle and disk.finished() == []
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("disk", ["io_uring"], indirect=True)
+def test_of_syncs_that_were_waited_for_no_event_tells(disk, file):
+    poll = select.poll()
+    poll.register(disk.event_fd, select.POLLIN)
+    for token in range(3):
+        assert disk.sync_side_by_side([[file], [file], [file]]) == [0, 0, 0]
+        assert poll.poll(0) == []
+        disk.start(token, file)
+        assert poll.poll(30_000)  # and of these it does
+        assert ended(disk, 1) == [(token, 0)]
+        os.eventfd_read(disk.event_fd)
+
+
+@pytest.mark.parametrize("disk", ["io_uring"], indirect=True)
+def test_signals_that_come_meanwhile_change_nothing(disk, file):
+    came = []
+    before = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    until = time.monotonic() + 60
+    try:
+        while len(came) < 100 and time.monotonic() < until:
+            os.pwrite(file, b"y", 0)
+            assert disk.sync_side_by_side([[file], [file]]) == [0, 0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert disk.finished() == []
+
+
+def test_what_the_kernel_does_not_take_is_synced_one_by_one(file, monkeypatch):
+    disk = DiskSync()
+    if disk._ring is None:
+        pytest.skip("this kernel has no io_uring")
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    monkeypatch.setattr(disk._ring, "_syscall", no_aio)
+    assert disk.sync_side_by_side([[file], [file, file]]) == [0, 0]
+    assert synced == [file] * 3
+    os.close(disk.event_fd)
