@@ -59,6 +59,7 @@ from mpbroker.supervisor.metrics.new_connections import new_connections
 from mpbroker.supervisor.metrics.partitions import PartitionFigures, Partitions
 from mpbroker.supervisor.metrics.quotas import quota_families
 from mpbroker.supervisor.metrics.request_log_counts import error_name
+from mpbroker.supervisor.metrics.request_memory import request_memory
 
 if TYPE_CHECKING:
     from mpbroker.supervisor.memory import BrokerMemory
@@ -105,6 +106,7 @@ class Collector:
     ) -> None:
         self._words = memory.control.words
         self._boxes = memory.boxes.words
+        self._arena_layout = memory.arena_layout
         self._view = BrokerView(
             memory.control.words, memory.table.segment.words, memory.boxes.words
         )
@@ -132,6 +134,7 @@ class Collector:
             *self._authentications(),
             *quota_families(self._quotas, *self._quota_window),
             *new_connections(self._words, self._listeners),
+            request_memory(self._words, self._arena_layout),
             *self._logs(logs),
             *self._groups(logs),
         ]

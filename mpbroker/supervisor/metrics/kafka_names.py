@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mpbroker.supervisor.metrics.exposition import Family, counter, gauge
+from mpbroker.supervisor.metrics.request_memory import NAME as REQUEST_MEMORY
 
 Labels = dict[str, object]
 Families = Mapping[str, Family]
@@ -140,6 +141,9 @@ def _broker(by_name: Families) -> Iterable[Family]:
         "kafka_network_requestchannel_responsequeuesize",
         sum(size for name, size in queues.items() if name.startswith("response")),
     )
+    for _, labels, size in by_name[REQUEST_MEMORY].samples:
+        use = dict(labels)["state"]
+        yield _one(f"kafka_network_socketserver_memorypool{use}", size)
     for role, name in _IDLE.items():
         ratios = [
             value

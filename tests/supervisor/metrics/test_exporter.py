@@ -157,6 +157,8 @@ def test_dashboards_for_kafka_find_sums_and_shares(broker):
     assert partitions == now["kafka_server_replicamanager_leadercount"]
     assert partitions >= now['kafka_topic_partitions{topic="__consumer_offsets"}']
     assert now["kafka_network_requestchannel_responsequeuesize"] >= 0
+    assert now["kafka_network_socketserver_memorypoolavailable"] > 100_000_000
+    assert now["kafka_network_socketserver_memorypoolused"] >= 0
 
 
 def test_a_topic_that_is_deleted_is_shown_no_more(broker):
