@@ -2,155 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.layout import SLOT_INTENT, slot_row
 from mpbroker.ipc.transaction_table import CAPACITY
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import (
-    EndTransactionMarker,
-    build_end_transaction_marker,
-)
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
+from tests.server.transaction_stage import (
+    PRODUCE,
+    THREE,
+    acquaint,
+    batch,
+    begin,
+    codes,
+    contents,
+    end,
+    known,
+    mark,
+    request,
+    same,
+    stages,
+    to_three,
+    told,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from tests.server.plain_stage import Stage
-from tests.storage.batches import read_all, validated
-from tests.support.children import Child, deaths, die, fork, kill_at_step, steps_of
-from tests.support.memory import broker_memory
+from tests.support.children import Child, fork
 
 pytestmark = pytest.mark.skipif(
     not IS_COMPILED, reason="the compiled core is not there"
 )
 
-NOW = time.time_ns() // 1_000_000
-PRODUCE = int(ApiKey.PRODUCE)
-OUT_OF_ORDER, STALE_EPOCH, WRONG_STATE, NOT_NAMED = 45, 47, 48, 53
+OUT_OF_ORDER, STALE_EPOCH, NOT_NAMED = 45, 47, 53
 STORAGE_ERROR = 56
-PARTITIONS = {"one": 1, "two": 2}
-IDS = {name: name.encode().ljust(16, b"-") for name in (*PARTITIONS, "none")}
-THREE = (("two", 1), ("one", 0), ("two", 0))
 FIRST_IDS = st.sampled_from([7, 8, 7 + CAPACITY, (1 << 63) - 2])
-
-
-def batch(sequence, *, producer=7, epoch=0, values=(b"x",), transactional=True):
-    builder = RecordBatchBuilder(
-        Codec.NONE,
-        producer_id=producer,
-        producer_epoch=epoch,
-        base_sequence=sequence,
-        transactional=transactional,
-    )
-    for number, value in enumerate(values):
-        builder.append(NOW + number, None, value)
-    return bytes(builder.build())
-
-
-def request(*partitions, acks=1, version=9, name="t-1"):
-    """A whole Produce of (topic, index, records), in this order, without its size."""
-    topics = []
-    for topic, index, records in partitions:
-        if not topics or topics[-1].name != topic:
-            topics.append(TopicProduceData(name=topic, topic_id=IDS[topic]))
-        topics[-1].partition_data.append(
-            PartitionProduceData(index=index, records=records)
-        )
-    message = ProduceRequest(
-        transactional_id=name, acks=acks, timeout_ms=1000, topic_data=topics
-    )
-    header = encode_request_header(ApiKey.PRODUCE, version, 77, "test")
-    return header + message.encode(version)
-
-
-def to_three(sequence, *, acks=1, version=9, name="t-1", **fields):
-    records = batch(sequence, **fields)
-    parts = ((*each, records) for each in THREE)
-    return request(*parts, acks=acks, version=version, name=name)
-
-
-def codes(answer, version=9):
-    """(index, error code, base offset) of each partition."""
-    response = ProduceResponse.decode(version, answer[1][9 if version >= 9 else 8 :])
-    return [
-        (partition.index, partition.error_code, partition.base_offset)
-        for topic in response.responses
-        for partition in topic.partition_responses
-    ]
-
-
-def begin(*these, producer=7, epoch=0, where=THREE):
-    """Open a transaction, as the coordinator does."""
-    for stage in these:
-        for each in where:
-            row = stage.log(*each).row.index
-            assert stage.transactions.open(producer, epoch, row)
-
-
-def mark(stage, *, commit=True, producer=7, epoch=0, where=THREE):
-    """Append the markers of a transaction's end; the table does not know of it."""
-    data = build_end_transaction_marker(
-        producer, epoch, EndTransactionMarker(commit, 0), NOW
-    )
-    for each in where:
-        stage.log(*each).append(validated(data), now_ms=NOW)
-
-
-def end(*these, commit=True, producer=7, epoch=0, where=THREE):
-    """End a transaction, as the coordinator does: in a process of its own."""
-    for stage in these:
-        for each in where:
-            stage.transactions.close(producer, stage.log(*each).row.index)
-        fields = {"commit": commit, "producer": producer, "epoch": epoch}
-        assert fork(lambda: mark(stage, where=where, **fields)) == 0  # noqa: B023
-
-
-@contextlib.contextmanager
-def stages(directory, *, syncs=False):
-    """One with the short cut, one without; topics of the same ids."""
-    with broker_memory() as first, broker_memory() as second:
-        pair = tuple(
-            Stage(
-                memory,
-                directory / name,
-                short=name == "short",
-                syncs=syncs,
-                transactions=True,
-            )
-            for memory, name in ((first, "short"), (second, "usual"))
-        )
-        for stage in pair:
-            for name, count in PARTITIONS.items():
-                with patch(
-                    "mpbroker.storage.topics.random_uuid", lambda n=name: IDS[n]
-                ):
-                    stage.registry.create_topic(name, count)
-        yield pair
-        for stage in pair:
-            stage.logs.close_files()
-
-
-def acquaint(stage):
-    """Transactions of the producers 7 and 8: what they do next can be plain."""
-    for producer in (7, 8):
-        begin(stage, producer=producer)
-        stage.ask(to_three(0, producer=producer))
-        end(stage, producer=producer)
-    stage.short_ways.clear()
 
 
 @pytest.fixture
@@ -179,57 +67,6 @@ def syncing(tmp_path):
 @pytest.fixture
 def short(pair):
     return pair[0]
-
-
-def contents(stage):
-    """Records and state of the three, without when a segment was made."""
-    logs = [stage.log(*each) for each in THREE]
-    return [
-        (read_all(log), log.row.snapshot()._replace(segment_created_ms=0))
-        for log in logs
-    ]
-
-
-def known(stage):
-    """What the process knows of its producers, as of the logs' ends."""
-    found = []
-    for each in THREE:
-        log = stage.log(*each)
-        producers = log.producers_at(log.state())
-        entries = {
-            number: (
-                entry.epoch,
-                entry.coordinator_epoch,
-                entry.last_timestamp,
-                entry.txn_first_offset,
-                entry.batches,
-            )
-            for number, entry in producers.entries.items()
-        }
-        found.append((producers.end_offset, producers.ongoing, entries))
-    return found
-
-
-def told(stage, frame):
-    """Its answer; None: the coordinator has it, and nothing has been done."""
-    stage.forwarded.clear()
-    stage.publish(frame)
-    stage.handler.turn()
-    if stage.forwarded:
-        assert stage.forwarded == [3]
-        assert not stage.memory.responses[0].waiting()
-        return None
-    return stage.answer(3)
-
-
-def same(pair, *frames):
-    """Ask both, and see that they cannot be told apart; the last answer."""
-    for frame in frames:
-        answers = [told(stage, frame) for stage in pair]
-        assert answers[0] == answers[1]
-        assert pair[0].progress() == pair[1].progress()
-    assert contents(pair[0]) == contents(pair[1])
-    return answers[0]
 
 
 # -- what takes it ---------------------------------------------------------------
@@ -329,7 +166,7 @@ def test_what_it_gives_back_is_executed_as_if_it_came_for_the_first_time(pair):
     assert pair[0].short_ways == [PRODUCE, PRODUCE]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     entries=st.lists(st.tuples(FIRST_IDS, st.integers(0, 3), st.booleans())),
     asked=st.lists(st.tuples(FIRST_IDS, st.integers(0, 3)), min_size=1, max_size=6),
@@ -570,78 +407,3 @@ def test_a_partition_that_fails_to_reach_the_disk_is_told_of_either_way(syncing)
         ends.append(stage.answer(3))
     assert ends[0] == ends[1]
     assert sorted(code for _, code, _ in codes(ends[0])) == [0, 0, STORAGE_ERROR]
-
-
-# -- deaths --------------------------------------------------------------------------
-
-
-def settle(stage):
-    """As the supervisor does after a handler's death."""
-    for each in THREE:
-        stage.log(*each).row.settle()
-    stage.memory.ring.reclaim(0)
-    if not stage.memory.responses[0].waiting() and not stage.memory.ring.waiting():
-        stage.memory.ring.put_back([3])
-
-
-@pytest.mark.parametrize("fate", ["goes on", "is ended"])
-def test_a_handler_killed_at_any_step_leaves_each_batch_once_or_not_at_all(short, fate):
-    """Meanwhile its transaction goes on; or the coordinator aborts it, which ends what
-    is there and lets no more come."""
-    rows = [short.log(*each).row for each in THREE]
-    begin(short)
-    sequence = 1
-    short.ask(to_three(sequence))  # a first marker of others' is behind us
-    total = steps_of(lambda: short.ask(to_three(2)))
-    end(short)
-    sequence, seen = 3, set()
-    for step in deaths(total, 40, seed=5):
-        begin(short)
-        starts = [row.log_end_offset for row in rows]
-        short.publish(to_three(sequence))
-
-        def doomed(step=step):
-            kill_at_step(step)
-            short.handler.turn()
-            die()
-
-        assert fork(doomed) == -signal.SIGKILL
-        short.forwarded.clear()
-        if fate == "is ended":
-            # The marker's append settles what the dead one left under a lock.
-            end(short, commit=False)
-        settle(short)
-        done = short.progress()[0]
-        seen.add(done)
-        answered = bool(short.memory.responses[0].waiting())
-        if not answered:
-            short.handler.turn()
-        ended = fate == "is ended"
-        if ended and not answered:
-            assert short.forwarded == [3]  # who refuses it, or begins a new one
-            assert short.memory.responses[0].pop() == []
-        else:
-            answer = short.answer(3)
-            assert [code for _, code, _ in codes(answer)] == [0, 0, 0]
-            done = 3
-        for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            there = int(number < done)
-            assert row.log_end_offset == start + there + (ended and there)
-            open_from = start if there and not ended else -1
-            assert row.snapshot().first_unstable_offset == open_from
-        if ended:
-            # What was there before the death counts in its partition, so in all.
-            begin(short)
-            assert [code for _, code, _ in codes(short.ask(to_three(sequence)))] == [
-                0,
-                0,
-                0,
-            ]
-        else:
-            assert short.memory.control.words[slot_row(3) + SLOT_INTENT] == 0
-        end(short)
-        sequence += 1
-    assert seen == {0, 1, 2, 3}
-    for each in THREE:
-        offsets = [offset for offset, _ in read_all(short.log(*each))]
-        assert offsets == sorted(set(offsets))
