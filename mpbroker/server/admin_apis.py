@@ -127,7 +127,10 @@ class AdminApis:
         version = request.api_version
         message = DescribeTopicPartitionsRequest.decode(version, request.body)
         return handle_describe_topic_partitions(
-            message, self._registry, node_id=self._node_id
+            message,
+            self._registry,
+            node_id=self._node_id,
+            leader_epoch=self._logs.leader_epoch,
         ).encode(version)
 
     # -- configs ---------------------------------------------------------------------

@@ -196,6 +196,7 @@ class ApiTable:
             rack=rack,
             cluster_id=cluster_id,
             create=self._create_missing if auto_create_topics else None,
+            leader_epoch=logs.leader_epoch,
         )
         self._advertised = advertised
         self._words = control.words

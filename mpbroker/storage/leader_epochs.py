@@ -2,7 +2,8 @@
 
 `leader-epoch-checkpoint` holds version 0, the number of entries, then `epoch offset`
 lines. One broker leads for ever, so a directory of ours has the one entry `0 0`; one
-that Apache Kafka wrote may have more, and we go on in its last epoch.
+that Apache Kafka wrote may have more, and we go on in its last epoch: clients remember
+the epochs of batches, and believe no leader that is said to be of an older one.
 
 Source: Kafka's LeaderEpochFileCache; KIP-101, KIP-279.
 """
@@ -35,6 +36,11 @@ class LeaderEpochs:
     @property
     def latest(self) -> int:
         return self.entries[-1].epoch
+
+    def at(self, offset: int) -> int:
+        """Return the epoch that an offset is of."""
+        earlier = [each.epoch for each in self.entries if each.start_offset <= offset]
+        return earlier[-1] if earlier else self.entries[0].epoch
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEntry:
         """Return the largest epoch not above ``epoch`` and where it ends.

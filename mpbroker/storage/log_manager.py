@@ -13,6 +13,7 @@ from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.leader_epochs import UNDEFINED, read_leader_epochs
 from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_files import (
@@ -184,6 +185,33 @@ class LogManager:
     def _refuse_deleted(self, row: PartitionRow, name: str) -> None:
         if row.status == RowStatus.DELETED:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+
+    def leader_epoch(self, topic: TopicView, partition: int) -> int:
+        """Return a partition's epoch, -1 if it cannot be read just now.
+
+        Nothing is made or loaded for it.
+        """
+        log = self._logs.get(topic.partitions[partition])
+        name = directory_name(topic.name, partition)
+        for _ in range(2):
+            try:
+                if log is not None:
+                    return log.leader_epoch
+                return self._read_leader_epoch(name, topic.topic_id)
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    break
+            self.close_files()
+        return UNDEFINED
+
+    def _read_leader_epoch(self, name: str, topic_id: bytes) -> int:
+        for parent in self.directories:
+            directory = f"{parent.path}/{name}"
+            latest = read_leader_epochs(directory).latest
+            # What it is for nearly all of them needs no second look.
+            if latest and read_topic_id(directory) in (None, topic_id):
+                return latest
+        return 0
 
     def delete_topic(self, topic: TopicView) -> None:
         """Take a topic's partitions off line and mark their directories for removal.

@@ -53,6 +53,9 @@ class FakeLogs:
     def log(self, topic, partition):
         return FakeLog(f"{self._log_dir}/{topic.name}-{partition}")
 
+    def leader_epoch(self, topic, partition):
+        return 0
+
 
 @pytest.fixture
 def registry(tmp_path):

@@ -19,13 +19,16 @@ from mpbroker.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from mpbroker.server.handlers.metadata import TOPIC_OPERATIONS
+from mpbroker.server.handlers.metadata import (
+    TOPIC_OPERATIONS,
+    LeaderEpoch,
+    all_are_first,
+)
 from mpbroker.storage.topic_names import is_legal_topic_name
 from mpbroker.storage.topics import Topic
 
 # Kafka's default of max.request.partition.size.limit.
 MAX_PARTITIONS_PER_PAGE: Final = 2000
-_LEADER_EPOCH: Final = 0
 
 
 class Registry(Protocol):
@@ -37,7 +40,11 @@ class Registry(Protocol):
 
 
 def handle_describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest, registry: Registry, *, node_id: int
+    request: DescribeTopicPartitionsRequest,
+    registry: Registry,
+    *,
+    node_id: int,
+    leader_epoch: LeaderEpoch = all_are_first,
 ) -> DescribeTopicPartitionsResponse:
     """Answer from the cursor on, as many partitions as were asked for."""
     cursor = request.cursor
@@ -61,7 +68,9 @@ def handle_describe_topic_partitions(
         is_first = cursor is not None and name == first_name
         start = cursor.partition_index if cursor is not None and is_first else 0
         end = min(len(topic.partitions), start + left)
-        response.topics.append(_describe(topic, range(start, end), node_id))
+        response.topics.append(
+            _describe(topic, range(start, end), node_id, leader_epoch)
+        )
         if end < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
             break
@@ -70,7 +79,7 @@ def handle_describe_topic_partitions(
 
 
 def _describe(
-    topic: Topic, indexes: range, node_id: int
+    topic: Topic, indexes: range, node_id: int, leader_epoch: LeaderEpoch
 ) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.NONE,
@@ -82,7 +91,7 @@ def _describe(
                 error_code=ErrorCode.NONE,
                 partition_index=index,
                 leader_id=node_id,
-                leader_epoch=_LEADER_EPOCH,
+                leader_epoch=leader_epoch(topic, index),
                 replica_nodes=[node_id],
                 isr_nodes=[node_id],
                 eligible_leader_replicas=[],

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mpbroker.storage.topics import Topic
 
 _READ_COMMITTED: Final = 1
-LATEST_EPOCH: Final = 0  # one node: the leader epoch of every partition
 
 
 class SegmentRegion:
@@ -185,14 +184,13 @@ def read_targets(
         log = target.log
         if not error and log is not None:
             try:
-                error = _check_epoch(target.leader_epoch)
-                if not error:
-                    result = log.read(
-                        target.fetch_offset,
-                        min(left, target.max_bytes),
-                        min_one_batch=reading.bytes_found == 0,
-                        read_committed=read_committed,
-                    )
+                check_leader_epoch(target.leader_epoch, log)
+                result = log.read(
+                    target.fetch_offset,
+                    min(left, target.max_bytes),
+                    min_one_batch=reading.bytes_found == 0,
+                    read_committed=read_committed,
+                )
             except ApiError as refused:
                 error = refused.error_code
         if result is not None:
@@ -204,11 +202,19 @@ def read_targets(
     return reading
 
 
-def _check_epoch(current_leader_epoch: int) -> ErrorCode:
-    """KIP-320: a client's view of the leader epoch must be ours."""
-    if current_leader_epoch < 0 or current_leader_epoch == LATEST_EPOCH:
-        return ErrorCode.NONE
-    return ErrorCode.UNKNOWN_LEADER_EPOCH
+def check_leader_epoch(current: int, log: PartitionLog) -> None:
+    """Refuse a client that knows another epoch (KIP-320); below 0 it knows none.
+
+    Raises:
+        ApiError: FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
+    """
+    if current < 0:
+        return
+    latest = log.leader_epoch
+    if current < latest:
+        raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"it is {latest} by now")
+    if current > latest:
+        raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, f"it is {latest} still")
 
 
 def partition_data(

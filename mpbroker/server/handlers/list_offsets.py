@@ -18,6 +18,7 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from mpbroker.server.handlers.fetch import check_leader_epoch
 
 if TYPE_CHECKING:
     from mpbroker.server.handlers.produce import Topics
@@ -38,7 +39,6 @@ _SINCE: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 _READ_COMMITTED: Final = 1
-_EPOCH: Final = 0
 
 
 def handle_list_offsets(
@@ -87,8 +87,7 @@ def handle_list_offsets(
 def _lookup(
     log: PartitionLog, wanted: ListOffsetsPartition, version: int, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
-    if wanted.current_leader_epoch > _EPOCH:
-        raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, "an epoch of the future")
+    check_leader_epoch(wanted.current_leader_epoch, log)
     timestamp = wanted.timestamp
     if timestamp < 0 and version < _SINCE.get(timestamp, 0):
         raise ApiError(
@@ -121,5 +120,5 @@ def _lookup(
         error_code=0,
         timestamp=found[1],
         offset=found[0],
-        leader_epoch=_EPOCH if version >= 4 else -1,
+        leader_epoch=log.epochs.at(found[0]) if version >= 4 else -1,
     )

@@ -22,14 +22,24 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from mpbroker.storage.leader_epochs import UNDEFINED
 from mpbroker.storage.topic_names import check_topic_name
 from mpbroker.storage.topics import Topic
 
-_LEADER_EPOCH: Final = 0
+_MAX_TOPICS: Final = 20_000
 # Bits of org.apache.kafka.common.acl.AclOperation that apply to each resource: without
 # an authorizer everyone may do all of them.
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+
+
+# The leader epoch of a topic's partition.
+LeaderEpoch = Callable[[Topic, int], int]
+
+
+def all_are_first(topic: Topic, partition: int) -> int:
+    """As it is where no other broker has ever led."""
+    return 0
 
 
 class Registry(Protocol):
@@ -53,6 +63,7 @@ class MetadataAnswers:
         rack: str | None,
         cluster_id: str,
         create: Callable[[str], Topic] | None,
+        leader_epoch: LeaderEpoch = all_are_first,
     ) -> None:
         """Answer from ``registry``.
 
@@ -65,7 +76,9 @@ class MetadataAnswers:
         self._rack = rack
         self._cluster_id = cluster_id
         self._create = create
-        self._partitions: dict[int, list[MetadataResponsePartition]] = {}
+        self._leader_epoch = leader_epoch
+        self._partitions: dict[tuple[int, ...], list[MetadataResponsePartition]] = {}
+        self._of_topics: dict[bytes, list[MetadataResponsePartition]] = {}
 
     def handle(
         self, request: MetadataRequest, version: int, host: str, port: int
@@ -141,26 +154,42 @@ class MetadataAnswers:
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=topic.is_internal,
-            partitions=self._partitions_of(len(topic.partitions)),
+            partitions=self._partitions_of(topic),
         )
         if version >= 8 and request.include_topic_authorized_operations:
             described.topic_authorized_operations = TOPIC_OPERATIONS
         return described
 
-    def _partitions_of(self, count: int) -> list[MetadataResponsePartition]:
-        """On one node all topics with as many partitions look alike."""
-        known = self._partitions.get(count)
+    def _partitions_of(self, topic: Topic) -> list[MetadataResponsePartition]:
+        """Found once: nobody else leads here, so epochs stay what they are."""
+        known = self._of_topics.get(topic.topic_id)
+        if known is None or len(known) != len(topic.partitions):
+            epochs = tuple(
+                self._leader_epoch(topic, index)
+                for index in range(len(topic.partitions))
+            )
+            known = self._alike(epochs)
+            if UNDEFINED not in epochs:
+                if len(self._of_topics) >= _MAX_TOPICS:
+                    self._of_topics.clear()
+                    self._partitions.clear()
+                self._of_topics[topic.topic_id] = known
+        return known
+
+    def _alike(self, epochs: tuple[int, ...]) -> list[MetadataResponsePartition]:
+        """On one node all topics with as many partitions look alike, mostly."""
+        known = self._partitions.get(epochs)
         if known is None:
             node = [self._node_id]
-            known = self._partitions[count] = [
+            known = self._partitions[epochs] = [
                 MetadataResponsePartition(
                     error_code=ErrorCode.NONE,
                     partition_index=index,
                     leader_id=self._node_id,
-                    leader_epoch=_LEADER_EPOCH,
+                    leader_epoch=epoch,
                     replica_nodes=node,
                     isr_nodes=node,
                 )
-                for index in range(count)
+                for index, epoch in enumerate(epochs)
             ]
         return known

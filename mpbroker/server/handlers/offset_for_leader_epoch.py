@@ -6,7 +6,7 @@ Source: Kafka protocol guide, "OffsetForLeaderEpoch"; KIP-101, KIP-320.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -16,13 +16,12 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
+from mpbroker.server.handlers.fetch import check_leader_epoch
 
 if TYPE_CHECKING:
     from mpbroker.server.handlers.produce import Topics
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic
-
-_EPOCH: Final = 0
 
 
 def handle_offset_for_leader_epoch(
@@ -43,9 +42,9 @@ def handle_offset_for_leader_epoch(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                         f"{wanted.topic}-{index} does not exist",
                     )
-                if partition.current_leader_epoch > _EPOCH:
-                    raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, "of the future")
-                end = log(topic, index).end_offset_for_epoch(partition.leader_epoch)
+                found = log(topic, index)
+                check_leader_epoch(partition.current_leader_epoch, found)
+                end = found.end_offset_for_epoch(partition.leader_epoch)
                 results.append(
                     EpochEndOffset(
                         error_code=0,

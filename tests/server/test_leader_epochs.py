@@ -1,0 +1,157 @@
+"""Directories that other brokers led before: their last epoch is ours, to everybody."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.fetch import FetchRequest
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from mpbroker.protocol.messages.metadata import MetadataRequest
+from mpbroker.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from mpbroker.server.handlers.fetch import (
+    Target,
+    check_leader_epoch,
+    read_targets,
+)
+from mpbroker.server.handlers.list_offsets import handle_list_offsets
+from mpbroker.server.handlers.metadata import MetadataAnswers
+from mpbroker.server.handlers.offset_for_leader_epoch import (
+    handle_offset_for_leader_epoch,
+)
+from tests.server.plain_stage import Stage
+from tests.storage.batches import batch
+
+FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+@pytest.fixture
+def stage(memory, tmp_path):
+    """Partition 1 was led in epochs 0, 3 and, from offset 4 on, 5."""
+    made = Stage(memory, tmp_path / "data", short=False)
+    made.registry.create_topic("t", 3)
+    log = made.log("t", 1)
+    for _ in range(6):
+        log.append(batch(b"v"), now_ms=1)
+    made.logs.close()
+    with open(f"{log.directory}/leader-epoch-checkpoint", "w") as file:
+        file.write("0\n3\n0 0\n3 2\n5 4\n")
+    return made
+
+
+def epochs(stage, answers=None):
+    answers = answers or MetadataAnswers(
+        stage.registry,
+        node_id=1,
+        rack=None,
+        cluster_id="c",
+        create=None,
+        leader_epoch=stage.logs.leader_epoch,
+    )
+    (topic,) = answers.handle(MetadataRequest(topics=None), 12, "h", 1).topics
+    return [each.leader_epoch for each in topic.partitions]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_clients_are_told_the_last_epoch_of_each_partition(stage, is_open):
+    if is_open:
+        stage.log("t", 1)
+    assert epochs(stage) == [0, 5, 0]
+    assert is_open or not os.path.exists(f"{stage.log('t', 1).directory[:-1]}0")
+
+
+def test_what_is_left_of_another_topic_of_that_name_says_nothing(stage):
+    stage.registry.delete_topic("t")
+    stage.registry.create_topic("t", 3)
+    assert epochs(stage) == [0, 0, 0]
+
+
+def test_a_directory_that_cannot_be_read_keeps_no_client_from_the_others(
+    stage, monkeypatch
+):
+    def broken(directory):
+        raise OSError(errno.EIO, "Input/output error")
+
+    answers = MetadataAnswers(
+        stage.registry,
+        node_id=1,
+        rack=None,
+        cluster_id="c",
+        create=None,
+        leader_epoch=stage.logs.leader_epoch,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("mpbroker.storage.log_manager.read_leader_epochs", broken)
+        assert epochs(stage, answers) == [-1, -1, -1]
+    assert epochs(stage, answers) == [0, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("current", "error"),
+    [(-1, 0), (0, FENCED), (4, FENCED), (5, 0), (6, UNKNOWN)],
+)
+def test_who_knows_another_epoch_is_told_so(stage, current, error):
+    log = stage.log("t", 1)
+    if error:
+        with pytest.raises(ApiError) as refused:
+            check_leader_epoch(current, log)
+        assert refused.value.error_code == error
+    target = Target("t", bytes(16), 1, 0, 1000, current, log)
+    reading = read_targets([target], FetchRequest(), 1000)
+    assert reading.results[0][2] == error
+    asked = ListOffsetsPartition(
+        partition_index=1, current_leader_epoch=current, timestamp=-1
+    )
+    request = ListOffsetsRequest(
+        topics=[ListOffsetsTopic(name="t", partitions=[asked])]
+    )
+    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+    (answer,) = listed.topics[0].partitions
+    assert answer.error_code == error
+    wanted = OffsetForLeaderPartition(
+        partition=1, current_leader_epoch=current, leader_epoch=3
+    )
+    ended = handle_offset_for_leader_epoch(
+        OffsetForLeaderEpochRequest(
+            topics=[OffsetForLeaderTopic(topic="t", partitions=[wanted])]
+        ),
+        stage.registry,
+        stage.logs.log,
+    )
+    (end,) = ended.topics[0].partitions
+    assert end.error_code == error
+    if not error:
+        assert (end.leader_epoch, end.end_offset) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "offset", "epoch"), [(-1, 6, 5), (-2, 0, 0), (1_000, 0, 0)]
+)
+def test_an_offset_comes_with_its_own_epoch(stage, timestamp, offset, epoch):
+    asked = ListOffsetsPartition(partition_index=1, timestamp=timestamp)
+    request = ListOffsetsRequest(
+        topics=[ListOffsetsTopic(name="t", partitions=[asked])]
+    )
+    listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+    (answer,) = listed.topics[0].partitions
+    assert (answer.offset, answer.leader_epoch) == (offset, epoch)
+
+
+def test_an_offset_is_of_the_last_epoch_that_began_below_it(stage):
+    found = stage.log("t", 1).epochs
+    assert [found.at(offset) for offset in range(6)] == [0, 0, 3, 3, 5, 5]
+    log = SimpleNamespace(leader_epoch=0)
+    check_leader_epoch(0, log)
