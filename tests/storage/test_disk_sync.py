@@ -232,3 +232,30 @@ def test_what_the_kernel_does_not_take_is_synced_one_by_one(file, monkeypatch):
     assert disk.sync_side_by_side([[file], [file, file]]) == [0, 0]
     assert synced == [file] * 3
     os.close(disk.event_fd)
+
+
+@pytest.mark.parametrize("disk", ["io_uring"], indirect=True)
+def test_where_a_sync_is_nothing_they_are_made_in_a_row(disk, file, monkeypatch):
+    """It is found out now and then, and whether it is still so each time."""
+    now_ns, sync_ns, in_a_row = 10**12, 1_000, 0
+
+    def fdatasync(_fd):
+        nonlocal now_ns, in_a_row
+        now_ns += sync_ns
+        in_a_row += 1
+
+    def rounds(number):
+        nonlocal in_a_row
+        in_a_row = 0
+        for _ in range(number):
+            assert disk.sync_side_by_side([[file], [file], [file]]) == [0, 0, 0]
+        return in_a_row // 3
+
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    assert rounds(100) == 37  # from the 64th on
+    sync_ns = 200_000
+    assert rounds(1) == 1
+    assert rounds(63) == 0
+    assert rounds(1) == 1
+    assert rounds(63) == 0
