@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mpbroker.pytest_plugin import MpbrokerServer
+from tests.support.children import wait_until
 
 TESTS = """
 import socket
@@ -49,6 +53,13 @@ def test_the_session_has_one_for_all(mpbroker_session_server, offset):
         assert producer.send("shared", b"x").result(30).offset == offset
 
 
+@pytest.mark.mpbroker_topics("parted:2")
+@pytest.mark.parametrize("time", [0, 1])
+def test_the_session_has_topics_of_markers(mpbroker_session_server, time):
+    with Producer(bootstrap_servers=mpbroker_session_server.bootstrap) as producer:
+        assert producer.partitions_for("parted") == 2
+
+
 @pytest.mark.mpbroker_config({"log.retentoin.ms": 5})
 @pytest.mark.xfail(raises=RuntimeError, strict=True)
 def test_a_wrong_setting_is_told(mpbroker_server):
@@ -56,22 +67,28 @@ def test_a_wrong_setting_is_told(mpbroker_server):
 """
 
 
-def run(directory: Path, *options: str) -> str:
-    (directory / "test_theirs.py").write_text(TESTS)
-    done = subprocess.run(
+def start(directory: Path, tests: str, *options: str) -> subprocess.Popen[str]:
+    (directory / "test_theirs.py").write_text(tests)
+    # Of their own, and not what the broker means by that name.
+    (directory / "mmap.py").write_text("raise ImportError('this is the user s')")
+    return subprocess.Popen(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly"),
             *("-p", "no:cacheprovider", "-p", "no:mpbroker", "--strict-markers"),
-            *options,
+            *("-p", "mpbroker.pytest_plugin", *options),
         ],
         cwd=directory,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+
+
+def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
+    with start(directory, tests, *options) as process:
+        said, _ = process.communicate(timeout=300)
+    return process.returncode, said
 
 
 @pytest.mark.parametrize("options", [["-n", "0"], ["-n", "2", "--dist", "loadgroup"]])
@@ -81,4 +98,84 @@ def test_tests_get_brokers_topics_and_settings_alone_and_in_parallel(
     if options[1] == "2":
         # Which worker runs which test is chance; the shared broker's test counts.
         options = [*options, "-k", "not session"]
-    assert "passed" in run(tmp_path, "-p", "mpbroker.pytest_plugin", *options)
+    code, said = run(tmp_path, TESTS, *options)
+    assert code == 0, said
+    assert "passed" in said
+
+
+MISTAKEN = """
+import pytest
+
+
+@pytest.mark.mpbroker_topics("orders:many")
+def test_topic(mpbroker_server): ...
+
+
+@pytest.mark.mpbroker_config("num.partitions=5")
+def test_config(mpbroker_server): ...
+
+
+@pytest.mark.mpbroker_config({"num.partitions": 5})
+def test_shared_config(mpbroker_session_server): ...
+
+
+def test_that_fails(mpbroker_session_server):
+    assert 0
+"""
+
+
+def test_mistakes_are_told_and_a_failure_shows_what_the_broker_said(
+    tmp_path: Path,
+) -> None:
+    code, said = run(tmp_path, MISTAKEN, "-n", "0")
+    assert code == 1, said
+    assert "1 failed, 3 errors" in said
+    assert "mpbroker_topics('orders:many'): a topic is" in said
+    assert "mpbroker_config takes one dict" in said
+    assert "mpbroker_config is for mpbroker_server" in said
+    assert "log of mpbroker_session_server" in said
+    assert "serving PLAINTEXT on 127.0.0.1" in said
+
+
+HANGING = """
+import time
+
+
+def test_that_hangs(mpbroker_server, mpbroker_session_server):
+    for number, server in enumerate((mpbroker_server, mpbroker_session_server)):
+        with open(f"server-{number}", "w") as file:
+            print(server._process.pid, server.data_dir.parent, file=file)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_behind_however_pytest_ends(tmp_path: Path, how: int) -> None:
+    notes = [tmp_path / f"server-{number}" for number in range(2)]
+    with start(tmp_path, HANGING, "-n", "0") as process:
+        try:
+            wait_until(lambda: all(n.exists() and n.read_text() for n in notes), 180)
+        finally:
+            process.send_signal(how)
+        process.communicate()
+    for note in notes:
+        pid, directory = note.read_text().split()
+        wait_until(lambda pid=pid: not Path("/proc", pid).exists())
+        wait_until(lambda directory=directory: not Path(directory).exists())
+        wait_until(lambda pid=pid: not list(Path("/dev/shm").glob(f"mpbroker-{pid}-*")))
+
+
+def test_a_broker_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
+    server = MpbrokerServer(tmp_path, {})
+    pid = server._process.pid
+    assert list(Path("/dev/shm").glob(f"mpbroker-{pid}-*"))
+    server.kill()
+    assert not list(Path("/dev/shm").glob(f"mpbroker-{pid}-*"))
+    server.kill()
+    server.stop()
+
+
+def test_a_broker_that_has_not_begun_to_serve_can_be_stopped(tmp_path: Path) -> None:
+    server = MpbrokerServer(tmp_path, {}, wait=False)
+    server.stop()
+    assert not Path(f"/proc/{server._process.pid}").exists()
