@@ -14,6 +14,7 @@ gets the settings as they are then.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -78,6 +79,7 @@ class LiveConfig:
         self._page = LimitsPage(memory.limits)
         self._dynamic = DynamicConfig(config, registry.broker_overrides)
         self._version = registry.version
+        self._host_names = HostNames()
         self._values = self._read_values()
         self._limits = self._read_limits()
         self._page.publish(self._limits)
@@ -89,8 +91,9 @@ class LiveConfig:
     def turn(self, supervisor: Supervisor) -> None:
         """See whether the metadata log has anything new; apply it."""
         self._registry.catch_up()
-        if self._registry.version != self._version:
+        if self._registry.version != self._version or self._host_names.are_lacking:
             self._version = self._registry.version
+            self._host_names.are_lacking = False
             self._apply(supervisor)
 
     def rebase(self, supervisor: Supervisor, config: BrokerConfig) -> None:
@@ -195,13 +198,16 @@ class LiveConfig:
         assert isinstance(items, tuple)
         found: dict[Address, AddressLimits] = {}
         for host, most in parse_connection_overrides(items).items():
-            for address in _resolve(host):
+            for address in self._host_names.addresses(host):
                 found[address] = AddressLimits(most)
         for name, rate in rates.items():
-            for address in () if name is None else _resolve(name):
+            for address in self._addresses_of(name):
                 limits = found.get(address, AddressLimits())
                 found[address] = limits._replace(creation_rate=rate)
         return found
+
+    def _addresses_of(self, name: str | None) -> list[Address]:
+        return [] if name is None else self._host_names.addresses(name)
 
     # -- listen sockets ---------------------------------------------------------------
 
@@ -223,15 +229,34 @@ class LiveConfig:
                 listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
 
 
-def _resolve(host: str) -> list[Address]:
-    """The addresses of a host; a name is looked up when it is set, as in Kafka."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        _LOG.warning(
-            "a quota of the address %s has no effect: %s",
-            host,
-            error,
-        )
-        return []
-    return [address_words(family, name)[0] for family, *_, name in found]
+class HostNames:
+    """The addresses of hosts; a name is looked up when it is set, as in Kafka.
+
+    Attributes:
+        are_lacking: there was no descriptor left to ask with: to be asked again.
+    """
+
+    def __init__(self) -> None:
+        self.are_lacking = False
+        self._known: dict[str, list[Address]] = {}
+
+    def addresses(self, host: str) -> list[Address]:
+        """Return a host's addresses; as they were, if it cannot be looked up now."""
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            known = self._known.get(host, [])
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self.are_lacking = True
+                return known
+            _LOG.warning(
+                "%s cannot be looked up (%s): a quota of it %s",
+                host,
+                error,
+                "is for the addresses that it had" if known else "has no effect",
+            )
+            return known
+        self._known[host] = [
+            address_words(family, name)[0] for family, *_, name in found
+        ]
+        return self._known[host]
