@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -31,3 +32,12 @@ def find(path: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), "/" + rest.strip("/")
     found, inside = fs.FileSystem.from_uri(f"{_SCHEMES.get(scheme, scheme)}:{rest}")
     return found, inside.rstrip("/") or inside
+
+
+def absolute(path: str) -> str:
+    """Return a path as it means the same to executors, which run somewhere else.
+
+    Args:
+        path: a path from here, "~" at its begin as in a shell; or a URI, left as it is.
+    """
+    return path if _URI.match(path) else os.path.abspath(os.path.expanduser(path))

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import fs
 
 from mpbroker.spark.checkpoint import query_id
-from mpbroker.spark.file_systems import find
+from mpbroker.spark.file_systems import absolute, find
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,12 @@ def test_a_checkpoint_says_whose_it_is_or_that_it_is_none(tmp_path):
         (tmp_path / "metadata").write_text(content)
         with pytest.raises(ValueError, match="metadata names no query"):
             ask()
+
+
+def test_a_path_means_the_same_to_executors_that_run_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert absolute("lake/c/") == f"{tmp_path}/lake/c"
+    assert absolute("~/lake") == "/home/me/lake"
+    for path in ("/lake/c", "s3://bucket/lake", "file:/lake"):
+        assert absolute(path) == path

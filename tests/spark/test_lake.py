@@ -11,8 +11,13 @@ import pytest
 
 from mpbroker.spark.pipeline.decode import row_schema
 from mpbroker.spark.pipeline.description import PipelineError, Table, ValueFormat
-from mpbroker.spark.pipeline.lake import LakeTable, ParquetTable, open_table
-from mpbroker.spark.pipeline.staging import ROWS, Stager
+from mpbroker.spark.pipeline.lake import (
+    LakeTable,
+    ParquetTable,
+    as_stored,
+    open_table,
+)
+from mpbroker.spark.pipeline.staging import ROWS, Stager, hive_directory
 
 VALUE = ValueFormat("json", {"n": "bigint", "kind": "string"})
 SCHEMA = row_schema(VALUE, with_headers=False)
@@ -86,6 +91,42 @@ def test_a_table_that_is_named_by_a_uri_names_its_files_so(kind, tmp_path):
     files = [each.removeprefix("file://") for each in found]
     read = [pq.read_table(each, partitioning=None).column("n") for each in files]
     assert sorted(n for column in read for n in column.to_pylist()) == list(range(10))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_is_opened_as_it_lies_there(kind, tmp_path):
+    table = Table(str(tmp_path / "lake"), kind, ("_topic", "kind", "date"))
+    assert as_stored(Table(table.path, kind)) == (Table(table.path, kind), False)
+    for batch_id in range(3):
+        bring(table, batch_id, batch_id * 10, batch_id * 10 + 10)
+    assert as_stored(Table(table.path, kind)) == (table, False)
+    lake = opened(table)
+    before, after = lake.compact()
+    assert before == len(lake.data_files()) * 3 == after * 3 > 0
+    stored = open_table(table, SCHEMA, "p")
+    files = [each.removeprefix("file://") for each in stored.uris()]
+    found = [n for each in files for n in pq.read_table(each, partitioning=None)["n"]]
+    assert sorted(n.as_py() for n in found) == list(range(30))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_text_is_in_the_directory_of_null_as_spark_has_it(kind, tmp_path):
+    table = Table(str(tmp_path / "lake"), kind, ("kind",))
+    batch = rows(0, 4).set_column(
+        1, SCHEMA.field("kind"), pa.array(["", "a", None, ""])
+    )
+    lake = opened(table)
+    lake.commit(0, stage(lake, 0, batch))
+    directories = {each.split("/")[-2] for each in lake.data_files()}
+    assert directories == {"kind=a", "kind=__HIVE_DEFAULT_PARTITION__"}
+    assert numbers(table) == [0, 1, 2, 3]
+
+
+def test_directories_are_named_as_spark_and_hive_name_them():
+    text = "a b/\u00fc%=\u65e5"  # of other letters Spark would read the bytes
+    assert hive_directory({"k": text, "n": None}) == (
+        "k=a b%2F\u00fc%25%3D\u65e5/n=__HIVE_DEFAULT_PARTITION__"
+    )
 
 
 class KilledError(BaseException):

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from confluent_kafka import Producer
 
+from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.pipeline import ingest
 from mpbroker.spark.pipeline.description import PipelineError, load, parse
+from mpbroker.spark.pipeline.run import preview
 
 GOOD = """
 [pipeline]
@@ -38,6 +41,14 @@ partition_by = ["date", "carrier"]
 event_time = "at"
 late_after = "1d"
 """
+
+
+WINDOWS = {
+    "pipeline": {"job": "aggregate", "checkpoint": "/c"},
+    "source": {"bootstrap": "h:1", "subscribe": "t"},
+    "value": {"format": "json", "fields": {"kind": "string"}},
+    "aggregate": {"window": "1 minute", "measures": {"n": "count(*)"}},
+}
 
 
 def test_a_whole_file_is_read_and_named_after_itself(tmp_path):
@@ -67,6 +78,17 @@ def test_a_whole_file_is_read_and_named_after_itself(tmp_path):
         ('"carrier"]', '"carier"]', r"'carier'.*did you mean 'carrier'"),
         ('checkpoint = "/c"', "", "checkpoint is not set"),
         ('path = "/lake/"', "", "table.path is not set"),
+        (
+            'event_time = "at"',
+            'event_time = "carrier"',
+            "'carrier', which is string; i",
+        ),
+        ('at = "timestamp"', 'at = "date"', None),
+        ('carrier = "string"', 'carrier = "double"', "'carrier', which is double; it"),
+        ('"date", "carrier"', '"_key"', "names '_key', which is binary; it must be st"),
+        ('"date", "carrier"', '"_topc"', r"none of the columns.*did you mean '_topic'"),
+        ('"date", "carrier"', '"_topic", "_partition"', None),
+        ('"ingest"', '"ingest"\nname = "_x"', r"pipeline.name='_x'.*not begin"),
         ("[value.fields]", "[value.fields]\n_offset='int'", "begin with '_'"),
         ('"json"', '"avro"', "needs value.schema"),
         ('"json"', '"raw"', "'raw' has no fields"),
@@ -77,6 +99,9 @@ def test_what_is_wrong_is_named_with_what_is_right(tmp_path, old, new, message):
     path = tmp_path / "x.toml"
     assert old in GOOD
     path.write_text(GOOD.replace(old, new))
+    if message is None:  # nothing is
+        load(path)
+        return
     with pytest.raises(PipelineError, match=message):
         load(path)
 
@@ -107,6 +132,22 @@ def test_what_is_wrong_is_named_with_what_is_right(tmp_path, old, new, message):
                 "topic": {"topic": "t", "exactlyOnce": True},
             },
             "a replay is at least once",
+        ),
+        (
+            WINDOWS | {"table": {"path": "t", "partition_by": ["kind"]}},
+            r"partition_by names 'kind', which is none of the columns: window_end",
+        ),
+        (
+            WINDOWS | {"table": {"path": "t", "event_time": "_timestamp"}},
+            r"event_time names '_timestamp', which is none of the columns: window_end",
+        ),
+        (
+            WINDOWS
+            | {
+                "topic": {"topic": "t"},
+                "aggregate": WINDOWS["aggregate"] | {"event_time": "kind"},
+            },
+            "'kind', which is string; it must be timestamp",
         ),
     ],
 )
@@ -149,6 +190,69 @@ def test_a_missing_topic_is_named_before_spark_is_started(bootstrap, tmp_path):
     done = _mpbroker("run", "--dry-run", str(path))
     assert done.returncode == 10
     assert "no-such-topic does not exist; create it first" in done.stderr
+
+
+def test_a_preview_counts_what_will_be_read(bootstrap, make_topic):
+    topic = make_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(10):
+        producer.produce(topic, b"x", partition=number % 2)
+    assert producer.flush(90) == 0
+
+    def says(**source):
+        found = preview(
+            parse(
+                {
+                    "pipeline": {"job": "ingest", "checkpoint": "/nowhere/c"},
+                    "source": {"bootstrap": bootstrap} | source,
+                    "table": {"path": "/nowhere/t"},
+                }
+            )
+        )
+        return list(found)[1].partition(": ")[2]
+
+    assert says(subscribe=topic) == "2 partitions, 10 offsets, from the start"
+    options = "from where the source's options say"
+    assert says(subscribe=topic, startingOffsets="latest") == (
+        f"2 partitions, 0 offsets, {options}"
+    )
+    some = f'{{"{topic}":{{"0":1,"1":4}}}}'
+    assert says(subscribe=topic, startingOffsets=some) == (
+        f"2 partitions, 5 offsets, {options}"
+    )
+    with pytest.raises(ApiError, match="one of no-such-topic does not exist"):
+        says(assign='{"no-such-topic":[0]}')
+
+
+def test_a_topic_for_windows_that_is_missing_is_named_before_spark_is_started(
+    bootstrap, make_topic
+):
+    topic = make_topic()
+    source = {"bootstrap": bootstrap, "subscribe": topic}
+    described = WINDOWS | {"source": source, "topic": {"topic": "no-such-topic"}}
+    with pytest.raises(ApiError, match="no-such-topic does not exist; create it first"):
+        list(preview(parse(described)))
+    described["topic"] = {"topic": topic}
+    assert f"results go to topic {topic} (1 partitions)" in preview(parse(described))
+
+
+def test_a_topic_that_is_gone_is_no_other_checkpoint_if_that_is_allowed(
+    bootstrap, make_topic, tmp_path
+):
+    topic = make_topic()
+    offsets = tmp_path / "c" / "offsets"
+    offsets.mkdir(parents=True)
+    content = f'v1\n{{}}\n{{"gone":{{"0":5}},"{topic}":{{"0":0}}}}'
+    (offsets / "0").write_text(content)
+    described = {
+        "pipeline": {"job": "ingest", "checkpoint": str(tmp_path / "c")},
+        "source": {"bootstrap": bootstrap, "subscribe": topic},
+        "table": {"path": str(tmp_path / "t")},
+    }
+    with pytest.raises(PipelineError, match="is of another topic: gone"):
+        list(preview(parse(described)))
+    described["source"] |= {"failOnDataLoss": False}
+    assert "0 offsets since the checkpoint" in list(preview(parse(described)))[1]
 
 
 def test_a_checkpoint_of_another_topic_is_refused(bootstrap, make_topic, tmp_path):

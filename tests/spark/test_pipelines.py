@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 
 import pyarrow.dataset
 import pytest
 from confluent_kafka import Producer
 
+from mpbroker.spark.pipeline import aggregate, replay
 from mpbroker.spark.pipeline.description import PipelineError, parse
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.run import preview, run_description
@@ -49,7 +51,7 @@ def get(bootstrap):
 def run(spark, bootstrap):
     """Run a description; return its Progress."""
 
-    def go(job, **sections):
+    def go(job, out=None, **sections):
         description = parse(
             {
                 "pipeline": {"job": job, "name": "p"} | sections.pop("pipeline", {}),
@@ -57,7 +59,7 @@ def run(spark, bootstrap):
                 **sections,
             }
         )
-        progress = Progress("p", io.StringIO())
+        progress = Progress("p", out or io.StringIO())
         assert list(preview(description))
         run_description(description, spark, progress)
         return progress
@@ -223,3 +225,117 @@ def test_replay_keeps_order_keys_and_timestamps(
         assert [m.key() for m in messages] == [b"k%d" % (i % 5) for i in numbers_there]
         headers = dict(messages[0].headers())
         assert headers["mpbroker.replay.from"] == f"{topic}-{partition}@10".encode()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_replay_reads_a_table_as_ingest_has_written_it(
+    kind, run, bootstrap, get, make_topic, tmp_path
+):
+    topic, target = make_topic(), make_topic()
+    producer = Producer({"bootstrap.servers": bootstrap})
+    # Text that could be a number, or no name of a directory; and a tombstone.
+    places = ["007", "a b/c%2F=d", "1.50", "null", "", "\u00fc?*{x}", "2013-01-01"]
+    batch, places = len(places), places * 2  # each twice: files to be compacted
+    for number, place in enumerate(places):
+        value = json.dumps({"place": place, "number": number}).encode()
+        producer.produce(topic, value, b"k", headers=[("h", b"%d" % number)])
+    producer.produce(topic, None, b"k")
+    assert producer.flush(90) == 0
+    sections = {
+        "value": {
+            "format": "json",
+            "fields": {"place": "string", "number": "bigint"},
+        },
+    }
+    run(
+        "ingest",
+        pipeline={"checkpoint": str(tmp_path / "checkpoint")},
+        source={
+            "subscribe": topic,
+            "includeHeaders": True,
+            "maxOffsetsPerTrigger": batch,
+        },
+        table={
+            "path": str(tmp_path / "lake"),
+            "format": kind,
+            "partition_by": ["date", "place"],
+        },
+        **sections,
+    )
+    # What the table says of itself need not be said again.
+    again = {
+        "table": {"path": str(tmp_path / "lake"), "format": kind},
+        "topic": {"topic": target},
+        "replay": {"partitions": "key"},
+    }
+    assert run("replay", **again, **sections).rows == len(places) + 1
+    *messages, tombstone = get(target)
+    # Empty text is null in a table that is partitioned by it.
+    assert [json.loads(each.value()) for each in messages] == [
+        {"place": place, "number": number} if place else {"number": number}
+        for number, place in enumerate(places)
+    ]
+    assert tombstone.value() is None
+    assert [dict(each.headers())["h"] for each in messages] == [
+        b"%d" % number for number in range(len(places))
+    ]
+    sections["value"] = {"format": "json", "fields": {"number": "bigint"}}
+    with pytest.raises(PipelineError, match="is partitioned by 'place', which is none"):
+        run("replay", **again, **sections)
+
+
+def test_a_replay_says_how_far_it_is_and_windows_to_a_topic_each_batch(
+    run, put, make_topic, tmp_path, monkeypatch
+):
+    topic, target = make_topic(partitions=2), make_topic(partitions=2)
+    put(topic, numbers(0, 100))
+    lake = {"path": str(tmp_path / "lake")}
+    run(
+        "ingest",
+        pipeline={"checkpoint": str(tmp_path / "checkpoint")},
+        source={"subscribe": topic},
+        table=lake,
+    )
+    monkeypatch.setattr(replay, "_SAY_S", 0.2)
+    done = run(
+        "replay", table=lake, topic={"topic": target}, replay={"rate": 40}
+    ).out.getvalue()
+    assert re.search(rf"p: [1-9]\d* of 100 records are in topic {target}\n", done)
+    # For ever, until it has said something and is interrupted.
+    said = []
+
+    class Out(io.StringIO):
+        def write(self, text):
+            said.append(text)
+            return super().write(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aggregate._Seen, "newest", interrupting(said))
+        progress = run(
+            "aggregate",
+            pipeline={"checkpoint": str(tmp_path / "c"), "trigger": "100ms"},
+            source={"subscribe": topic},
+            value={"format": "json", "fields": FIELDS},
+            aggregate={
+                "window": "1 minute",
+                "watermark": "0 seconds",
+                "measures": {"records": "count(*)"},
+            },
+            topic={"topic": target},
+            out=Out(),
+        )
+    assert progress.rows == 1  # of 100 seconds, one whole minute
+    assert [text for text in said if re.match(r"p: batch 0: 0 rows in", text)]
+    assert [text for text in said if re.match(r"p: batch \d: 1 rows in", text)]
+
+
+def interrupting(said):
+    """What looks at a query, and presses Ctrl-C when its window was written."""
+    look = aggregate._Seen.newest
+
+    def looked(seen, query):
+        look(seen, query)
+        if any(": 1 rows" in text for text in said):
+            raise KeyboardInterrupt
+
+    return looked

@@ -34,6 +34,7 @@ from mpbroker.spark.pipeline.progress import Progress
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
 _OWN_DDL = (
@@ -57,9 +58,15 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
         )
         sink = BatchSink(described, schema, None, progress)
         query = run_query(lambda: start(described, windows, sink), progress)
+        _Seen(progress, to_topic=False).rest(query)
+        if sink.rows.table.compact_every:
+            sink.compact()
     else:
-        query = run_query(lambda: _to_topic(description, windows), progress)
-    _count(query, progress, to_topic=description.table is None)
+        seen = _Seen(progress, to_topic=True)
+        query = run_query(
+            lambda: _to_topic(description, windows), progress, seen.newest
+        )
+        seen.rest(query)
 
 
 def aggregated(description: Description, stream: DataFrame) -> DataFrame:
@@ -153,17 +160,42 @@ def _to_topic(description: Description, windows: DataFrame) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
-def _count(query: StreamingQuery, progress: Progress, *, to_topic: bool) -> None:
-    """Take what Spark counted in the last 2,000 batches: bad values, late rows."""
-    for done in query.recentProgress:
-        progress.late += sum(
-            each.numRowsDroppedByWatermark for each in done.stateOperators
-        )
+class _Seen:
+    """Takes what Spark counted in each batch: bad values, late rows, and windows.
+
+    Args:
+        to_topic: a table's sink has said itself what it wrote.
+    """
+
+    def __init__(self, progress: Progress, *, to_topic: bool) -> None:
+        self._progress, self._to_topic = progress, to_topic
+        self._triggers: set[str] = set()
+
+    def newest(self, query: StreamingQuery) -> None:
+        """Take the newest batch, unless it was seen."""
+        done = query.lastProgress
+        if done is not None:
+            self._take(done)
+
+    def rest(self, query: StreamingQuery) -> None:
+        """Take what was not seen of the last 2,000 batches."""
+        for done in query.recentProgress:
+            self._take(done)
+
+    def _take(self, done: StreamingQueryProgress) -> None:
+        if done.timestamp in self._triggers:
+            return
+        self._triggers.add(done.timestamp)
+        late = sum(each.numRowsDroppedByWatermark for each in done.stateOperators)
         metrics = done.observedMetrics.get("values")
-        progress.bad += (metrics["bad"] or 0) if metrics is not None else 0
-        if to_topic:
-            written = max(0, done.sink.numOutputRows)
-            progress.batch(done.batchId, written, done.batchDuration / 1000)
+        bad = (metrics["bad"] or 0) if metrics is not None else 0
+        written = max(0, done.sink.numOutputRows)
+        if not self._to_topic:
+            self._progress.late += late
+            self._progress.bad += bad
+        elif done.numInputRows or written:  # and not one that waited for records
+            seconds = done.batchDuration / 1000
+            self._progress.batch(done.batchId, written, seconds, bad=bad, late=late)
 
 
 def _cores(spark: SparkSession) -> int:

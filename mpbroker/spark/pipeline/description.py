@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpbroker.errors import MpbrokerError
+from mpbroker.spark.file_systems import absolute
 
 JOBS: Final = ("ingest", "aggregate", "replay", "report")
 VALUE_FORMATS: Final = ("raw", "json", "msgpack", "avro")
@@ -50,7 +51,18 @@ FIELD_TYPES: Final = (
     "timestamp",
     "date",
 )
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+# The record's own columns, beside the value's fields.
+OWN_TYPES: Final[Mapping[str, str]] = {
+    "_key": "binary",
+    "_topic": "string",
+    "_partition": "int",
+    "_offset": "bigint",
+    "_timestamp": "timestamp",
+}
+# Types whose values name directories, the same ones to everybody who reads them.
+_DIRECTORY_TYPES: Final = ("string", "int", "bigint", "boolean", "date")
+# Files are named so; readers do not look at those that begin with "." or "_".
+_NAME: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,99}")
 _DURATION: Final = re.compile(r"\s*(\d{1,9})\s*(ms|s|m|min|h|d)\s*")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -203,7 +215,7 @@ def parse(content: Mapping[str, Any], default_name: str = "pipeline") -> Descrip
     description = Description(
         job=job,
         name=_text(head, "pipeline", "name", default_name),
-        checkpoint=_text(head, "pipeline", "checkpoint", ""),
+        checkpoint=_checkpoint(head),
         trigger_s=_trigger(head),
         source=_source(content.get("source", {})),
         value=_value(content.get("value", {})),
@@ -222,7 +234,8 @@ def parse(content: Mapping[str, Any], default_name: str = "pipeline") -> Descrip
 def _check_whole(found: Description) -> None:
     if not _NAME.fullmatch(found.name):
         raise PipelineError(
-            f"pipeline.name={found.name!r} must be letters, digits, '.', '_' and '-'"
+            f"pipeline.name={found.name!r} must be letters, digits, '.', '_' and '-',"
+            " and not begin with '.' or '_'"
         )
     if found.job in ("ingest", "aggregate") and not found.checkpoint:
         raise PipelineError(
@@ -239,29 +252,55 @@ def _check_whole(found: Description) -> None:
         raise PipelineError("topic.exactlyOnce: a replay is at least once; remove it")
     if found.topic and "topic" not in found.topic:
         raise PipelineError("topic.topic is not set; give the name of the topic")
-    fields = set(found.value.fields) | (
-        {"value"} if found.value.format == "raw" else set()
-    )
-    columns: list[tuple[str, str]] = []
-    if found.job == "ingest" and found.table is not None:
-        columns = [("table.partition_by", each) for each in found.table.partition_by]
-        columns = [each for each in columns if each[1] not in ("date", "_topic")]
-        if found.table.event_time:
-            columns.append(("table.event_time", found.table.event_time))
-    if found.aggregate is not None:
-        columns += [("aggregate.group_by", each) for each in found.aggregate.group_by]
-        if found.aggregate.event_time:
-            columns.append(("aggregate.event_time", found.aggregate.event_time))
-    if found.value.format != "avro" or found.value.fields:
-        for setting, name in columns:
-            if name not in fields and not name.startswith("_"):
-                raise PipelineError(
-                    f"{setting} names {name!r}, which is none of the value's fields:"
-                    f" {', '.join(sorted(fields)) or 'none'}{_near(name, fields)}"
-                )
+    _check_columns(found)
+
+
+def _check_columns(found: Description) -> None:
+    """Raise PipelineError if a column that is named is not there, or of no use so."""
+    kinds = dict(found.value.fields)
+    if found.value.format == "raw":
+        kinds["value"] = "binary"
+    kinds |= OWN_TYPES
+    table, wanted = found.table, found.aggregate
+    if wanted is not None:
+        for name in wanted.group_by:
+            _column(kinds, "aggregate.group_by", name, FIELD_TYPES)
+        if wanted.event_time:
+            _column(kinds, "aggregate.event_time", wanted.event_time, ("timestamp",))
+        # What windows have, of which a table is made.
+        kinds = {name: kinds[name] for name in wanted.group_by}
+        kinds |= {"window_start": "timestamp", "window_end": "timestamp"}
+    if found.job == "replay" or table is None:
+        return  # a table that is read says itself what it has
+    for name in table.partition_by:
+        if name != "date" or name in kinds:
+            _column(kinds, "table.partition_by", name, _DIRECTORY_TYPES)
+    if table.event_time:
+        _column(kinds, "table.event_time", table.event_time, ("timestamp", "date"))
+
+
+def _column(
+    kinds: Mapping[str, str], setting: str, name: str, usable: tuple[str, ...]
+) -> None:
+    names = sorted(kinds)
+    if name not in kinds:
+        raise PipelineError(
+            f"{setting} names {name!r}, which is none of the columns:"
+            f" {', '.join(names)}{_near(name, names)}"
+        )
+    if kinds[name] not in usable:
+        raise PipelineError(
+            f"{setting} names {name!r}, which is {kinds[name]}; it must be"
+            f" {', '.join(usable[:-1])}{' or ' * (len(usable) > 1)}{usable[-1]}"
+        )
 
 
 # -- sections --------------------------------------------------------------------------
+
+
+def _checkpoint(head: Mapping[str, Any]) -> str:
+    path = _text(head, "pipeline", "checkpoint", "")
+    return absolute(path) if path else ""
 
 
 def _source(section: Mapping[str, Any]) -> dict[str, str]:
@@ -329,7 +368,7 @@ def _table(section: Mapping[str, Any] | None, name: str) -> Table | None:
         raise PipelineError(f"{name}.path is not set; give a directory")
     late = _text(section, name, "late_after", "")
     return Table(
-        path=path.rstrip("/"),
+        path=absolute(path).rstrip("/"),
         format=_choice(section, name, "format", TABLE_FORMATS, "parquet"),
         partition_by=_names(section, name, "partition_by"),
         event_time=_text(section, name, "event_time", ""),

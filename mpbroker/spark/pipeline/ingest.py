@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _STARTS: Final = 30
+_LOOK_S: Final = 1
 _NO_PYTHON: Final = "failed to connect back"
 _DEFAULTS: Final = {
     # All there is: a pipeline that is started late shall not begin in the middle.
@@ -205,19 +206,31 @@ def start(
 
 
 def run_query(
-    begin: Callable[[], StreamingQuery], progress: Progress
+    begin: Callable[[], StreamingQuery],
+    progress: Progress,
+    look: Callable[[StreamingQuery], None] | None = None,
 ) -> StreamingQuery:
     """Begin a query and wait for its end; a Ctrl-C stops it between batches.
+
+    Args:
+        look: called now and then while the query runs.
 
     Raises:
         PipelineError: it failed; the text is the reason, without Java's stack.
     """
-    from pyspark.errors import StreamingQueryException
+    from pyspark.errors import PySparkException, StreamingQueryException
 
     for attempt in range(1, _STARTS + 1):
-        query = begin()
         try:
-            query.awaitTermination()
+            query = begin()
+        except PySparkException as error:
+            raise PipelineError(reason(error)) from error
+        try:
+            if look is None:
+                query.awaitTermination()
+            else:
+                while not query.awaitTermination(_LOOK_S):
+                    look(query)
         except StreamingQueryException as error:
             # Spark gives a Python process ten seconds to start, which no setting
             # changes and a loaded machine needs more than. Nothing is lost by

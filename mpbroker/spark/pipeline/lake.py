@@ -19,7 +19,9 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import unquote
 
 import orjson
 import pyarrow as pa
@@ -139,6 +141,10 @@ class LakeTable(ABC):
         return [
             self.table.path + each.removeprefix(self.root) for each in self.data_files()
         ]
+
+    def values_by_file(self) -> dict[str, dict[str, Any]] | None:
+        """Return each file's partition values; None if its directories say them all."""
+        return None
 
     # -- files -------------------------------------------------------------------------
 
@@ -317,14 +323,7 @@ class ParquetTable(LakeTable):
         )
 
     def data_files(self) -> list[str]:
-        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
-        return sorted(
-            info.path
-            for info in self.files.get_file_info(selector)
-            if info.type == fs.FileType.File
-            and info.path.endswith(_SUFFIX)
-            and "/_" not in info.path.removeprefix(self.root)
-        )
+        return parquet_files(self.files, self.root)
 
 
 class DeltaTable(LakeTable):
@@ -392,18 +391,25 @@ class DeltaTable(LakeTable):
     def uris(self) -> list[str]:
         return self.data_files()
 
+    def values_by_file(self) -> dict[str, dict[str, Any]] | None:
+        # Directories say them too, which delta-rs spells otherwise than Spark.
+        table = self._open()
+        if table is None or not self.table.partition_by:
+            return None
+        found = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        return {
+            each["path"].rpartition("/")[2]: {
+                name: each[f"partition.{name}"] for name in self.table.partition_by
+            }
+            for each in found
+        }
+
     @property
     def _application(self) -> str:
         return f"mpbroker-{self.name}-{self._query}"
 
     def _open(self) -> Any:
-        from deltalake import DeltaTable as Stored
-        from deltalake.exceptions import TableNotFoundError
-
-        try:
-            return Stored(self.table.path)
-        except TableNotFoundError:
-            return None
+        return _open_delta(self.table.path)
 
     def _create(self) -> Any:
         from deltalake import DeltaTable as Stored
@@ -416,6 +422,72 @@ class DeltaTable(LakeTable):
         )
 
 
+def as_stored(table: Table) -> tuple[Table, bool]:
+    """Return a table as it lies there, and whether its rows have headers.
+
+    For who reads it: what it is partitioned by need not be said again.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
+    if table.format == "delta":
+        _check_delta()
+        stored = _open_delta(table.path)
+        if stored is None:
+            return table, False
+        by = tuple(stored.metadata().partition_columns)
+        names = pa.schema(stored.schema().to_arrow()).names
+    else:
+        files, root = open_directory(table.path)
+        found = parquet_files(files, root)
+        if not found:
+            return table, False
+        directories = found[0].removeprefix(root).strip("/").split("/")[:-1]
+        by = tuple(unquote(each.partition("=")[0]) for each in directories)
+        names = pq.read_schema(found[0], filesystem=files).names
+    return replace(table, partition_by=by), "_headers" in names
+
+
+def parquet_files(files: fs.FileSystem, root: str) -> list[str]:
+    """Return the files that a directory of Parquet consists of."""
+    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    return sorted(
+        info.path
+        for info in files.get_file_info(selector)
+        if info.type == fs.FileType.File
+        and info.path.endswith(_SUFFIX)
+        and _is_read(info.path.removeprefix(root))
+    )
+
+
+def _is_read(path: str) -> bool:
+    """Return whether readers look at a file: not below "_name", but below "_name=x"."""
+    return not any(
+        part.startswith("_") and "=" not in part for part in path.strip("/").split("/")
+    )
+
+
+def _open_delta(path: str) -> Any:
+    """Return delta-rs' table, None if there is none."""
+    from deltalake import DeltaTable as Stored
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return Stored(path)
+    except TableNotFoundError:
+        return None
+
+
+def _check_delta() -> None:
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise PipelineError(
+            f"Delta tables need delta-rs ({error}): pip install 'mpbroker[spark]', or"
+            ' say table.format = "parquet"'
+        ) from None
+
+
 def open_table(table: Table, schema: pa.Schema, name: str) -> LakeTable:
     """Return a table of the description's format.
 
@@ -424,11 +496,5 @@ def open_table(table: Table, schema: pa.Schema, name: str) -> LakeTable:
     """
     if table.format == "parquet":
         return ParquetTable(table, schema, name)
-    try:
-        import deltalake  # noqa: F401
-    except ImportError as error:
-        raise PipelineError(
-            f"Delta tables need delta-rs ({error}): pip install 'mpbroker[spark]', or"
-            ' say table.format = "parquet"'
-        ) from None
+    _check_delta()
     return DeltaTable(table, schema, name)

@@ -11,6 +11,7 @@ again sends its records again: at least once.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,13 +21,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mpbroker.client.cluster import Cluster
+from mpbroker.client.admin import list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.errors import MpbrokerError
 from mpbroker.producer import Producer
-from mpbroker.spark.options import parse_client_settings
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.spark.options import LATEST, parse_client_settings
 from mpbroker.spark.pipeline.decode import row_schema
 from mpbroker.spark.pipeline.description import Description, PipelineError, Replay
 from mpbroker.spark.pipeline.ingest import main, reason
-from mpbroker.spark.pipeline.lake import open_table
+from mpbroker.spark.pipeline.lake import LakeTable, as_stored, open_table
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.sink import SinkOptions, parse_sink_options
 
@@ -36,17 +41,18 @@ if TYPE_CHECKING:
 _RUN_HEADER: Final = "mpbroker.replay.run"
 _FROM_HEADER: Final = "mpbroker.replay.from"
 _TIMEOUT_S: Final = 30
+_SAY_S = 10.0
 
 
 def preview(description: Description) -> Iterator[str]:
     """Yield what will be done; see `run.preview`."""
     assert description.table is not None and description.replay is not None
     options = sink_options(description)
-    files = _table_files(description)
+    _, files = open_stored(description)
     yield f"reads {len(files)} files of {description.table.path}"
     if description.replay.where:
         yield f"only rows where {description.replay.where}"
-    count = _target_partitions(description, options)
+    count = target_partitions(options)
     yield f"writes to topic {options.topic} ({count} partitions)"
     if description.value.format not in ("raw", "json"):
         raise PipelineError(
@@ -63,21 +69,51 @@ def sink_options(description: Description) -> SinkOptions:
     return parse_sink_options(given)
 
 
-def _table_files(description: Description) -> list[str]:
+def open_stored(description: Description) -> tuple[LakeTable, list[str]]:
+    """Return the table, partitioned as it is, and its files as Spark is told of them.
+
+    Raises:
+        PipelineError: it has other columns than the description, or no rows.
+    """
     assert description.table is not None
-    schema = row_schema(description.value, with_headers=False)
-    stored = open_table(description.table, schema, description.name)
+    table, with_headers = as_stored(description.table)
+    schema = row_schema(description.value, with_headers=with_headers)
+    for name in table.partition_by:
+        if name != "date" and name not in schema.names:
+            raise PipelineError(
+                f"{table.path} is partitioned by {name!r}, which is none of the value's"
+                f" fields: give all of them in [value.fields]"
+            )
+    stored = open_table(table, schema, description.name)
     files = stored.uris()
     if not files:
-        raise PipelineError(f"{description.table.path} has no rows to be replayed")
-    return files
+        raise PipelineError(f"{table.path} has no rows to be replayed")
+    return stored, files
 
 
-def _target_partitions(description: Description, options: SinkOptions) -> int:
+def target_partitions(options: SinkOptions) -> int:
+    """Return how many partitions the topic has that is written to.
+
+    Raises:
+        ApiError: there is no such topic. BrokerUnavailableError: nobody answers.
+    """
+    with _cluster(options) as cluster:
+        try:
+            return len(cluster.topic(options.topic or "").partitions)
+        except ApiError as error:
+            if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            raise ApiError(
+                error.error_code,
+                f"topic: {options.topic} does not exist; create it first"
+                " (mpbroker topic create), or mend its name",
+            ) from None
+
+
+def _cluster(options: SinkOptions) -> Cluster:
     given = {f"kafka.{name}": value for name, value in options.settings.items()}
     settings = parse_client_settings(given)
-    with Cluster(settings.bootstrap, _TIMEOUT_S, settings) as cluster:
-        return len(cluster.topic(options.topic or "").partitions)
+    return Cluster(settings.bootstrap, _TIMEOUT_S, settings)
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
@@ -93,14 +129,16 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     options = sink_options(description)
     try:
         rows = chosen(description, spark)
-        highest = rows.agg({"_partition": "max", "_timestamp": "min"}).toArrow()
+        highest = rows.agg(
+            {"_partition": "max", "_timestamp": "min", "*": "count"}
+        ).toArrow()
     except PySparkException as error:
         raise PipelineError(f"replay: {reason(error)}") from error
     last = highest.column("max(_partition)")[0].as_py()
     if last is None:
         progress.say("no row is chosen")
         return
-    targets = _target_partitions(description, options)
+    targets = target_partitions(options)
     if description.replay.partitions == "original" and last >= targets:
         raise PipelineError(
             f"rows are of partition {last}, and topic {options.topic} has {targets}"
@@ -125,12 +163,58 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
 
     started = time.monotonic()
     ordered = in_order(rows, tasks, by_time=description.replay.speed > 0)
+    total = highest.column("count(1)")[0].as_py()
     try:
-        sent = ordered.mapInArrow(send, "sent BIGINT").toArrow()
+        with _Watch(options, total, progress):
+            sent = ordered.mapInArrow(send, "sent BIGINT").toArrow()
     except PySparkException as error:
         raise PipelineError(f"replay: {reason(error)}") from error
     count = pc.sum(sent.column("sent")).as_py() or 0
     progress.batch(0, count, time.monotonic() - started)
+
+
+class _Watch:
+    """Says now and then how much has come to the topic; Spark tells at the end only.
+
+    Args:
+        total: how many records are sent.
+    """
+
+    def __init__(self, options: SinkOptions, total: int, progress: Progress) -> None:
+        self._options, self._total, self._progress = options, total, progress
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with _cluster(self._options) as cluster:
+                before = said = self._end(cluster)
+                while not self._ended.wait(_SAY_S):
+                    if (end := self._end(cluster)) != said:
+                        said = end
+                        self._progress.say(
+                            f"{end - before:,} of {self._total:,} records are in topic"
+                            f" {self._options.topic}"
+                        )
+        except MpbrokerError as error:
+            self._progress.say(f"no more is said until the end: {error}")
+
+    def _end(self, cluster: Cluster) -> int:
+        """Return the sum of the ends of the topic's partitions."""
+        name = self._options.topic or ""
+        leaders = {
+            TopicPartition(name, each.partition_index): each.leader_id
+            for each in cluster.topic(name).partitions
+        }
+        answers = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
+        return sum(each.offset for each in answers.values())
 
 
 def in_order(rows: DataFrame, tasks: int, *, by_time: bool) -> DataFrame:
@@ -156,12 +240,31 @@ def in_order(rows: DataFrame, tasks: int, *, by_time: bool) -> DataFrame:
 
 def chosen(description: Description, spark: SparkSession) -> DataFrame:
     assert description.table is not None and description.replay is not None
-    files = _table_files(description)
-    reader = spark.read.option("basePath", description.table.path)
-    rows = reader.parquet(*files)
+    stored, files = open_stored(description)
+    rows = _read(stored, files, spark)
     if description.replay.where:
         rows = rows.where(description.replay.where)
     return rows
+
+
+def _read(stored: LakeTable, files: list[str], spark: SparkSession) -> DataFrame:
+    from pyspark.sql import functions as sql
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    values = stored.values_by_file()
+    if values is None:
+        # Directories' names have no types: Spark would read a number out of "007".
+        reader = spark.read.schema(from_arrow_schema(stored.schema))
+        return reader.option("basePath", stored.table.path).parquet(*files)
+    by = list(stored.table.partition_by)
+    inside = pa.schema([each for each in stored.schema if each.name not in by])
+    known = pa.schema([("_file", pa.string()), *map(stored.schema.field, by)])
+    named = [(name, *(each[column] for column in by)) for name, each in values.items()]
+    reader = spark.read.schema(from_arrow_schema(inside))
+    rows = reader.option("recursiveFileLookup", "true").parquet(*files)
+    rows = rows.withColumn("_file", sql.col("_metadata.file_name"))
+    parts = spark.createDataFrame(named, from_arrow_schema(known))
+    return rows.join(sql.broadcast(parts), "_file").select(*stored.schema.names)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from mpbroker.client.cluster import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.offsets import OffsetReader, Offsets, from_json
-from mpbroker.spark.options import EARLIEST, LATEST, SourceOptions, parse_source_options
+from mpbroker.spark.options import (
+    EARLIEST,
+    LATEST,
+    SourceOptions,
+    asks_for,
+    parse_source_options,
+)
 from mpbroker.spark.pipeline.description import Description, PipelineError, load
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.staging import open_directory
@@ -52,8 +58,16 @@ def run_description(
     description: Description, spark: SparkSession, progress: Progress
 ) -> None:
     """Run a description in a session; see the job's own module."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    from mpbroker.spark.pipeline.ingest import reason
+
     job = import_module(f"mpbroker.spark.pipeline.{description.job}")
-    job.run(description, spark, progress)
+    try:
+        job.run(description, spark, progress)
+    except (PySparkException, Py4JError) as error:
+        raise PipelineError(f"{description.job}: {reason(error)}") from error
 
 
 def preview(description: Description) -> Iterator[str]:
@@ -82,16 +96,26 @@ def preview(description: Description) -> Iterator[str]:
     yield (
         f"reads {', '.join(topics) or 'nothing yet'}: {len(waiting)} partitions,"
         f" {sum(waiting.values()):,} offsets"
-        + (" since the checkpoint" if reached else ", from the start")
+        + (" since the checkpoint" if reached else f", from {_start_of(options)}")
     )
     check_tables(description)
     for what, table in (("rows", description.table), ("bad", description.dead_letter)):
         if table is not None:
             yield f"{what} go to {table.path} ({table.format})"
     if description.topic:
-        yield f"results go to topic {description.topic['topic']}"
+        from mpbroker.spark.pipeline.replay import sink_options, target_partitions
+
+        sink = sink_options(description)
+        count = target_partitions(sink)
+        yield f"results go to topic {sink.topic} ({count} partitions)"
     rest = "all there is now" if not description.trigger_s else "until it is stopped"
     yield f"checkpoint {description.checkpoint}; {rest}"
+
+
+def _start_of(options: SourceOptions) -> str:
+    if asks_for(options.starting, EARLIEST) and options.starting.offsets is None:
+        return "the start"
+    return "where the source's options say"
 
 
 def _waiting(
@@ -100,18 +124,25 @@ def _waiting(
     reader = OffsetReader(options)
     try:
         leaders = _existing(reader, options)
-        strange = sorted({each.topic for each in reached} - {p.topic for p in leaders})
-        if strange:
+        topics = {each.topic for each in leaders}
+        strange = sorted({each.topic for each in reached} - topics)
+        known = any(each.topic in topics for each in reached)
+        if strange and (options.fail_on_data_loss or not known):
             raise PipelineError(
                 f"checkpoint {description.checkpoint} is of another topic:"
                 f" {', '.join(strange)}. Give each pipeline a checkpoint of its own, or"
                 " a new one"
             )
-        earliest = reader.offsets(leaders, EARLIEST)
+        if reached:
+            begin = reader.offsets(leaders, EARLIEST) | reached
+        else:
+            begin = reader.resolve(
+                options.starting, leaders, unmatched=lambda *_: LATEST
+            )
         latest = reader.offsets(leaders, LATEST)
     finally:
         reader.close()
-    return {each: latest[each] - reached.get(each, earliest[each]) for each in leaders}
+    return {each: max(0, latest[each] - begin[each]) for each in leaders}
 
 
 def _existing(
@@ -122,9 +153,11 @@ def _existing(
     except ApiError as error:
         if error.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise
+        wanted = options.subscription
+        names = wanted.topics or sorted({each.topic for each in wanted.partitions})
         raise ApiError(
             error.error_code,
-            f"source: one of {', '.join(options.subscription.topics)} does not exist;"
+            f"source: one of {', '.join(names)} does not exist;"
             " create it first (mpbroker topic create), or mend its name",
         ) from None
 

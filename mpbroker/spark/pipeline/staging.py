@@ -196,16 +196,31 @@ def _split(
                 )
             )
             chosen = same if chosen is None else pc.and_(chosen, same)
-        values = {
-            name: None if value is None else str(value) for name, value in keys.items()
-        }
+        values = {name: _directory_value(value) for name, value in keys.items()}
         yield values, rows.filter(chosen)
+
+
+def _directory_value(value: Any) -> str | None:
+    """Return what a directory is named for; None for null.
+
+    And for empty text, as Spark does it: "name=" is no directory that it reads.
+    """
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def hive_directory(values: dict[str, str | None]) -> str:
     """Return ``a=1/b=x``, as Spark and Hive name partitions' directories."""
     return "/".join(
-        f"{quote(name, safe='')}="
-        + ("__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe=" "))
+        f"{_escaped(name, '')}="
+        + ("__HIVE_DEFAULT_PARTITION__" if value is None else _escaped(value, " "))
         for name, value in values.items()
+    )
+
+
+def _escaped(text: str, safe: str) -> str:
+    """Escape what is special of ASCII, and no more: Spark reads bytes as letters."""
+    return "".join(
+        quote(letter, safe=safe) if letter.isascii() else letter for letter in text
     )
