@@ -392,6 +392,25 @@ def test_an_acceptor_that_waits_for_room_is_not_woken_by_those_who_wait(hall):
     wait_until(accepted)
 
 
+def test_one_that_cannot_be_set_up_goes_to_nobody_and_counts_no_more(hall, monkeypatch):
+    """It has gone again, say: its place and its part of the rate are the next one's."""
+    hall.serve(0)
+    hall.limit(ListenerLimits(max_connections=1, creation_rate=1))
+    configure = hall.acceptor._configure
+
+    def fail(sock):
+        raise OSError(errno.EINVAL, "it has gone")
+
+    monkeypatch.setattr(hall.acceptor, "_configure", fail)
+    hall.dial(3)
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 0
+    monkeypatch.setattr(hall.acceptor, "_configure", configure)
+    hall.dial()
+    hall.acceptor.accept_all()
+    assert hall.handed(0) == 1
+
+
 def test_a_connection_that_was_reserved_for_and_did_not_come_leaves_no_trace(hall):
     hall.serve(0)
     hall.limit(ListenerLimits(max_connections=1, creation_rate=1))

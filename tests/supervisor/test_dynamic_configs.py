@@ -377,6 +377,8 @@ def test_the_limit_of_an_address_and_its_exception_change_at_run_time(broker):
     wait_until(lambda: served_of(broker, 9) == 5)
     set_limits(broker, {"max.connections.per.ip.overrides": "127.0.0.1:7"})
     wait_until(lambda: served_of(broker, 9) == 7)
+    set_limits(broker, {"max.connections.per.ip.overrides": "localhost:6"})  # by name
+    wait_until(lambda: served_of(broker, 9) == 6)
 
 
 def served_of(broker: Broker, count: int) -> int:
