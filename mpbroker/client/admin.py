@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.errors import check_error
+from mpbroker.client.errors import UnsupportedVersionError, check_error
 from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -55,6 +55,8 @@ from mpbroker.protocol.messages.list_offsets import (
 
 LATEST: Final = -1
 EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3  # the first record with the highest timestamp (KIP-734)
+_MAX_TIMESTAMP_SINCE: Final = 7  # before, brokers take it for a time before 1970
 
 TOPIC_RESOURCE: Final = 2
 OP_SET: Final = 0
@@ -173,9 +175,12 @@ def list_offsets(
     """Return the first offset at or after a timestamp, for each partition.
 
     Args:
-        questions: a timestamp in ms, LATEST or EARLIEST.
+        questions: a timestamp in ms, LATEST, EARLIEST or MAX_TIMESTAMP.
         leaders: the broker to ask, by partition.
         read_committed: LATEST is the end of what is committed.
+
+    Raises:
+        UnsupportedVersionError: a broker is too old for MAX_TIMESTAMP.
     """
     by_leader: dict[int, dict[str, list[ListOffsetsPartition]]] = {}
     for partition, timestamp in questions.items():
@@ -197,6 +202,14 @@ def list_offsets(
             timeout_ms=int(cluster.timeout_s * 1000),
         )
         broker = cluster.broker(leader)
+        if (
+            MAX_TIMESTAMP in questions.values()
+            and broker.version_for(ListOffsetsRequest) < _MAX_TIMESTAMP_SINCE
+        ):
+            raise UnsupportedVersionError(
+                f"{broker.address} cannot look for the highest timestamp; that is of"
+                " Apache Kafka 3.0 and newer"
+            )
         for topic in broker.request(request, ListOffsetsResponse).topics:
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)

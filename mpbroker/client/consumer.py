@@ -206,7 +206,7 @@ class Consumer:
     def seek_to(
         self, timestamp: int, partitions: Iterable[tuple[str, int]] | None = None
     ) -> None:
-        """Go to EARLIEST, LATEST or a time in ms, in some partitions or all."""
+        """Go to a time in some partitions or all; see `offsets_for`."""
         wanted = (
             self._assigned
             if partitions is None
@@ -218,7 +218,7 @@ class Consumer:
     def offsets_for(
         self, partitions: Iterable[tuple[str, int]], timestamp: int
     ) -> dict[TopicPartition, int]:
-        """Return the first offset at or after a time (EARLIEST, LATEST, or ms).
+        """Return the first offset at or after a time in ms; or one of `admin`'s names.
 
         A partition that has none is at its end. While one moves, or is new and not
         everywhere yet, it is asked for again, for request.timeout.ms.

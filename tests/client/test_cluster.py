@@ -6,8 +6,13 @@ import threading
 import pytest
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.cluster import Cluster
-from mpbroker.client.errors import BrokerUnavailableError, RequestTimeoutError
+from mpbroker.client.admin import MAX_TIMESTAMP, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    RequestTimeoutError,
+    UnsupportedVersionError,
+)
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
@@ -134,3 +139,21 @@ def test_a_wrong_correlation_id_is_no_answer(fake_broker, cluster):
     fake_broker.shift_correlation_ids = 1
     with pytest.raises(BrokerUnavailableError, match="answer to request 1 where 0"):
         cluster.any_broker()
+
+
+def test_a_broker_that_is_too_old_to_look_for_the_highest_timestamp_is_not_asked(
+    fake_broker, cluster
+):
+    def answer(request):
+        versions = fake_broker._api_versions(request)
+        for entry in versions.api_keys:
+            if entry.api_key == ApiKey.LIST_OFFSETS:
+                entry.max_version = 6
+        return versions
+
+    fake_broker.answer_with(ApiKey.API_VERSIONS, answer)
+    cluster.metadata([])
+    where = TopicPartition("t", 0)
+    with pytest.raises(UnsupportedVersionError, match="highest timestamp"):
+        list_offsets(cluster, {where: MAX_TIMESTAMP}, {where: 7})
+    assert not fake_broker.seen(ApiKey.LIST_OFFSETS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpbroker.client import offset_lookup
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import EARLIEST, LATEST, create_topic
+from mpbroker.client.admin import EARLIEST, LATEST, MAX_TIMESTAMP, create_topic
 from mpbroker.client.assignor import (
     ASSIGNORS,
     Subscription,
@@ -282,6 +282,26 @@ def test_a_cooperative_member_keeps_what_stays_its_own(
     assert ("assigned", everything) in seen.events
     revoked = [partitions for what, partitions in seen.events if what == "revoked"]
     assert revoked == [everything - kept]  # and never what it kept
+
+
+def test_the_newest_record_is_found_wherever_it_is(make_consumer, topic, bootstrap):
+    with Producer(bootstrap_servers=bootstrap) as producer:
+        producer.send(topic, b"10", partition=0, timestamp_ms=START_MS + 99).result(30)
+        producer.send(topic, b"11", partition=0, timestamp_ms=START_MS + 50).result(30)
+    consumer = make_consumer(auto_offset_reset="earliest")
+    assert consumer.offsets_for([(topic, 0)], MAX_TIMESTAMP) == {(topic, 0): 10}
+    consumer.assign([(topic, 0)])
+    consumer.seek_to(MAX_TIMESTAMP)
+    assert values(consumer, 2) == [10, 11]
+
+
+def test_without_records_there_is_no_newest_one(make_consumer, topic_name, bootstrap):
+    with Cluster(parse_addresses(bootstrap), 30) as cluster:
+        create_topic(cluster, topic_name, partitions=1, replication_factor=1)
+    consumer = make_consumer()
+    assert consumer.offsets_for([(topic_name, 0)], MAX_TIMESTAMP) == {
+        (topic_name, 0): 0
+    }
 
 
 def test_paused_partitions_give_nothing_and_lose_nothing(make_consumer, topic):

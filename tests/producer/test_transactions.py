@@ -125,6 +125,34 @@ def test_the_end_waits_for_all_records_and_linger_does_not():
     assert rig.manager.state is TransactionState.READY
 
 
+def test_a_batch_that_is_split_stays_in_its_transaction():
+    rig = TransactionRig(linger_ms=10, batch_size=4000)
+    futures = [rig.append(b"%03d" % number * 30) for number in range(8)]
+    rig.turns(2)
+    rig.added()
+    rig.pass_ms(10)
+    rig.turns(2)
+    rig.reply(code=ErrorCode.MESSAGE_TOO_LARGE)
+    operation = rig.manager.begin_commit()
+    rig.turns(2)
+    written: list[bytes | None] = []
+    while rig.produces:
+        assert not rig.wire.waiting(ApiKey.END_TXN)
+        (sent, *_) = rig.produces
+        header = rig.header(sent)
+        assert header.is_transactional
+        assert header.base_sequence == len(written)
+        values = rig.values(sent)
+        assert len(values) < 8
+        rig.reply(base_offset=len(written))
+        written += values
+        rig.turns(2)
+    assert written == [b"%03d" % number * 30 for number in range(8)]
+    assert rig.ended()
+    operation.wait(0)
+    assert [future.result(0).offset for future in futures] == list(range(8))
+
+
 def test_a_transaction_without_records_ends_without_the_broker():
     rig = TransactionRig()
     operation = rig.manager.begin_commit()
