@@ -12,6 +12,7 @@ Source: KIP-631 and KIP-858.
 
 from __future__ import annotations
 
+import errno
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
@@ -149,9 +150,11 @@ def write_meta_properties(directory: str, properties: MetaProperties) -> None:
         os.replace(path + ".tmp", path)
         sync_directory(directory)
     except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space there" if is_full else "make it writable for this user"
         raise LogDirectoryError(
-            f"log.dirs: cannot write to {directory}: {error.strerror}; make it writable"
-            " for this user or use another directory"
+            f"log.dirs: cannot write to {directory}: {error.strerror}; {fix}, or use"
+            " another directory"
         ) from None
 
 

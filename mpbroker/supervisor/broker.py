@@ -7,7 +7,8 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,19 +83,17 @@ class Broker:
             directories = before.manifest.open_directories()
             ready_fd = None
         else:
+            if pid_file is not None:
+                _try_pid_file(pid_file)
             directories = open_log_directories(self._config.log_dirs)
         manifest = None if before is None else before.manifest
         try:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            limit = _limit_behind(error)
+            if not limit:
                 raise
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            raise MpbrokerError(
-                f"out of open files: RLIMIT_NOFILE is {soft} (at most {hard}), and a"
-                " broker needs some 300 before its first connection; raise it with"
-                " ulimit -n, or LimitNOFILE= in the unit"
-            ) from error
+            raise MpbrokerError(limit) from error
         except Exception as error:
             if manifest is not None and not self._has_children:
                 _go_back(manifest, partial(_same_again, manifest), repr(error))
@@ -512,7 +511,7 @@ def _announce(
 ) -> None:
     """Tell everyone who waits that the broker serves."""
     if pid_file is not None:
-        pid_file.write_text(f"{os.getpid()}\n")
+        _write_pid_file(pid_file)
     addresses = {each.endpoint.listener_name: each.address for each in listeners}
     _LOG.info("request path: %s", compiled.DESCRIPTION)
     _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
@@ -520,9 +519,56 @@ def _announce(
         import json
 
         message = {"pid": os.getpid(), "listeners": addresses, "data_dir": paths[0]}
-        os.write(ready_fd, json.dumps(message).encode() + b"\n")
+        try:
+            os.write(ready_fd, json.dumps(message).encode() + b"\n")
+        except OSError as error:  # say, whoever waited has gone
+            _LOG.warning("--ready-fd %d: %s", ready_fd, error.strerror)
         os.close(ready_fd)
         supervisor.only_ours.discard(ready_fd)  # its number may be used again
+
+
+def _write_pid_file(path: Path) -> None:
+    with _naming_pid_file(path):
+        path.write_text(f"{os.getpid()}\n")
+
+
+def _try_pid_file(path: Path) -> None:
+    """Find out now, and not when the broker serves, that it cannot be written."""
+    with _naming_pid_file(path):
+        was_there = os.path.lexists(path)
+        path.open("ab").close()  # another broker's stays as it is
+        if not was_there:  # it says that a broker serves
+            path.unlink()
+
+
+@contextmanager
+def _naming_pid_file(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MpbrokerError(
+            f"--pid-file {path}: cannot be written: {error.strerror}; name a file in a"
+            " directory that this user may write"
+        ) from error
+
+
+def _limit_behind(error: OSError) -> str:
+    """Which of this process's limits an error comes from, for people; or nothing."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"out of open files: RLIMIT_NOFILE is {soft} (at most {hard}), and a"
+            " broker needs some 300 before its first connection; raise it with"
+            " ulimit -n, or LimitNOFILE= in the unit"
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if error.errno == errno.ENOMEM and soft != resource.RLIM_INFINITY:
+        return (
+            f"out of address space: RLIMIT_AS is {soft}, and a broker maps gigabytes"
+            " of which it uses little; take the limit away with ulimit -v unlimited,"
+            " or LimitAS=infinity in the unit"
+        )
+    return ""
 
 
 def _raise_file_limit() -> None:

@@ -296,9 +296,12 @@ def _bind(endpoint: EndPoint, receive_buffer_bytes: int) -> socket.socket:
             return _listening(family, address, receive_buffer_bytes)
     except OSError as error:
         reason = error.strerror or str(error)
+        fix = "stop what uses the address, or name another host or port"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            fix = "name an address of this host, or none for all of them"
         raise AddressError(
             f"listeners={endpoint.connection_string}: cannot listen there: {reason};"
-            " stop what uses the address, or name another host or port"
+            f" {fix}"
         ) from None
 
 

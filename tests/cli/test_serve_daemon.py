@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.support.children import wait_until
+
 SERVE = [sys.executable, "-m", "mpbroker", "serve", "--daemon"]
 
 
@@ -45,3 +47,22 @@ def test_a_second_one_on_the_same_directory_is_refused_in_one_line(daemon, tmp_p
     assert done.stderr.startswith("mpbroker: ")
     assert str(tmp_path / "data") in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_it_serves_although_who_asked_to_hear_of_it_has_gone(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "mpbroker", "serve", f"--ready-fd={writer}"]
+    command += ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}"]
+    with log.open("w") as stderr:
+        broker = subprocess.Popen(command, stderr=stderr, pass_fds=[writer])
+    os.close(writer)
+    try:
+        wait_until(lambda: f"--ready-fd {writer}: Broken pipe" in log.read_text())
+        broker.send_signal(signal.SIGTERM)
+        assert broker.wait(60) == 0
+    finally:
+        broker.kill()
+        broker.wait()
+    assert log.read_text().count("serving PLAINTEXT on") == 1

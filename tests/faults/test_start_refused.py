@@ -12,15 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import trustme
 
 TIMEOUT_S = 60
 
 
 def refusal(
-    settings: dict[str, object], wrapper: list[str] | None = None
+    settings: dict[str, object], wrapper: list[str] | None = None, *options: str
 ) -> tuple[int, str]:
     """Start a broker that ends by itself; return its exit code and what it said."""
-    arguments = [f"{key}={value}" for key, value in settings.items()]
+    arguments = [*options, *(f"{key}={value}" for key, value in settings.items())]
     done = subprocess.run(
         [*(wrapper or []), sys.executable, "-m", "mpbroker", "serve", *arguments],
         capture_output=True,
@@ -91,6 +92,57 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     expect_one_line(code, said, "listeners", str(port))
 
 
+def test_who_names_an_address_of_another_host_is_told_to_name_one_of_this(
+    tmp_path: Path,
+) -> None:
+    listener = "SSL://192.0.2.1:0"  # which nobody is warned of
+    settings = {"listeners": listener, "log.dirs": tmp_path / "data"}
+    code, said = refusal(settings | certificate(tmp_path))
+    expect_one_line(code, said, f"listeners={listener}", "an address of this host")
+
+
+def certificate(folder: Path) -> dict[str, object]:
+    file = folder / "server.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
+        str(file)
+    )
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.location": file}
+
+
+def test_a_pid_file_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
+    settings: dict[str, object] = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": tmp_path / "data",
+    }
+    code, said = refusal(settings, None, f"--pid-file={tmp_path}/nowhere/pid")
+    expect_one_line(code, said, f"--pid-file {tmp_path}/nowhere/pid", "No such file")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_start_that_is_refused_leaves_anothers_pid_file_as_it_is(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "pid"
+    file.write_text("4711\n")
+    (tmp_path / "data").write_text("")
+    settings: dict[str, object] = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": tmp_path / "data",
+    }
+    code, _ = refusal(settings, None, f"--pid-file={file}")
+    assert code == 1 and file.read_text() == "4711\n"
+
+
+def test_too_little_address_space_is_named(tmp_path: Path) -> None:
+    wrapper = ["sh", "-c", 'ulimit -v 400000; exec "$@"', "sh"]
+    settings: dict[str, object] = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": tmp_path / "data",
+    }
+    code, said = refusal(settings, wrapper)
+    expect_one_line(code, said, "RLIMIT_AS", str(400000 * 1024), "ulimit -v unlimited")
+
+
 def test_a_directory_that_cannot_be_made_is_named() -> None:
     # Nobody may make directories there, not even root.
     code, said = refusal(
@@ -146,7 +198,7 @@ def test_a_full_disk_at_start_is_named(tmp_path: Path) -> None:
     code, said = refusal(
         {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": path}, wrapper
     )
-    expect_one_line(code, said, "log.dirs", str(path))
+    expect_one_line(code, said, "log.dirs", str(path), "free some space there")
 
 
 def test_a_full_dev_shm_is_named(tmp_path: Path) -> None:
