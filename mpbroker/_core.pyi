@@ -114,9 +114,17 @@ class ProcessorEnd:
         processor: int,
         /,
     ) -> ProcessorEnd: ...
-    def receive(
-        self, events: list[tuple[int, int]], channels: dict[int, Any], now_ns: int, /
-    ) -> list[tuple[int, int]]: ...
+    def set_turn(
+        self,
+        epoll_fd: int,
+        requests: RequestRing,
+        responses: ResponseRing,
+        channels: dict[int, Any],
+        /,
+    ) -> None: ...
+    def turn(
+        self, timeout_ms: int, /
+    ) -> tuple[list[tuple[int, int]], list[tuple[Any, int, int]], int, int, bool]: ...
     def answer(
         self, slots: list[int], now_ns: int, may_receive: bool, /
     ) -> list[tuple[Any, int, int]]: ...

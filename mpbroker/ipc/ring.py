@@ -79,14 +79,15 @@ class RequestRing:
         self._mutex = RobustMutex(control, base + RING_MUTEX).argument
         self._doorbells = doorbells
         self._limit = limit
+        self.compiled = None
         if core is not None and type(self) is RequestRing:
             bells = [doorbell.fd for doorbell in doorbells]
-            compiled = core.RequestRing(
+            self.compiled = core.RequestRing(
                 control.view, base, REQUEST_RING_CAPACITY, limit, bells
             )
             # Over the methods: a method that called it would cost what it saves.
-            self.put = compiled.put  # type: ignore[method-assign]
-            self.take = compiled.take  # type: ignore[method-assign]
+            self.put = self.compiled.put  # type: ignore[method-assign]
+            self.take = self.compiled.take  # type: ignore[method-assign]
 
     @staticmethod
     def initialise(control: Segment, base: int = REQUEST_RING) -> None:

@@ -262,6 +262,12 @@ monotonic_ns(void)
 
 /* Push answered slots onto a _core.ResponseRing; 0 and an exception. */
 int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
+/* Put a sequence of slots onto a _core.RequestRing; how many had room, -1: exception. */
+Py_ssize_t ring_put(PyObject *ring, PyObject *slots);
+/* Take everything from a _core.ResponseRing, as a list; NULL and an exception. */
+PyObject *ring_pop(PyObject *ring);
+/* Of a _core.ResponseRing, by its only reader: nobody needs to ring. */
+void ring_forget_sleeper(PyObject *ring);
 
 /* -- big-endian numbers of the protocol -------------------------------------------------- */
 

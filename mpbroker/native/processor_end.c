@@ -5,7 +5,7 @@
  * which they go on.
  */
 
-#include "core.h"
+#include "processor_end.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -16,23 +16,6 @@
 #define SIZE_BYTES 4
 #define CLEARED_WORDS 16
 #define HANG_UP (EPOLLRDHUP | EPOLLHUP | EPOLLERR)
-
-/* Where the slots of network's Channel are in the object. */
-typedef struct {
-    Py_ssize_t fd, row, state, readable, closing, waiting, slot, block, base, start, end,
-        frame_end, extent, sent, active_ns;
-} channel_offsets;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *keep;
-    memory control, arena;
-    int64_t counters, first_slot, processor;
-    PyObject *reading, *in_flight_state; /* members of ConnectionState */
-    PyObject *in_flight;   /* list: the channel of each slot's request */
-    PyObject *unpublished; /* list: slots for the next flush */
-    channel_offsets at;
-} processor_end;
 
 /* -- making and unmaking ------------------------------------------------------------------ */
 
@@ -102,6 +85,9 @@ processor_end_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->keep);
     Py_VISIT(self->in_flight);
     Py_VISIT(self->unpublished);
+    Py_VISIT(self->requests);
+    Py_VISIT(self->responses);
+    Py_VISIT(self->channels);
     return 0;
 }
 
@@ -114,6 +100,9 @@ processor_end_clear(PyObject *object)
     Py_CLEAR(self->in_flight_state);
     Py_CLEAR(self->in_flight);
     Py_CLEAR(self->unpublished);
+    Py_CLEAR(self->requests);
+    Py_CLEAR(self->responses);
+    Py_CLEAR(self->channels);
     return 0;
 }
 
@@ -187,12 +176,6 @@ count(const processor_end *self, int64_t counter, int64_t amount)
 }
 
 /* -- requests ---------------------------------------------------------------------------- */
-
-enum outcome {
-    FAILED = -1, /* an exception is set */
-    UNUSUAL = 0, /* Python goes on from here */
-    PLAIN = 1,
-};
 
 /* The length of the whole frame at `start`, its size field included; 0: not whole.
  * -1: it is none, or will not fit the block.
@@ -303,7 +286,7 @@ receive_request(processor_end *self, PyObject *channel, int64_t now)
 }
 
 /* One event of a channel's socket. */
-static enum outcome
+enum outcome
 process_event(processor_end *self, PyObject *channel, long event, int64_t now)
 {
     PyObject *state = get_slot(channel, self->at.state);
@@ -315,34 +298,6 @@ process_event(processor_end *self, PyObject *channel, long event, int64_t now)
     if (state != self->reading || get_slot(channel, self->at.waiting) != Py_False)
         return PLAIN;
     return receive_request(self, channel, now);
-}
-
-static PyObject *
-receive(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
-{
-    processor_end *self = (processor_end *)object;
-    if (nargs != 3 || !PyList_Check(args[0]) || !PyDict_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "receive(events, channels, now_ns)");
-    int64_t now = PyLong_AsLongLong(args[2]);
-    PyObject *unusual = now == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; unusual != NULL && i < PyList_GET_SIZE(args[0]); i++) {
-        PyObject *event = PyList_GET_ITEM(args[0], i);
-        enum outcome outcome = FAILED;
-        if (PyTuple_Check(event) && PyTuple_GET_SIZE(event) == 2) {
-            PyObject *fd = PyTuple_GET_ITEM(event, 0);
-            long bits = PyLong_AsLong(PyTuple_GET_ITEM(event, 1));
-            PyObject *channel = PyDict_GetItemWithError(args[1], fd);
-            if (!PyErr_Occurred())
-                outcome = channel == NULL ? UNUSUAL
-                                          : process_event(self, channel, bits, now);
-        }
-        else
-            PyErr_SetString(PyExc_TypeError, "an event is (fd, bits)");
-        if (outcome == FAILED
-            || (outcome == UNUSUAL && PyList_Append(unusual, event) < 0))
-            Py_CLEAR(unusual);
-    }
-    return unusual;
 }
 
 /* -- answers ---------------------------------------------------------------------------- */
@@ -533,17 +488,12 @@ left_over(PyObject *channel, PyObject *slot, int64_t sent)
     return Py_BuildValue("(OOL)", channel, slot, (long long)sent);
 }
 
-static PyObject *
-answer(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+PyObject *
+answer_slots(processor_end *self, PyObject *slots, int64_t now, int may_receive)
 {
-    processor_end *self = (processor_end *)object;
-    if (nargs != 3 || !PyList_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "answer(slots, now_ns, may_receive)");
-    int64_t now = PyLong_AsLongLong(args[1]);
-    int may_receive = args[2] == Py_True;
-    PyObject *unusual = now == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; unusual != NULL && i < PyList_GET_SIZE(args[0]); i++) {
-        PyObject *number = PyList_GET_ITEM(args[0], i);
+    PyObject *unusual = PyList_New(0);
+    for (Py_ssize_t i = 0; unusual != NULL && i < PyList_GET_SIZE(slots); i++) {
+        PyObject *number = PyList_GET_ITEM(slots, i);
         int64_t slot = PyLong_AsLongLong(number), sent = 0;
         int64_t index = slot - self->first_slot;
         PyObject *channel = Py_None;
@@ -566,14 +516,27 @@ answer(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     return unusual;
 }
 
+static PyObject *
+answer(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "answer(slots, now_ns, may_receive)");
+    int64_t now = PyLong_AsLongLong(args[1]);
+    if (now == -1 && PyErr_Occurred())
+        return NULL;
+    return answer_slots((processor_end *)object, args[0], now, args[2] == Py_True);
+}
+
 /* -- the type --------------------------------------------------------------------------- */
 
 static PyMethodDef processor_end_methods[] = {
-    {"receive", (PyCFunction)(void (*)(void))receive, METH_FASTCALL,
-     "receive(events, channels, now_ns): publish what is whole; return what is not plain."},
     {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL,
      "answer(slots, now_ns, may_receive): send; return (channel, slot, bytes sent) of\n"
      "what is not plain, -1 if all is sent and the channel wants to be read from."},
+    {"set_turn", (PyCFunction)(void (*)(void))processor_set_turn, METH_FASTCALL,
+     "set_turn(epoll_fd, request_ring, response_ring, channels): what turn() needs."},
+    {"turn", (PyCFunction)(void (*)(void))processor_turn, METH_FASTCALL,
+     "turn(timeout_ms): see native/processor_turn.c."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -162,8 +162,8 @@ list_of(const int64_t *slots, Py_ssize_t count)
 
 /* -- the request ring ------------------------------------------------------------------ */
 
-static PyObject *
-put(PyObject *object, PyObject *sequence)
+Py_ssize_t
+ring_put(PyObject *object, PyObject *sequence)
 {
     ring *r = (ring *)object;
     const memory *control = &r->control;
@@ -172,11 +172,11 @@ put(PyObject *object, PyObject *sequence)
     void *mutex;
     int64_t *slots = slots_of(sequence, few, &count);
     if (slots == NULL)
-        return NULL;
+        return -1;
     if (!lock_ring(r, &mutex)) {
         if (slots != few)
             PyMem_Free(slots);
-        return NULL;
+        return -1;
     }
     int64_t tail = load(control, r->base + L.RING_TAIL);
     int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
@@ -205,7 +205,14 @@ put(PyObject *object, PyObject *sequence)
         ring_lowest(r, sleepers);
     if (slots != few)
         PyMem_Free(slots);
-    return PyLong_FromSsize_t(count);
+    return count;
+}
+
+static PyObject *
+put(PyObject *object, PyObject *sequence)
+{
+    Py_ssize_t count = ring_put(object, sequence);
+    return count < 0 ? NULL : PyLong_FromSsize_t(count);
 }
 
 /* The claiming half of take(), under the mutex; -1: a damaged entry. */
@@ -333,7 +340,7 @@ push(PyObject *object, PyObject *sequence)
 }
 
 static PyObject *
-pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+pop_slots(PyObject *object, int arm)
 {
     ring *r = (ring *)object;
     const memory *control = &r->control;
@@ -341,7 +348,7 @@ pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     int64_t tail = load(control, r->base + L.RING_TAIL);
     if (head == tail) {
         void *mutex;
-        if (!read_arm(args, nargs, names))
+        if (!arm)
             return PyList_New(0);
         if (!lock_ring(r, &mutex))
             return NULL;
@@ -376,6 +383,27 @@ pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     store(control, r->base + L.RING_HEAD, tail);
     STEP();
     return taken;
+}
+
+PyObject *
+ring_pop(PyObject *object)
+{
+    return pop_slots(object, 0);
+}
+
+/* Without the mutex: whoever has read the flag before rings for nothing. */
+void
+ring_forget_sleeper(PyObject *object)
+{
+    ring *r = (ring *)object;
+    if (load(&r->control, r->base + L.RING_SLEEPERS))
+        store(&r->control, r->base + L.RING_SLEEPERS, 0);
+}
+
+static PyObject *
+pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    return pop_slots(object, read_arm(args, nargs, names));
 }
 
 /* -- types ---------------------------------------------------------------------------- */

@@ -40,6 +40,7 @@ class ChannelSelector:
 
     def __init__(self) -> None:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self.fd = self._epoll.fileno()  # for the compiled core, which waits too
 
     def watch(self, fd: int) -> None:
         """Watch something that is no channel, level-triggered."""

@@ -34,7 +34,7 @@ from mpbroker.network.connection_rows import (
     progress,
 )
 from mpbroker.network.request_channel import ProcessorEnd
-from mpbroker.network.request_reader import RequestReader
+from mpbroker.network.request_reader import RequestReader, stalled_longest
 from mpbroker.network.succession import Resumption, restore
 from mpbroker.network.tcp_counters import (
     StreamCounts,
@@ -260,6 +260,19 @@ class Connections:
         self._words[self._counters] = len(self.by_fd) + len(self.unready)
 
     # -- how they end --------------------------------------------------------------
+
+    def close_stalled(self, stalled_ns: int) -> None:
+        """Close the connection that holds memory longest for bytes that do not come."""
+        stalled = stalled_longest(self.by_fd.values(), stalled_ns)
+        if stalled is not None:
+            _LOG.info(
+                "%s: closed: it stalled with %d of %d bytes of a request sent,"
+                " and others need the memory",
+                self._rows.name(stalled.connection),
+                stalled.extent_have,
+                stalled.extent_length,
+            )
+            self.close(stalled, ProcessorCounter.CLOSED_IDLE)
 
     def close(self, channel: Channel, reason: ProcessorCounter) -> None:
         """End a connection for everyone, and give back what it holds."""

@@ -11,6 +11,7 @@ carries their connections on, before it does anything else (see succession.py).
 Source: Kafka SocketServer.Processor.run.
 """
 
+import math
 import socket
 import time
 from collections import deque
@@ -19,7 +20,6 @@ from typing import Final
 
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
 from mpbroker.ipc.black_box import EventKind, note
-from mpbroker.ipc.compiled import core
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     HEADER,
@@ -51,17 +51,14 @@ from mpbroker.network.channel_selector import (
     WRITABLE,
     ChannelSelector,
 )
+from mpbroker.network.compiled_turn import compiled_turn
 from mpbroker.network.connection_rows import ConnectionRows
 from mpbroker.network.connections import Connections
 from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
 from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
 from mpbroker.network.request_channel import ProcessorEnd
-from mpbroker.network.request_reader import (
-    ReadResult,
-    RequestReader,
-    stalled_longest,
-)
+from mpbroker.network.request_reader import ReadResult, RequestReader
 from mpbroker.network.response_sender import ResponseSender, SendResult
 from mpbroker.network.succession import Resumption
 from mpbroker.network.throttles import Throttles
@@ -162,21 +159,10 @@ class Processor:
         self._throttles = Throttles(control.words)
         self._costs = NetworkCosts(processor, control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
-        # The plain part of a turn in C, if it is there: see native/processor_end.c.
-        self._compiled = None
-        if core is not None:
-            self._compiled = core.ProcessorEnd(
-                control.view,
-                arena.view,
-                self._row + PROCESSOR_COUNTERS,
-                self._first_slot,
-                Channel,
-                ConnectionState.READING,
-                ConnectionState.IN_FLIGHT,
-                self._in_flight,
-                self._requests.unpublished,
-                processor,
-            )
+        # The plain part of a turn in C, if it is there: see native/processor_turn.c.
+        self._compiled = compiled_turn(
+            processor, control, arena, self._selector, self._connections, self._requests
+        )
         self._new_connections = False
         self._has_errands = False
         self._busy = True
@@ -208,19 +194,16 @@ class Processor:
         """Do everything that can be done now, or wait a while for something."""
         if self._new_connections or self._arrivals.has_early:
             self._configure_new_connections()
-        responses = self._requests.receive_responses(arm=False)
-        if responses:
-            self._process_responses(responses)
-            self._requests.flush()
-            self._busy = True
         if self._unfinished:
             self._finish_sending()
         if self._postponed or self._waiting or self._homeless or self._throttles:
             self._retry_reading()
-        events = self._poll()
-        self._now = now = time.monotonic_ns()
-        if self._compiled is not None and not self._requests.is_blocked:
-            events = self._compiled.receive(events, self._channels, now)
+            self._requests.flush()
+        if self._may_use_core():
+            events = self._poll_in_core()
+        else:
+            self._take_responses(arm=False)
+            events = self._poll()
         for fd, event in events:
             channel = self._channels.get(fd)
             if channel is None:
@@ -240,31 +223,45 @@ class Processor:
         self._requests.flush()
         if self._has_errands:
             self._do_errands()
-        if now >= self._next_housekeeping:
+        if self._now >= self._next_housekeeping:
             self._housekeep()
         if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
             self._drain()
 
+    def _may_use_core(self) -> bool:
+        return (
+            self._compiled is not None
+            and self._reader.has_plenty
+            and not self._requests.is_blocked
+            and not self._has_errands
+        )
+
     def _poll(self) -> list[tuple[int, int]]:
-        if self._requests.is_blocked or self._has_errands:
-            return self._selector.poll(_BLOCKED_POLL_S)
-        if self._busy or self._new_connections:
-            self._busy = False
-            events = self._selector.poll(0)
-            if events:
-                self._busy = True
-            return events
-        responses = self._requests.receive_responses(arm=True)
-        if responses:
-            self._process_responses(responses)
-            self._requests.flush()
-            self._busy = True
-            return self._selector.poll(0)
+        is_waiting_for_room = self._requests.is_blocked or self._has_errands
+        wait_s = _BLOCKED_POLL_S if is_waiting_for_room else self._wait_s()
         started = time.monotonic_ns()
-        events = self._selector.poll(self._throttles.poll_s(_IDLE_POLL_S, started))
-        self._connections.count(ProcessorCounter.IDLE_NS, time.monotonic_ns() - started)
-        self._busy = bool(events)
+        events = self._selector.poll(wait_s)
+        self._now = time.monotonic_ns()
+        if not is_waiting_for_room:
+            self._busy = bool(events)
+            if wait_s:
+                self._connections.count(ProcessorCounter.IDLE_NS, self._now - started)
         return events
+
+    def _poll_in_core(self) -> list[tuple[int, int]]:
+        """As ``_poll``; and what is plain of events and responses is done."""
+        assert self._compiled is not None
+        wait_ms = math.ceil(self._wait_s() * 1e3)
+        events, answers, self._now, waited, self._busy = self._compiled.turn(wait_ms)
+        self._connections.count(ProcessorCounter.IDLE_NS, waited)
+        self._process_unusual(answers)
+        return events
+
+    def _wait_s(self) -> float:
+        """How long to wait for events: not at all while there is something to do."""
+        if self._busy or self._new_connections or self._take_responses(arm=True):
+            return 0.0
+        return self._throttles.poll_s(_IDLE_POLL_S, time.monotonic_ns())
 
     def _look(self) -> None:
         """The doorbell rang: is it about more than answers?"""
@@ -402,16 +399,7 @@ class Processor:
             self._reader.spill(self._channels.values())
         else:
             self._connections.count(ProcessorCounter.WAITS_FOR_EXTENT, 1)
-            stalled = stalled_longest(self._channels.values(), _STALLED_NS)
-            if stalled is not None:
-                _LOG.info(
-                    "%s: closed: it stalled with %d of %d bytes of a request sent,"
-                    " and others need the memory",
-                    self._rows.name(stalled.connection),
-                    stalled.extent_have,
-                    stalled.extent_length,
-                )
-                self._connections.close(stalled, ProcessorCounter.CLOSED_IDLE)
+            self._connections.close_stalled(_STALLED_NS)
         self._wait(channel, self._waiting)
 
     def _wait(self, channel: Channel, queue: deque[Channel]) -> None:
@@ -446,14 +434,25 @@ class Processor:
 
     # -- responses ---------------------------------------------------------------
 
-    def _process_responses(self, slots: list[int]) -> None:
+    def _take_responses(self, *, arm: bool) -> bool:
+        """Process the responses that are there; return whether any were."""
+        slots = self._requests.receive_responses(arm=arm)
+        if not slots:
+            return False
         self._now = time.monotonic_ns()
         if self._compiled is None or not self._reader.has_plenty:
             for slot in slots:
                 self._process_response(slot, 0)
-            return
-        may_receive = not self._requests.is_blocked
-        for channel, slot, sent in self._compiled.answer(slots, self._now, may_receive):
+        else:
+            may_receive = not self._requests.is_blocked
+            self._process_unusual(self._compiled.answer(slots, self._now, may_receive))
+        self._requests.flush()
+        self._busy = True
+        return True
+
+    def _process_unusual(self, answers: list[tuple[Channel, int, int]]) -> None:
+        """What the core leaves: (channel, slot, bytes sent); -1: all, read from it."""
+        for channel, slot, sent in answers:
             if sent >= 0:
                 self._process_response(slot, sent)
             elif channel.sock.fileno() >= 0 and channel.state == _READING:

@@ -85,6 +85,10 @@ class ProcessorEnd:
         # The ring was full at the last flush: stop reading, go on writing.
         self.is_blocked = False
         self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
+        # Both rings in C; None: all is done here.
+        self.compiled = None
+        if ring.compiled is not None and responses.compiled is not None:
+            self.compiled = (ring.compiled, responses.compiled)
 
     def send_request(
         self, slot: int, offset: int, length: int, progress: int, received_ns: int

@@ -141,6 +141,12 @@ class SecureProcessor(Processor):
             self._requests.flush()
             self._busy = True
 
+    def _poll_in_core(self) -> list[tuple[int, int]]:
+        return self._secure_selector.sift(super()._poll_in_core())
+
+    def _wait_s(self) -> float:
+        return max(0.0, min(super()._wait_s(), self._due_s()))
+
     def _due_s(self) -> float:
         if self._retries:
             return 0.01

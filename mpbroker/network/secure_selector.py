@@ -46,7 +46,10 @@ class SecureSelector(ChannelSelector):
         self.due_s: Callable[[], float] = lambda: float("inf")
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        found = super().poll(max(0.0, min(timeout_s, self.due_s())))
+        return self.sift(super().poll(max(0.0, min(timeout_s, self.due_s()))))
+
+    def sift(self, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Keep the events of those that are not admitted yet for ``take_events``."""
         unready = self.unready
         if not unready:
             return found

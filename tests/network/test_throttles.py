@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     SLOT_CONNECTION,
@@ -37,12 +38,33 @@ class Clock:
         return self.now
 
 
+class CoreAtClock:
+    """The compiled core, which knows no other time than the real one."""
+
+    def __init__(self, core, clock) -> None:
+        self._core = core
+        self._clock = clock
+        self.answer = core.answer
+
+    def turn(self, timeout_ms):
+        events, answers, _, waited, is_busy = self._core.turn(timeout_ms)
+        return events, answers, self._clock.now, waited, is_busy
+
+
 @pytest.fixture(params=["compiled", "python"])
 def clock(request, monkeypatch) -> Clock:
-    if request.param == "python":
-        monkeypatch.setattr(processor_module, "core", None)
     made = Clock()
     monkeypatch.setattr(processor_module, "time", made)
+    compiled = processor_module.compiled_turn
+    monkeypatch.setattr(
+        processor_module,
+        "compiled_turn",
+        lambda *args: (
+            CoreAtClock(compiled(*args), made)
+            if request.param == "compiled" and core is not None
+            else None
+        ),
+    )
     return made
 
 

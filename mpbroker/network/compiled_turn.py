@@ -1,0 +1,52 @@
+"""Where a processor's turn in C is made, if the compiled core is there.
+
+It waits, receives, publishes and answers in one call (native/processor_turn.c), on the
+objects of the Python around it: what is not plain is left to that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpbroker.ipc.compiled import core
+from mpbroker.ipc.layout import (
+    PROCESSOR_COUNTERS,
+    SLOTS_PER_PROCESSOR,
+    ConnectionState,
+    processor_row,
+)
+from mpbroker.network.channel import Channel
+
+if TYPE_CHECKING:
+    from mpbroker import _core
+    from mpbroker.ipc.segment import Segment
+    from mpbroker.network.channel_selector import ChannelSelector
+    from mpbroker.network.connections import Connections
+    from mpbroker.network.request_channel import ProcessorEnd
+
+
+def compiled_turn(
+    processor: int,
+    control: Segment,
+    arena: Segment,
+    selector: ChannelSelector,
+    connections: Connections,
+    requests: ProcessorEnd,
+) -> _core.ProcessorEnd | None:
+    """Return None where there is no compiled core."""
+    if core is None or requests.compiled is None:
+        return None
+    made: _core.ProcessorEnd = core.ProcessorEnd(
+        control.view,
+        arena.view,
+        processor_row(processor) + PROCESSOR_COUNTERS,
+        processor * SLOTS_PER_PROCESSOR,
+        Channel,
+        ConnectionState.READING,
+        ConnectionState.IN_FLIGHT,
+        connections.in_flight,
+        requests.unpublished,
+        processor,
+    )
+    made.set_turn(selector.fd, *requests.compiled, connections.by_fd)
+    return made
