@@ -35,7 +35,7 @@ ROUND = 5 * BATCH
 PATIENCE_S = 600  # a loaded machine takes minutes to start Spark
 
 pytestmark = [
-    pytest.mark.timeout(1200 + 300 * KILLS),
+    pytest.mark.timeout(2400 + 300 * KILLS),
     pytest.mark.skipif(not KILLS, reason="MPBROKER_SPARK_KILLS=0"),
 ]
 
@@ -140,7 +140,9 @@ class Driver:
 
     def finish(self):
         self.ensure()
-        return self.process.wait(PATIENCE_S)
+        # All that is left: many batches, and on a loaded machine a minute for each try
+        # to start Python in the ten seconds that Spark gives it.
+        return self.process.wait(3 * PATIENCE_S)
 
 
 def executors(workers):
