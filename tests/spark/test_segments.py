@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 from confluent_kafka import Producer
 
+from tests.support.object_store import object_store
+
 pytestmark = pytest.mark.timeout(900)
 
 COLUMNS = [
@@ -68,6 +70,12 @@ def test_the_files_show_what_the_broker_shows(spark, own_broker, read, make_topi
     )
     assert found == rows_of(until.load())
     assert closed.rdd.getNumPartitions() >= 2
+
+    with object_store(own_broker.data_dir) as store:
+        there = segments.option("path", store.uri()).option("includeActive", "true")
+        assert rows_of(there.load()) == whole
+        asked = {key.partition("/")[0] for key, _, _ in store.ranges if "/" in key}
+        assert asked == {f"{topic}-{number}" for number in (0, 1)}
 
 
 def _active_base(directory):
