@@ -133,10 +133,12 @@ class Loop:
             if ready is not None:
                 ready(events)
         now = time.monotonic()
-        for task in self._tasks:
-            if task.due <= now:
-                task.due = now + task.interval_s
-                _unless_full(task.run)
+        if any(task.due <= now for task in self._tasks):
+            # What is due soon goes along: to wake up costs more than most tasks do.
+            for task in self._tasks:
+                if task.due - task.interval_s / 4 <= now:
+                    task.due = now + task.interval_s
+                    _unless_full(task.run)
 
 
 def _unless_full(run: Callable[[], _T]) -> _T | None:

@@ -143,3 +143,30 @@ def test_children_can_be_waited_for_though_our_starter_ignored_their_ends() -> N
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_what_is_due_soon_goes_along_with_what_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("mpbroker.supervisor.loop.time.monotonic", lambda: now)
+    loop = Loop()
+    ran: list[str] = []
+    loop.every(1.0, lambda: ran.append("first"))
+    now = 100.2
+    loop.every(1.0, lambda: ran.append("soon after it"))
+    now = 100.5
+    loop.every(1.0, lambda: ran.append("much later"))
+    now = 100.9
+    loop.dispatch(0)
+    assert ran == []  # what is due soon makes no turn of its own
+    now = 101.0
+    loop.dispatch(0)
+    assert ran == ["first", "soon after it"]
+    assert loop.run_turns() == pytest.approx(0.5)
+    now = 101.5
+    loop.dispatch(0)
+    assert ran == ["first", "soon after it", "much later"]
+    now = 102.0
+    loop.dispatch(0)
+    assert ran[3:] == ["first", "soon after it"]
