@@ -145,8 +145,11 @@ find_client(const handler_end *self, int64_t slot, const uint8_t *frame, int64_t
         || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
                       L.CONNECTION_WORDS))
         return 0;
-    int64_t principal = load(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS
-                                          + L.CONNECTION_PRINCIPAL);
+    int64_t row = L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS;
+    int64_t principal = load(control, row + L.CONNECTION_PRINCIPAL);
+    /* After it: of a client that has gone, the row may be another's by now. */
+    if (load(control, row + L.CONNECTION_SLOT) != slot + 1)
+        return 0;
     memcpy(key, &principal, 8);
     memcpy(key + 8, frame + 10, length);
     PyObject *bytes = PyBytes_FromStringAndSize((char *)key, 8 + length);

@@ -10,8 +10,10 @@ from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_SLOT,
+    CONNECTION_STATE,
     PROCESSOR_UNIT_COST,
     SLOT_CONNECTION,
+    ConnectionState,
     connection_row,
     processor_row,
 )
@@ -128,6 +130,20 @@ def test_who_is_within_its_quota_takes_the_short_way_and_is_counted(make_stage):
     assert short.charged() == usual.charged()
     [spent] = short.charged(QuotaKind.REQUEST)
     assert spent > 0
+
+
+def test_nobody_pays_in_the_short_way_for_a_client_that_was_there_before(make_stage):
+    stage = make_stage()
+    stage.set(RATE, 1e9)
+    for _ in range(3):
+        stage.produce()
+    [before] = stage.charged()
+    row = connection_row(0)
+    words = stage.memory.control.words
+    words[row + CONNECTION_SLOT] = 0  # it has gone, and another client has its row
+    words[row + CONNECTION_STATE] = ConnectionState.READING
+    stage.produce(10_000)
+    assert stage.charged() == [before]
 
 
 def test_what_the_processor_did_is_charged_in_the_short_way_too(make_stage):
