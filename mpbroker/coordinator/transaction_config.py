@@ -35,8 +35,12 @@ class OpenTransactions(Protocol):
     ) -> bool:
         """Let a producer write to partitions; False: no room now."""
 
-    def close(self, producer_id: int) -> None:
-        """Let a producer write to no partition."""
+    def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
+        """Let a producer write to no partition.
+
+        Args:
+            partitions: of its transaction, which a predecessor may have opened.
+        """
 
 
 def require_same_end(state: TransactionState, *, commit: bool) -> None:

@@ -395,7 +395,7 @@ class TransactionCoordinator:
     def _decided(self, transaction: TransactionMetadata, durable: bool) -> None:
         """The decision is in the log: carry it out."""
         if durable and self._is_current(transaction) and transaction.state in PREPARED:
-            self._open.close(transaction.producer_id)
+            self._open.close(transaction.producer_id, transaction.partitions)
             self._write_markers(transaction, sorted(transaction.partitions))
 
     def _is_current(self, transaction: TransactionMetadata) -> bool:
@@ -595,6 +595,6 @@ class TransactionCoordinator:
             if self.partition_for(transactional_id) == partition:
                 del self._transactions[transactional_id]
                 self._ongoing.discard(transactional_id)
-                self._open.close(transaction.producer_id)
+                self._open.close(transaction.producer_id, transaction.partitions)
                 self._wake(transaction, transaction.update_ms)
         self._out.records.pop(transaction_log(partition), None)

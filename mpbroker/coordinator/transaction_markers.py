@@ -151,9 +151,13 @@ class SharedOpenTransactions:
             rows.add(row)
         return True
 
-    def close(self, producer_id: int) -> None:
-        for row in self._rows.pop(producer_id, ()):
-            self._table.close(producer_id, row)
+    def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
+        rows: set[int | None] = {*self._rows.pop(producer_id, ())}
+        # A dead one's, of which we know nothing until everything is loaded.
+        rows.update(map(self._row, partitions))
+        for row in rows:
+            if row is not None:
+                self._table.close(producer_id, row)
 
     def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
         """After loading: what a dead coordinator left, as the log has it."""

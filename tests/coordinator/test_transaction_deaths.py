@@ -6,13 +6,16 @@ Also: what a lost log leaves, and what is deleted while a transaction would chan
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mpbroker.coordinator.group_records import offset_key
+from mpbroker.coordinator.outbox import Call, Markers
+from mpbroker.coordinator.transaction_markers import SharedOpenTransactions
 from mpbroker.coordinator.transaction_metadata import MAX_EPOCH, TransactionState
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
 from mpbroker.protocol.messages.offset_delete import (
@@ -124,6 +127,42 @@ def test_an_end_is_answered_alike_whichever_line_its_coordinator_died_at(
         if lived:
             break
     assert lines > 100  # or nobody died
+
+
+class SharingRig(TransactionRig):
+    """Its table of open transactions outlives it, as the others see it."""
+
+    def __init__(self) -> None:
+        self.segment = TransactionTable.create_segment()
+        self.table = TransactionTable(self.segment)
+        super().__init__()
+
+    def _open_transactions(self) -> SharedOpenTransactions:
+        topic = SimpleNamespace(partitions=[10, 11, 12, 13])
+        registry: Any = SimpleNamespace(topic={"t": topic}.get)
+        return SharedOpenTransactions(self.table, registry)
+
+    def _mark(self, markers: Markers) -> None:
+        producer = markers.producer_id, markers.producer_epoch
+        assert not any(self.table.contains(*producer, row) for row in range(10, 14))
+        super()._mark(markers)
+
+
+def test_what_a_dead_one_has_decided_takes_no_record_behind_its_markers():
+    """Though other partitions of the log are still to be loaded."""
+    rig = SharingRig()
+    producer = started(rig)
+    assert add(rig, producer, 0, 1) == [0, 0]
+    assert rig.table.contains(*producer, 11)
+    call = Call(3, "c", "/host")
+    rig.coordinator.end_txn(call, ending(producer, True), rig.now_ms)
+    rig._append()  # and no more: it is killed before it closes the partitions
+    assert state(rig) is S.PREPARE_COMMIT
+    assert rig.table.contains(*producer, 11)
+    rig.die()
+    assert {each[:2] for each in rig.markers} == {T0, T1}
+    assert not rig.table.contains(*producer, 10)
+    assert not rig.table.contains(*producer, 11)
 
 
 def test_an_end_whose_opposite_was_decided_is_refused_after_a_death_too(rig):

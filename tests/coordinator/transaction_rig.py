@@ -44,7 +44,7 @@ class FakeOpenTransactions:
             own.update(dict.fromkeys(partitions, epoch))
         return not self.is_full
 
-    def close(self, producer_id: int) -> None:
+    def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
         self.entries.pop(producer_id, None)
 
     def of(self, producer_id: int) -> dict[TopicPartition, int]:
@@ -77,7 +77,7 @@ class TransactionRig:
 
     def _start(self) -> None:
         self.out, self.timers = Outbox(), Timers()
-        self.open = FakeOpenTransactions()
+        self.open = self._open_transactions()
         self.groups = GroupCoordinator(
             GroupConfig(), self.out, self.timers, self.topics, PARTITIONS, lambda: "id"
         )
@@ -106,6 +106,9 @@ class TransactionRig:
             TransactionListing(self.coordinator, self.out),
             MarkerRequests(self.out),
         ]
+
+    def _open_transactions(self) -> Any:
+        return FakeOpenTransactions()
 
     def die(self) -> None:
         """Lose all that is not in the logs, and come back."""
