@@ -261,6 +261,12 @@ class Connections:
 
     # -- how they end --------------------------------------------------------------
 
+    def close_reading(self) -> None:
+        """Close those that have no request in flight, since all must go."""
+        for channel in list(self.by_fd.values()):
+            if channel.state == _READING:
+                self.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+
     def close_stalled(self, stalled_ns: int) -> None:
         """Close the connection that holds memory longest for bytes that do not come."""
         stalled = stalled_longest(self.by_fd.values(), stalled_ns)

@@ -196,7 +196,9 @@ class Processor:
             self._configure_new_connections()
         if self._unfinished:
             self._finish_sending()
-        if self._postponed or self._waiting or self._homeless or self._throttles:
+        waiting = self._postponed or self._waiting or self._homeless or self._throttles
+        # With room first: who waits for it is read before anybody sleeps.
+        if waiting and not self._requests.flush():
             self._retry_reading()
             self._requests.flush()
         if self._may_use_core():
@@ -429,7 +431,7 @@ class Processor:
                 channel.waiting = False
                 if self._connections.is_here(channel) and channel.state == _READING:
                     self._receive(channel)
-                    if channel.waiting:
+                    if channel.waiting and queue is self._waiting:
                         break  # still no room for the first of the queue
 
     # -- responses ---------------------------------------------------------------
@@ -594,6 +596,4 @@ class Processor:
     def _drain(self) -> None:
         """Close what is idle; what is in flight is answered first."""
         self._draining = True
-        for channel in list(self._channels.values()):
-            if channel.state == _READING:
-                self._connections.close(channel, ProcessorCounter.CLOSED_BY_HANDLER)
+        self._connections.close_reading()

@@ -133,7 +133,8 @@ class ProcessorEnd:
         waiting = self.unpublished
         if waiting:
             del waiting[: self._ring.put(waiting)]
-            self.is_blocked = bool(waiting)
+        # Though there was nothing to do: the core may have published the last of them.
+        self.is_blocked = bool(waiting)
         return len(waiting)
 
     def receive_responses(self, *, arm: bool) -> list[int]:

@@ -202,3 +202,74 @@ def test_a_client_that_leaves_before_its_request_fits_the_ring_harms_nobody(make
     rig.handles = True
     rig.pump(lambda: clients[0].frames() and clients[5].frames())
     rig.pump(lambda: rig.connections == 2)
+
+
+@pytest.fixture
+def sleepless(make_rig):
+    """A rig with a full ring, whose next answer is received just before its sleep.
+
+    A request is pipelined behind it, for which the ring has no room.
+    """
+    rig = make_rig(queued_max_requests=1)
+    rig.answer = rig.hold
+    first, second, _ = (rig.connect() for _ in range(3))
+    rig.pump(lambda: rig.connections == 3)
+    first.send(frame(b"1") + frame(b"pipelined"))
+    rig.pump(lambda: rig.held)
+    rig.handles = False
+    second.send(frame(b"2"))
+    rig.pump(lambda: not rig.memory.ring.has_room())
+    rig.turns()
+    rig.release()
+    return rig
+
+
+def test_room_that_comes_before_the_poll_does_not_end_all_reading(
+    sleepless, monkeypatch
+):
+    wait_s = sleepless.processor._wait_s
+
+    def and_meanwhile_a_handler_takes_one() -> float:
+        result = wait_s()
+        sleepless.handle()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            sleepless.processor, "_wait_s", and_meanwhile_a_handler_takes_one
+        )
+        sleepless.turns(5)
+    sleepless.handles = True
+    sleepless.clients[2].send(frame(b"3"))
+    sleepless.pump(lambda: sleepless.requests == [b"1", b"2", b"pipelined", b"3"])
+
+
+def test_who_waited_for_the_ring_is_read_before_the_processor_sleeps(
+    sleepless, monkeypatch
+):
+    processor = sleepless.processor
+    processor.turn()
+    late = sleepless.clients[2]
+    late.send(frame(b"3"))
+    late.turn()
+    for _ in range(5):
+        processor.turn()
+    assert processor._postponed
+    sleepless.handle()
+    _never_sleep_with_work_left(processor, monkeypatch)
+    for _ in range(20):
+        processor.turn()
+        sleepless.handle()
+    assert sleepless.requests == [b"1", b"2", b"pipelined", b"3"]
+
+
+def _never_sleep_with_work_left(processor, monkeypatch):
+    wait_s = processor._wait_s
+
+    def sleeps_only_without_work() -> float:
+        monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 1)
+        assert not (wait_s() and processor._postponed)
+        monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)
+        return 0.0
+
+    monkeypatch.setattr(processor, "_wait_s", sleeps_only_without_work)

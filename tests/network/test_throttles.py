@@ -159,6 +159,28 @@ def test_others_are_served_meanwhile(throttled, clock):
     rig.pump(lambda: len(client.frames()) == 2)
 
 
+def test_who_is_muted_keeps_nobody_waiting_when_the_ring_has_room(make_rig, clock):
+    rig = make_rig(queued_max_requests=1)
+    rig.answer = rig.hold
+    muted, *others, late = (rig.connect() for _ in range(4))
+    rig.pump(lambda: rig.connections == 4)
+    muted.send(frame(b"T") + frame(b"next"))
+    [(slot, _)] = rig.pump(lambda: rig.held)
+    mute(rig.handler, slot, clock.now + S)
+    rig.handles = False
+    for other in others:
+        other.send(frame(b"early"))
+    rig.pump(lambda: rig.processor._requests.is_blocked)
+    rig.release()
+    rig.pump(lambda: len(rig.processor._postponed) == 1)
+    late.send(frame(b"late"))
+    rig.pump(lambda: len(rig.processor._postponed) == 2)
+    rig.handle()
+    rig.processor.turn()
+    assert not rig.processor._postponed
+    clock.now += S
+
+
 def test_a_client_may_go_while_it_is_throttled(throttled, clock):
     rig, client = throttled
     client.send(frame(b"next"))
