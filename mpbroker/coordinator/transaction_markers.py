@@ -160,13 +160,15 @@ class SharedOpenTransactions:
                 self._table.close(producer_id, row)
 
     def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
-        """After loading: what a dead coordinator left, as the log has it."""
+        """After loading: what a dead coordinator left, as the log has it.
+
+        What we have not opened by then is not in the log yet, but will be.
+        """
         kept = []
         for producer_id, epoch, topic_partition in entries:
             row = self._row(topic_partition)
-            if row is not None:
+            if row is not None and row in self._rows.get(producer_id, ()):
                 kept.append((producer_id, epoch, row))
-                self._rows.setdefault(producer_id, set()).add(row)
         self._table.keep_only(kept)
 
 

@@ -165,6 +165,24 @@ def test_what_a_dead_one_has_decided_takes_no_record_behind_its_markers():
     assert not rig.table.contains(*producer, 11)
 
 
+def test_what_is_not_in_the_log_yet_is_not_opened_because_the_rest_is_loaded():
+    """Requests are served meanwhile; and it may be killed before it appends."""
+    rig = SharingRig()
+    producer = started(rig)
+    assert add(rig, producer, 0) == [0]
+    rig.die()
+    call = Call(3, "c", "/host")
+    apis = next(each for each in rig._apis if hasattr(each, "add_partitions_to_txn"))
+    apis.add_partitions_to_txn(call, adding(producer, 1), rig.now_ms)
+    rig.table.open(99, 0, 12)  # which no log knows
+    rig.open.keep_only(rig.coordinator.open_partitions())
+    assert rig.table.contains(*producer, 10)
+    assert not rig.table.contains(*producer, 11)
+    assert not rig.table.contains(99, 0, 12)
+    rig.collect()
+    assert rig.table.contains(*producer, 11)
+
+
 def test_an_end_whose_opposite_was_decided_is_refused_after_a_death_too(rig):
     producer = started(rig)
     add(rig, producer, 0)
