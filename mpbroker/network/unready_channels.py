@@ -143,7 +143,7 @@ class UnreadyChannels:
     @property
     def next_ns(self) -> int:
         """When ``tick`` has something to do, at the earliest."""
-        return self._next_ns
+        return self._next_ns if self._by_fd else _NEVER
 
     def process(self, channel: Channel, now_ns: int, *, has_ended: bool) -> None:
         """Something has happened on a connection's socket."""

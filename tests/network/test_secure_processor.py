@@ -200,14 +200,33 @@ def test_memory_follows_what_was_sent_and_not_what_was_promised(sasl_rig):
 
 
 def test_who_says_nothing_is_closed_in_time(sasl_rig):
-    rig = sasl_rig(setup_timeout_ns=50 * MS)
-    silent, slow, fast = rig.connect(), rig.connect(), rig.connect()
-    slow.send(b"\0\0")
+    rig = sasl_rig()
+    fast = rig.connect()
     rig.log_in(fast)
+    rig.processor._unready.use(security(sasl=PLAIN, setup_timeout_ns=50 * MS))
+    silent, slow = rig.connect(), rig.connect()
+    slow.send(b"\0\0")
     rig.pump(lambda: silent.is_closed and slow.is_closed)
     assert rig.counted(R.TIMEOUT) == 2
     fast.send(frame(b"still here"))
     rig.pump(lambda: fast.frames() == [b"still here"])
+
+
+class HoursLater:
+    @staticmethod
+    def monotonic_ns() -> int:
+        return time.monotonic_ns() + 5 * 3_600_000 * MS
+
+
+def test_nobody_stays_awake_for_those_who_have_proved_it(sasl_rig, monkeypatch):
+    """The time that they had for it passes all the same."""
+    rig = sasl_rig()
+    rig.log_in(rig.connect())
+    rig.turns()
+    monkeypatch.setattr("mpbroker.network.secure_processor.time", HoursLater)
+    monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 1.0)
+    assert rig.processor._wait_s() == 1.0
+    monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)
 
 
 def test_no_room_for_a_principal_closes_its_connection_alone(sasl_rig, monkeypatch):
