@@ -137,8 +137,8 @@ class SecureProcessor(Processor):
                     self._receive(channel)
         if self._unready:
             self._unready.tick(self._now)
+        self._requests.flush()
         if events:
-            self._requests.flush()
             self._busy = True
 
     def _poll_in_core(self) -> list[tuple[int, int]]:

@@ -229,6 +229,25 @@ def test_nobody_stays_awake_for_those_who_have_proved_it(sasl_rig, monkeypatch):
     monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)
 
 
+def test_what_follows_a_token_that_had_to_wait_is_published_before_any_sleep(sasl_rig):
+    rig = sasl_rig()
+    client = rig.connect()
+    rig.log_in(client)
+    processor = rig.processor
+    [channel] = processor._channels.values()
+    client.send(frame(b"behind it"))
+    rig.handles = False
+
+    def is_published() -> bool:
+        assert not processor._requests.unpublished
+        if rig.memory.ring.waiting():
+            return True
+        channel.waiting, processor._retries = True, [channel]
+        return False
+
+    rig.pump(is_published)
+
+
 def test_no_room_for_a_principal_closes_its_connection_alone(sasl_rig, monkeypatch):
     rig = sasl_rig()
     first, second = rig.connect(), rig.connect()
