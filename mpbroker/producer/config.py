@@ -58,6 +58,8 @@ PRODUCER_CONFIG: Final = ConfigDef("producer setting", (
         "A record fails when it is not acknowledged by then.", validator=at_least(0)),
     ConfigKey("enable.idempotence", ConfigType.BOOLEAN, True,
         "Write every record once, in order."),
+    ConfigKey("enable.metrics.push", ConfigType.BOOLEAN, True,
+        "Tell brokers that ask for it what is measured (KIP-714)."),
     ConfigKey("linger.ms", ConfigType.LONG, 5,
         "Wait so long for a batch to fill.", validator=at_least(0)),
     ConfigKey("max.block.ms", ConfigType.LONG, 60_000,
@@ -103,6 +105,7 @@ class ProducerSettings(NamedTuple):
     max_in_flight: int
     max_request_size: int
     metadata_max_idle_ms: int
+    push_metrics: bool
     adaptive_partitioning: bool
     availability_timeout_ms: int
     ignore_keys: bool
@@ -152,6 +155,7 @@ class ProducerSettings(NamedTuple):
             max_in_flight=max_in_flight,
             max_request_size=integer(values, "max.request.size"),
             metadata_max_idle_ms=integer(values, "metadata.max.idle.ms"),
+            push_metrics=values["enable.metrics.push"] is True,
             adaptive_partitioning=(
                 values["partitioner.adaptive.partitioning.enable"] is True
             ),

@@ -38,6 +38,7 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.idempotence import Idempotence
 from mpbroker.producer.metrics import ProducerMetrics
+from mpbroker.producer.telemetry import make_telemetry_sender
 from mpbroker.producer.transaction_driver import TransactionDriver
 from mpbroker.producer.transactions import TransactionManager, TransactionState
 from mpbroker.protocol.error_code import ErrorCode
@@ -101,6 +102,9 @@ class Sender:
             self._transactions = TransactionDriver(
                 client, idempotence, accumulator, settings
             )
+        self._telemetry = make_telemetry_sender(
+            client, metadata, settings, metrics, clock
+        )
         self._in_flight: dict[ProducerBatch, None] = {}
         self._init_pending = False
         self._init_not_before_ms = 0.0
@@ -132,7 +136,9 @@ class Sender:
         self._client.close_all()
 
     def _has_work(self) -> bool:
-        return self._accumulator.has_incomplete or self._must_end_transaction()
+        if self._accumulator.has_incomplete or self._must_end_transaction():
+            return True
+        return self._telemetry is not None and self._telemetry.must_end(self._clock())
 
     def _must_end_transaction(self) -> bool:
         """Abort what is open at the end; return whether that has yet to be answered."""
@@ -178,6 +184,8 @@ class Sender:
         now_ms = self._clock()
         wait_ms = self._prepare(now_ms)
         wait_ms = min(wait_ms, self._send_batches(now_ms))
+        if self._telemetry is not None:
+            wait_ms = min(wait_ms, self._telemetry.step(now_ms))
         if self._end_by_ms is not None:
             wait_ms = min(wait_ms, max(0.0, self._end_by_ms - now_ms))
         self._client.poll(wait_ms, now_ms)

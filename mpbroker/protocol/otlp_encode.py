@@ -1,0 +1,102 @@
+"""OpenTelemetry's metrics, as clients push them: plain values made protobuf.
+
+The few messages that a client needs: sums and gauges of doubles with attributes of
+text. `otlp_metrics` reads them.
+
+Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
+encoding guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from struct import Struct
+from typing import Final, NamedTuple
+
+_BYTES: Final = 2  # wire types
+_FIXED64: Final = 1
+_DOUBLE: Final = Struct("<d")
+_UINT64: Final = Struct("<Q")
+
+_GAUGE: Final = 5  # fields of Metric
+_SUM: Final = 7
+_DELTA: Final = b"\x10\x01"  # of a Sum: aggregation_temporality, field 2
+_CUMULATIVE: Final = b"\x10\x02"
+_MONOTONIC: Final = b"\x18\x01"  # field 3
+
+
+class Point(NamedTuple):
+    """A value of a metric.
+
+    Attributes:
+        start_ns: since 1970, from when on a sum was added up; 0 for gauges.
+        time_ns: when the value was so.
+    """
+
+    value: float
+    start_ns: int
+    time_ns: int
+    attributes: Mapping[str, str]
+
+
+class Metric(NamedTuple):
+    """Points of one name; ``is_sum``: monotonic, else a gauge."""
+
+    name: str
+    is_sum: bool
+    is_delta: bool
+    points: list[Point]
+
+
+def encode_metrics(resource: Mapping[str, str], metrics: Iterable[Metric]) -> bytes:
+    """Return a MetricsData of one resource, with these attributes; empty for none."""
+    scope = b"".join(_sized(2, _metric(metric)) for metric in metrics)
+    if not scope:
+        return b""
+    return _sized(1, _sized(1, _attributes(1, resource)) + _sized(2, scope))
+
+
+def _metric(metric: Metric) -> bytes:
+    points = b"".join(_sized(1, _point(point)) for point in metric.points)
+    name = _sized(1, metric.name.encode())
+    if not metric.is_sum:
+        return name + _sized(_GAUGE, points)
+    temporality = _DELTA if metric.is_delta else _CUMULATIVE
+    return name + _sized(_SUM, points + temporality + _MONOTONIC)
+
+
+def _point(point: Point) -> bytes:
+    start = _fixed(2, _UINT64.pack(point.start_ns)) if point.start_ns else b""
+    return b"".join(
+        (
+            start,
+            _fixed(3, _UINT64.pack(point.time_ns)),
+            _fixed(4, _DOUBLE.pack(point.value)),
+            _attributes(7, point.attributes),
+        )
+    )
+
+
+def _attributes(field: int, attributes: Mapping[str, str]) -> bytes:
+    return b"".join(
+        _sized(field, _sized(1, name.encode()) + _sized(2, _sized(1, text.encode())))
+        for name, text in attributes.items()
+    )
+
+
+def _fixed(field: int, data: bytes) -> bytes:
+    return bytes((field << 3 | _FIXED64,)) + data
+
+
+def _sized(field: int, data: bytes) -> bytes:
+    """A field of a length and bytes; its number is below 16, so that its key fits."""
+    return bytes((field << 3 | _BYTES,)) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
