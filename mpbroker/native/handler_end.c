@@ -216,7 +216,7 @@ static PyMethodDef handler_end_methods[] = {
     {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},
     {"appended", handler_appended, METH_NOARGS,
-     "(row, next_offset, has_waiters) of each partition that execute() has appended to."},
+     "(row, next_offset, waiting handlers) of each partition execute() has appended to."},
     {"fetch_waits", handler_fetch_waits, METH_NOARGS,
      "(max_wait_ms, rows) of the fetch that execute() has just found nothing for."},
     {NULL, NULL, 0, NULL},

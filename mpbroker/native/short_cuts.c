@@ -447,19 +447,32 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, i
     return answer_slot(self, slot, L.KIND_BYTES, at, length) ? 1 : -1;
 }
 
-/* After execute() of a Produce: (row, next offset, whether others wait for it) of each
- * partition, in their order.
+/* Take the handlers that want to hear of a row. Who asks does so under the row's lock,
+ * and looks again: without it a bit may be seen twice, and none is lost.
+ */
+static int64_t
+take_waiters(const handler_end *self, int64_t row)
+{
+    word *waiters = word_at(&self->rows, row * L.ROW_WORDS + L.ROW_WAITERS);
+    const int64_t taken = atomic_exchange_explicit(waiters, 0, memory_order_acq_rel);
+    STEP(); /* after a death everybody looks at everything */
+    return taken;
+}
+
+/* After execute() of a Produce: (row, next offset, the handlers that wait for it, who are
+ * to be told now) of each partition, in their order.
  */
 PyObject *
 handler_appended(PyObject *object, PyObject *unused)
 {
-    const plain_produce *p = &((handler_end *)object)->produce;
+    const handler_end *self = (handler_end *)object;
+    const plain_produce *p = &self->produce;
     PyObject *all = PyTuple_New(p->part_count);
     for (int i = 0; all != NULL && i < p->part_count; i++) {
         const appended *done = &p->parts[i].done;
-        PyObject *one =
-            Py_BuildValue("(LLO)", (long long)done->row, (long long)done->next_offset,
-                          done->has_waiters ? Py_True : Py_False);
+        const int64_t waiters = done->has_waiters ? take_waiters(self, done->row) : 0;
+        PyObject *one = Py_BuildValue("(LLL)", (long long)done->row,
+                                      (long long)done->next_offset, (long long)waiters);
         if (one == NULL)
             Py_CLEAR(all);
         else

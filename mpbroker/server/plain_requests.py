@@ -165,9 +165,9 @@ class PlainRequests:
             return None
         appended = compiled.appended()
         if result & _NOTIFY:
-            for row, _, has_waiters in appended:
-                if has_waiters:
-                    self._purgatory.notify_waiters(self._table.row(row))
+            for row, _, waiters in appended:
+                if waiters:
+                    self._purgatory.notify(row, waiters)
         if result & _WAITS:
             park, logs = self._park, self._logs
             assert park is not None

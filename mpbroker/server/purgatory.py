@@ -94,8 +94,9 @@ class Purgatory:
             return  # not used up yet: a notice is still to come
         row = self._table.row(index)
         word = row.base + ROW_WAITERS
-        with row.locked():
-            row.words[word] |= self._bit
+        row.lock()
+        row.words[word] |= self._bit
+        row.unlock()
         self._armed.add(index)
 
     def unwatch(self, operation: DelayedOperation) -> None:

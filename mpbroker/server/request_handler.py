@@ -144,7 +144,8 @@ class RequestHandler:
         purgatory = self._purgatory
         self._see_to_syncs()
         if purgatory.size:
-            purgatory.process_notices()
+            if purgatory.process_notices():
+                self._channel.flush()  # somebody waits for just this
             purgatory.expire(time.monotonic_ns())
             if self._words[HEADER + HEADER_PHASE] >= Phase.DRAINING:
                 purgatory.end_early()
