@@ -392,8 +392,8 @@ int read_state(const memory *rows, int64_t row, int64_t *state);
 /* Where the slots of storage's ProducerState and ProducerEntry are. */
 typedef struct {
     PyTypeObject *state_type, *entry_type, *batch_type; /* NULL: producers are not plain */
-    Py_ssize_t producers, entries, ongoing, aborted, epoch, coordinator_epoch,
-        txn_first_offset, batches, last_timestamp, seen_ms;
+    Py_ssize_t producers, end_offset, entries, ongoing, aborted, epoch,
+        coordinator_epoch, txn_first_offset, batches, last_timestamp, seen_ms;
 } producer_offsets;
 
 int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,

@@ -191,16 +191,21 @@ static int
 catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
          PyObject *plan, int64_t now_ms)
 {
-    int64_t row, fd, end, position, active_base, structure, state[STATE_WORDS];
-    PyObject *segment = get_slot(plan, p->segment);
-    if (segment == NULL || segment == Py_None
+    int64_t row, fd, end, position, active_base, structure, in_python;
+    int64_t state[STATE_WORDS];
+    PyObject *segment = get_slot(plan, p->segment), *producers = state_of(at, plan);
+    if (segment == NULL || segment == Py_None || producers == NULL
         || !read_number(segment, p->segment_fd, &fd) || fd < 0
         || !read_number(plan, p->row, &row) || row < 0 || row >= L.MAX_PARTITIONS
         || !has_words(rows, row * L.ROW_WORDS, L.ROW_WORDS)
         || !read_number(plan, p->active_base, &active_base)
         || !read_number(plan, p->structure, &structure)
         || !read_number(plan, p->producers_end, &end)
-        || !read_number(plan, p->producers_position, &position))
+        || !read_number(plan, p->producers_position, &position)
+        || !read_number(producers, at->end_offset, &in_python))
+        return 0;
+    /* Python has read on without an append: what it took over is not to come again. */
+    if (in_python > end)
         return 0;
     row *= L.ROW_WORDS;
     if (end < 0 || !read_state(rows, row, state) || state[ACTIVE_BASE] != active_base
@@ -216,7 +221,8 @@ catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
             return 0;
         int64_t size = read_big(head + 8, 4) + BATCH_OVERHEAD;
         int64_t next = end + read_big(head + 23, 4) + 1;
-        if (size < BATCH_HEADER || (size <= MARKER_BYTES && size > got) || size > state[ACTIVE_SIZE] - position || head[16] != 2
+        if (size < BATCH_HEADER || (size <= MARKER_BYTES && size > got)
+            || size > state[ACTIVE_SIZE] - position || head[16] != 2
             || read_big(head, 8) != end || next <= end || next > state[END_OFFSET]
             || !follow(at, plan, head, size, end, now_ms))
             return 0;
@@ -279,6 +285,7 @@ find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *stat
     at->entry_type = entry;
     at->batch_type = batch;
     return slot_offset(plan, "producers", &at->producers)
+           && slot_offset(state, "end_offset", &at->end_offset)
            && slot_offset(state, "entries", &at->entries)
            && slot_offset(state, "ongoing", &at->ongoing)
            && slot_offset(state, "aborted", &at->aborted)

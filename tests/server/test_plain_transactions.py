@@ -14,6 +14,7 @@ from mpbroker.ipc.transaction_table import CAPACITY
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
 from tests.server.transaction_stage import (
+    NOW,
     PRODUCE,
     THREE,
     acquaint,
@@ -30,6 +31,7 @@ from tests.server.transaction_stage import (
     to_three,
     told,
 )
+from tests.storage.batches import validated
 from tests.support.children import Child, fork
 
 pytestmark = pytest.mark.skipif(
@@ -368,6 +370,47 @@ def test_a_transaction_that_ended_behind_our_back_gets_no_record(short):
     end(short)
     assert told(short, to_three(3)) is None
     assert [state.first_unstable_offset for _, state in contents(short)] == [-1] * 3
+
+
+def appended_by_others(pair, *sequences, ends=False):
+    """To one partition, by another process."""
+    where = THREE[1]
+
+    def run(stage):
+        for sequence in sequences:
+            stage.log(*where).append(validated(batch(sequence)), now_ms=NOW)
+        if ends:
+            mark(stage, where=[where])
+
+    for stage in pair:
+        assert fork(lambda: run(stage)) == 0  # noqa: B023
+
+
+def test_what_has_been_read_in_python_is_not_taken_for_news(pair):
+    """Read twice it would push batches out that may be sent again."""
+    begin(*pair)
+    same(pair, to_three(1), to_three(2))
+    appended_by_others(pair, 3, 4)
+    assert known(pair[0]) == known(pair[1])  # as DescribeProducers does
+    same(pair, request((*THREE[1], batch(5))))
+    assert known(pair[0]) == known(pair[1])
+    answer = same(pair, request((*THREE[1], batch(1))))
+    assert [code for _, code, _ in codes(answer)] == [0]
+    pair[0].short_ways.clear()
+    same(pair, request((*THREE[1], batch(6))))
+    assert pair[0].short_ways == [PRODUCE]
+
+
+def test_what_has_ended_is_not_begun_again_by_reading_half_of_it_twice(pair):
+    begin(*pair)
+    same(pair, to_three(1))
+    appended_by_others(pair, *range(2, 80), ends=True)
+    assert known(pair[0]) == known(pair[1])
+    begin(*pair, producer=8)
+    same(pair, request((*THREE[1], batch(1, producer=8))))
+    for stage in pair:
+        state = stage.log(*THREE[1]).row.snapshot()
+        assert state.first_unstable_offset == state.log_end_offset - 1
 
 
 # -- acks=all ------------------------------------------------------------------------
