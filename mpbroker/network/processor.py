@@ -352,7 +352,9 @@ class Processor:
 
     # -- requests ----------------------------------------------------------------
 
-    def _receive(self, channel: Channel) -> None:
+    def _receive(self, channel: Channel, *, stays: bool = False) -> None:
+        if self._departures.left and not stays:
+            return  # at the end of the turn it may go, or is read after all
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
             return
@@ -446,7 +448,7 @@ class Processor:
             for slot in slots:
                 self._process_response(slot, 0)
         else:
-            may_receive = not self._requests.is_blocked
+            may_receive = not (self._requests.is_blocked or self._departures.left)
             self._process_unusual(self._compiled.answer(slots, self._now, may_receive))
         self._requests.flush()
         self._busy = True
@@ -528,8 +530,6 @@ class Processor:
         self._in_flight[slot - self._first_slot] = None
         self._reader.finish_request(channel, self._now)
         channel.state = next_state(channel.state, ChannelEvent.RESPONSE_SENT)
-        if self._has_errands and self._departures.left:
-            return  # at the end of the turn it may go
         if channel.readable or channel.start < channel.end:
             self._receive(channel)
         else:
@@ -557,7 +557,7 @@ class Processor:
     def _stay(self, reading: Iterable[Channel]) -> None:
         """Go on with those that have been answered and do not go after all."""
         for channel in self._connections.unread(reading):
-            self._receive(channel)
+            self._receive(channel, stays=True)
             self._busy = True  # what they have sent is still to be published
 
     def _has_retired(self) -> bool:

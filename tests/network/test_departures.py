@@ -125,6 +125,24 @@ def test_a_busy_connection_goes_when_its_answer_is_out(two):
     assert two.connections == 0 and two.other.connections == 1
 
 
+@pytest.mark.parametrize("count", [1, ALL])
+def test_a_connection_goes_though_its_client_never_waits_for_an_answer(two, count):
+    client, sent = two.connect(), 0
+
+    def has_moved() -> bool:
+        nonlocal sent
+        while sent < len(client.frames()) + 5:
+            client.send(frame(b"%d" % sent))
+            sent += 1
+        return two.other.connections == 1
+
+    two.pump(lambda: has_moved() or client.frames())
+    two.move(count)
+    two.pump(has_moved)
+    two.pump(lambda: len(client.frames()) == sent)
+    assert client.frames() == [b"%d" % number for number in range(sent)]
+
+
 def test_connections_that_come_to_one_that_gives_all_away_are_passed_on(two):
     two.move()
     two.turns(5)
