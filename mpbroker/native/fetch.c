@@ -216,6 +216,8 @@ locate(const memory *rows, const read_plan_offsets *at, const plain_fetch *f,
     t->end_offset = state[END_OFFSET];
     t->stable_offset =
         state[FIRST_UNSTABLE] >= 0 ? state[FIRST_UNSTABLE] : t->end_offset;
+    if (t->stable_offset < t->log_start_offset)
+        t->stable_offset = t->log_start_offset; /* what came before was deleted */
     t->length = 0;
     t->end_position = -1;
     if (t->fetch_offset < t->log_start_offset || t->fetch_offset > t->end_offset

@@ -362,6 +362,17 @@ def test_readers_of_committed_data_stop_at_an_open_transaction(pair):
     assert pair.short.short_ways == 1
 
 
+def test_what_is_stable_ends_no_sooner_than_the_log_begins(pair):
+    """Records of an open transaction were deleted."""
+    for each in pair.both:
+        log = each.stage.log("one")
+        log.row.publish(log.state()._replace(first_unstable_offset=0))
+        assert log.delete_records(1) == 1
+    answer = FetchResponse.decode(11, pair.ask(2, max_wait_ms=0)[8:])
+    assert answer.responses[0].partitions[0].last_stable_offset == 1
+    assert pair.short.short_ways == 1
+
+
 def test_readers_of_committed_data_are_told_of_aborted_transactions(pair):
     pair.produce(batch(20))
     for each in pair.both:
