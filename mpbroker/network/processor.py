@@ -353,7 +353,7 @@ class Processor:
     # -- requests ----------------------------------------------------------------
 
     def _receive(self, channel: Channel, *, stays: bool = False) -> None:
-        if self._departures.left and not stays:
+        if self._draining or (self._departures.left and not stays):
             return  # at the end of the turn it may go, or is read after all
         if self._requests.is_blocked:
             self._wait(channel, self._postponed)
@@ -595,5 +595,5 @@ class Processor:
 
     def _drain(self) -> None:
         """Close what is idle; what is in flight is answered first."""
-        self._draining = True
+        self._draining, self._compiled = True, None  # which would read on
         self._connections.close_reading()

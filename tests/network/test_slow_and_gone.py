@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from mpbroker.ipc.layout import ProcessorCounter, SlotState
+from mpbroker.ipc.layout import Phase, ProcessorCounter, SlotState
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.supervisor.recovery import Repair
 from tests.network.rig import connected_pair, echo, frame
@@ -291,6 +291,23 @@ def test_an_idle_connection_is_closed_and_a_waiting_one_is_not(make_rig):
 
 
 # -- a processor's successor --------------------------------------------------------
+
+
+def test_a_client_that_never_waits_for_an_answer_is_let_go_when_all_must_end(make_rig):
+    rig = make_rig()
+    client, sent = rig.connect(), 0
+
+    def is_closed() -> bool:
+        nonlocal sent
+        while sent < len(client.frames()) + 5:
+            client.send(frame(b"%d" % sent))
+            sent += 1
+        return client.is_closed
+
+    rig.pump(lambda: is_closed() or client.frames())
+    rig.memory.phase = Phase.DRAINING
+    rig.pump(is_closed)
+    assert client.frames() == rig.requests
 
 
 def test_a_successor_frees_what_handlers_still_had_and_serves(make_rig):
