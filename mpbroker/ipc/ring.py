@@ -3,7 +3,9 @@
 Each operation is one short critical section under a robust mutex, committed by the
 single store to head or tail: killed before it, nothing happened. Nothing inside a
 section can raise or allocate. Sleep flags are read and written under the same mutex,
-so no wake-up is lost between live processes (without it, pure Python lost 0.5 %).
+so no wake-up is lost between live processes (without it, pure Python lost 0.5 %). One
+store needs no mutex: a processor that is awake clears its own flag, since it looks
+under the mutex before it sleeps again.
 
     put    processor:  entries, READY, tail        wakes one sleeping handler
     take   handler:    CLAIMED, head               wakes another if more is left
