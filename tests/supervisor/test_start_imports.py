@@ -36,7 +36,7 @@ BEFORE_THE_FORK = """
     ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment ipc.shared_log_cell
     ipc.transaction_table
     network network.acceptor network.acceptor_guard network.arrivals
-    network.channel network.channel_selector
+    network.channel network.channel_selector network.compiled_turn
     network.connection_ledger network.connection_quotas
     network.connection_rows network.connections network.departures network.errors
     network.frame_length
