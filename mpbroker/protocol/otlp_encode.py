@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
+from mpbroker.protocol.primitives import write_unsigned_varint
+
 _BYTES: Final = 2  # wire types
 _FIXED64: Final = 1
 _DOUBLE: Final = Struct("<d")
@@ -90,13 +92,4 @@ def _fixed(field: int, data: bytes) -> bytes:
 
 def _sized(field: int, data: bytes) -> bytes:
     """A field of a length and bytes; its number is below 16, so that its key fits."""
-    return bytes((field << 3 | _BYTES,)) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return bytes((field << 3 | _BYTES,)) + write_unsigned_varint(len(data)) + data
