@@ -62,9 +62,16 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
             for p in cluster.topic(topic).partitions
         }
         starts = list_offsets(cluster, dict.fromkeys(leaders, EARLIEST), leaders)
-        ends = list_offsets(
-            cluster, dict.fromkeys(leaders, LATEST), leaders, read_committed=True
-        )
+        # Who commits is told when that is decided; the markers follow.
+        ends = whole = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            ends = list_offsets(
+                cluster, dict.fromkeys(leaders, LATEST), leaders, read_committed=True
+            )
+            if all(ends[each].offset >= whole[each].offset for each in leaders):
+                break
+            time.sleep(0.02)
         fetcher = Fetcher(
             cluster,
             {partition: answer.offset for partition, answer in starts.items()},
