@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,8 +82,6 @@ def start(directory: Path, tests: str, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])},
-        # Where all of us run in the background of a shell, it is ignored, by them too.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -155,7 +152,13 @@ def test_that_hangs(mpbroker_server, mpbroker_session_server):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_behind_however_pytest_ends(tmp_path: Path, how: int) -> None:
     notes = [tmp_path / f"server-{number}" for number in range(2)]
-    with start(tmp_path, HANGING, "-n", "0") as process:
+    # In the background of a shell interrupts are ignored, also by whom we start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = start(tmp_path, HANGING, "-n", "0")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         try:
             wait_until(lambda: all(n.exists() and n.read_text() for n in notes), 180)
         finally:
