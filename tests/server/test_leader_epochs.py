@@ -52,8 +52,8 @@ def stage(memory, tmp_path):
     return made
 
 
-def epochs(stage, answers=None):
-    answers = answers or MetadataAnswers(
+def metadata_of(stage):
+    return MetadataAnswers(
         stage.registry,
         node_id=1,
         rack=None,
@@ -61,6 +61,10 @@ def epochs(stage, answers=None):
         create=None,
         leader_epoch=stage.logs.leader_epoch,
     )
+
+
+def epochs(stage, answers=None):
+    answers = answers or metadata_of(stage)
     (topic,) = answers.handle(MetadataRequest(topics=None), 12, "h", 1).topics
     return [each.leader_epoch for each in topic.partitions]
 
@@ -85,14 +89,7 @@ def test_a_directory_that_cannot_be_read_keeps_no_client_from_the_others(
     def broken(directory):
         raise OSError(errno.EIO, "Input/output error")
 
-    answers = MetadataAnswers(
-        stage.registry,
-        node_id=1,
-        rack=None,
-        cluster_id="c",
-        create=None,
-        leader_epoch=stage.logs.leader_epoch,
-    )
+    answers = metadata_of(stage)
     with monkeypatch.context() as patch:
         patch.setattr("mpbroker.storage.log_manager.read_leader_epochs", broken)
         assert epochs(stage, answers) == [-1, -1, -1]
