@@ -271,7 +271,6 @@ class Broker:
             supervisor.on_hangup = control.hang_up
             post_guards(supervisor, memory, listeners, paths[0])
             supervisor.each_turn(partial(live.turn, supervisor))
-            supervisor.every(_WARM_UP_S, roles.warm_up)
             service.begin()
             gc.freeze()
             gc.enable()
@@ -311,6 +310,8 @@ class Broker:
         if self._is_trial:
             supervisor.request_stop()
         _announce(supervisor, listeners, paths, ready_fd, pid_file)
+        # Not before: where a start takes long, it would take longer.
+        supervisor.every(_WARM_UP_S, Roles.warm_up)
 
 
 def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Manifest:

@@ -1,4 +1,5 @@
-"""A broker that writes down what had been imported when it forked each child.
+"""A broker that writes down what had been imported when it forked each child, until it
+says that it is ready: on a slow machine it may have to fork others soon after.
 
 python -m tests.supervisor.start_imports FILE serve ...
 """
@@ -8,17 +9,25 @@ from __future__ import annotations
 import os
 import sys
 
-_fork = os.fork
+_fork, _write = os.fork, os.write
 
 
 def main() -> int:
     fd = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    ready_fd = int(sys.argv[sys.argv.index("--ready-fd") + 1])
+    broker = os.getpid()
 
     def fork() -> int:
-        os.write(fd, " ".join(sys.modules).encode() + b"\n")
+        if os.fork is fork and os.getpid() == broker:
+            _write(fd, " ".join(sys.modules).encode() + b"\n")
         return _fork()
 
-    os.fork = fork
+    def write(to: int, data: bytes) -> int:
+        if to == ready_fd:
+            os.fork, os.write = _fork, _write
+        return _write(to, data)
+
+    os.fork, os.write = fork, write
     from mpbroker.cli import main
 
     return main()
