@@ -1,12 +1,15 @@
 """How clients' attempts to prove who they are have ended, counted by processors.
 
 A processor adds to its own words, and its successors go on with them; readers add up
-all processors there ever were.
+all processors there ever were. A word an AuthenticationResult, and further:
+
+    24    re-authentication  ns, from the first step to the last, of all together
+    25    the longest        ns
 """
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import (
     AUTHENTICATION_TABLES,
@@ -40,7 +43,18 @@ class AuthenticationResult(IntEnum):
     UNAVAILABLE = 16  # we could not judge: no room for the principal, no keys
 
 
-assert len(AuthenticationResult) <= AUTHENTICATION_WORDS
+_LATENCY_SUM: Final = 24
+_LATENCY_MAX: Final = 25
+
+assert len(AuthenticationResult) <= _LATENCY_SUM < _LATENCY_MAX < AUTHENTICATION_WORDS
+
+
+class ReauthenticationLatency(NamedTuple):
+    """How long clients took to prove again who they are."""
+
+    times: int
+    sum_ns: int
+    max_ns: int
 
 
 class AuthenticationCounts:
@@ -52,6 +66,13 @@ class AuthenticationCounts:
 
     def count(self, result: AuthenticationResult) -> None:
         self._words[self._first + result] += 1
+
+    def count_again(self, took_ns: int) -> None:
+        """A client has authenticated again."""
+        words, first = self._words, self._first
+        words[first + AuthenticationResult.REAUTHENTICATED] += 1
+        words[first + _LATENCY_SUM] += took_ns
+        words[first + _LATENCY_MAX] = max(took_ns, words[first + _LATENCY_MAX])
 
 
 def read_authentications(
@@ -65,3 +86,16 @@ def read_authentications(
         result: sum(words[first + result] for first in firsts)
         for result in AuthenticationResult
     }
+
+
+def read_reauthentication(
+    words: memoryview, processors: Iterable[int] = range(MAX_PROCESSORS)
+) -> ReauthenticationLatency:
+    """How long it took with some processors."""
+    times = total = longest = 0
+    for each in processors:
+        first = AUTHENTICATION_TABLES + each * AUTHENTICATION_WORDS
+        times += words[first + AuthenticationResult.REAUTHENTICATED]
+        total += words[first + _LATENCY_SUM]
+        longest = max(longest, words[first + _LATENCY_MAX])
+    return ReauthenticationLatency(times, total, longest)

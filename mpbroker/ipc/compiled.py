@@ -8,7 +8,7 @@ import os
 from operator import attrgetter
 from typing import Final
 
-from mpbroker.ipc import arena, layout, quota_layout
+from mpbroker.ipc import arena, fetched_bytes, layout, quota_layout
 
 try:
     from mpbroker import _core
@@ -18,7 +18,7 @@ except ImportError:  # no compiler where this was installed
 # Anything but the empty string: use the Python twins although the core is there.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
 # Of the functions themselves; a core built from other sources has another one.
-_VERSION: Final = 13
+_VERSION: Final = 14
 
 
 def _obstacle() -> str:
@@ -33,7 +33,12 @@ def _obstacle() -> str:
     try:
         if _core.VERSION != _VERSION:
             raise ValueError(f"version {_core.VERSION}, not {_VERSION}")
-        places = {"layout": layout, "arena": arena, "quota_layout": quota_layout}
+        places = {
+            "layout": layout,
+            "arena": arena,
+            "quota_layout": quota_layout,
+            "fetched_bytes": fetched_bytes,
+        }
         values = []
         for name in _core.layout_names():
             module, _, attribute = name.partition(".")

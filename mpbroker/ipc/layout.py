@@ -1,4 +1,4 @@
-"""Every offset in shared memory, layout version 6, but for segments with a file of
+"""Every offset in shared memory, layout version 7, but for segments with a file of
 their own (session_layout, quota_layout, limits_page...). No other file holds one.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
@@ -31,7 +31,7 @@ of its own, so that two writers never fight for a cache line.
     | request metrics          |  see request_metrics.py
     +--------------------------+
 
-    partition segment (memfd, sparse): one row per partition
+    partition segment (memfd, sparse): one row per partition; then fetched_bytes.py
     session segment (memfd, sparse): see session_layout.py
     arena (memfd, sparse): see arena.py
 """
@@ -40,7 +40,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x6D70_6272_6F6B_6572  # "mpbroker"
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
@@ -54,9 +54,8 @@ MAX_HANDLERS: Final = 59
 # they do, under the id after theirs.
 COORDINATOR: Final = MAX_HANDLERS
 HANDLER_IDS: Final = MAX_HANDLERS + 1  # a bit each in a mask, which must stay positive
-SLOTS_PER_PROCESSOR: Final = (
-    8192  # a parked fetch holds one: 10,000 over two processors
-)
+# A parked fetch holds one: 10,000 over two processors.
+SLOTS_PER_PROCESSOR: Final = 8192
 CONNECTIONS_PER_PROCESSOR: Final = 16384
 MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 
@@ -196,6 +195,8 @@ class ProcessorCounter(IntEnum):
     MOVED_OUT = 15
     LOST = 16  # connections of the dead that could not be carried on
     CLOSED_EXCESS = 17  # above max.connections
+    POLLS = 18
+    EMPTY_POLLS = 19  # that came back early, and with nothing: see network/polls.py
 
 
 # --- handler rows ---------------------------------------------------------------
@@ -229,8 +230,6 @@ class HandlerCounter(IntEnum):
     SYNCS = 3
     REDELIVERED = 4
     IDLE_NS = 5
-    PRODUCED_BYTES = 6
-    FETCHED_BYTES = 7
 
 
 # --- slots ------------------------------------------------------------------------
@@ -341,6 +340,7 @@ class ResponseKind(IntEnum):
 #   6     extent           bytes, in the arena: a frame that outgrew the block; 0: none
 #   7     extent length    bytes: that whole frame, with its size field
 #   8-9   sent             two copies: bytes of the answers before this one
+#   10    encryption       of TLS: version and cipher suite, network/encryption.py; or 0
 #   12    opened           ns
 #   13    active           ns: last time anything moved
 #   14    accept sequence  the acceptor's running number
@@ -368,6 +368,7 @@ CONNECTION_POSITION: Final = 4
 CONNECTION_EXTENT: Final = 6
 CONNECTION_EXTENT_LENGTH: Final = 7
 CONNECTION_SENT: Final = 8
+CONNECTION_ENCRYPTION: Final = 10
 CONNECTION_OPENED: Final = 12
 CONNECTION_ACTIVE: Final = 13
 CONNECTION_ACCEPT_SEQUENCE: Final = 14
@@ -426,7 +427,7 @@ class ConnectionSecurity(IntEnum):
 #   then  errors          a handler: a word an API key and error code
 #   then  software        a handler: SOFTWARE_ENTRIES texts
 #   then  connections     a handler with a request of it: what software it is
-#   then  authentication  a processor: a word an AuthenticationResult
+#   then  authentication  a processor: see authentication_counts.py
 METRICS_LOG_ABOVE: Final = 0
 METRICS_STARTS: Final = 16
 METRICS_DEATHS: Final = 32

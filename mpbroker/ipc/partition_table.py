@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from mpbroker.ipc import fetched_bytes
 from mpbroker.ipc.layout import (
     MAX_PARTITIONS,
     MAX_SLOTS,
@@ -43,7 +44,7 @@ from mpbroker.ipc.robust_mutex import (
 )
 from mpbroker.ipc.segment import Segment
 
-TABLE_BYTES: Final = MAX_PARTITIONS * ROW_WORDS * 8
+TABLE_BYTES: Final = (fetched_bytes.FIRST + fetched_bytes.WORDS) * 8
 _INTENT_ROW_MASK: Final = 0xFFFF_FFFF
 
 
@@ -60,7 +61,7 @@ class LogState(NamedTuple):
     max_timestamp_offset: int = -1
     first_unstable_offset: int = -1  # -1: none, all is stable
     segment_created_ms: int = 0
-    spare: int = 0
+    bytes_in: int = 0  # of all batches appended since the broker's memory was made
 
 
 _STATE_WORDS: Final = len(LogState._fields)

@@ -117,6 +117,8 @@
     X(COUNT_REQUESTS, "layout.ProcessorCounter.REQUESTS")                             \
     X(COUNT_BYTES_IN, "layout.ProcessorCounter.BYTES_IN")                             \
     X(COUNT_BYTES_OUT, "layout.ProcessorCounter.BYTES_OUT")                           \
+    X(COUNT_POLLS, "layout.ProcessorCounter.POLLS")                                   \
+    X(COUNT_EMPTY_POLLS, "layout.ProcessorCounter.EMPTY_POLLS")                       \
     X(KIND_NONE, "layout.ResponseKind.NONE")                                          \
     X(KIND_BYTES, "layout.ResponseKind.BYTES")                                        \
     X(ROW_WORDS, "layout.ROW_WORDS")                                                  \
@@ -130,6 +132,7 @@
     X(ROW_COPIES, "layout.ROW_COPIES")                                                \
     X(ROW_COPY_WORDS, "layout.ROW_COPY_WORDS")                                        \
     X(ROW_ONLINE, "layout.RowStatus.ONLINE")                                          \
+    X(FETCHED_BYTES, "fetched_bytes.FIRST")                                           \
     X(ANSWER_AT, "arena.ANSWER_AT")                                                   \
     X(ANSWER_BYTES, "arena.ANSWER_BYTES")                                             \
     X(BLOCK_BYTES, "arena.BLOCK_BYTES")                                               \
@@ -376,7 +379,7 @@ enum state_word {
     MAX_TIMESTAMP_OFFSET,
     FIRST_UNSTABLE,
     CREATED_MS,
-    SPARE,
+    BYTES_IN,
     STATE_WORDS,
 };
 
@@ -445,6 +448,8 @@ int parse_plain_fetch(const uint8_t *body, int64_t size, int version, plain_fetc
 enum fetched read_plain_fetch(const memory *rows, const read_plan_offsets *at,
                               PyObject *readable, plain_fetch *f, int must_answer,
                               uint8_t *out, int64_t room, int64_t *length);
+/* Count what an answer that is on its way has of each partition, in a handler's words. */
+void count_fetched(const memory *rows, int64_t first, const plain_fetch *f);
 
 /* -- Python objects ------------------------------------------------------------------------ */
 

@@ -24,6 +24,7 @@
 #define BATCH_HEADER 61
 #define STATE_TRIES 100
 #define READ_COMMITTED 1
+#define POSITIONS_KEPT 64
 /* What an answer takes at most: in front, a topic without its name, a partition without
  * its records. */
 #define HEAD_ROOM 32
@@ -164,6 +165,22 @@ find_position(const read_plan_offsets *at, PyObject *plan, int64_t offset)
     int overflow;
     position = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(place, 1), &overflow);
     return overflow ? -1 : position;
+}
+
+int
+remember_place(PyObject *positions, PyObject *segment, int64_t offset, int64_t position)
+{
+    if (positions == NULL || !PyDict_CheckExact(positions))
+        return 1;
+    if (PyDict_GET_SIZE(positions) >= POSITIONS_KEPT)
+        PyDict_Clear(positions);
+    PyObject *number = PyLong_FromLongLong(offset);
+    PyObject *place = Py_BuildValue("(OL)", segment, (long long)position);
+    int result = number != NULL && place != NULL
+                 && PyDict_SetItem(positions, number, place) == 0;
+    Py_XDECREF(number);
+    Py_XDECREF(place);
+    return result;
 }
 
 /* Whether no transaction was ever aborted in the plan's segment. */
@@ -347,4 +364,16 @@ read_plain_fetch(const memory *rows, const read_plan_offsets *at, PyObject *read
     }
     *length = end - out;
     return FETCH_DONE;
+}
+
+void
+count_fetched(const memory *rows, int64_t first, const plain_fetch *f)
+{
+    for (int i = 0; i < f->target_count; i++) {
+        const int64_t at = first + f->targets[i].row;
+        if (f->targets[i].length > 0 && has_words(rows, at, 1)) {
+            store(rows, at, load_relaxed(rows, at) + f->targets[i].length);
+            STEP();
+        }
+    }
 }

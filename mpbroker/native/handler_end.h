@@ -59,6 +59,7 @@ typedef struct {
     read_plan_offsets read_plan;
     long long fetch_max_bytes; /* 0: no fetches */
     int64_t claimed;           /* a slot's state and handler while we execute it */
+    int64_t fetched;           /* the first of this handler's words: fetched_bytes.py */
     plain_fetch fetch;         /* the last one, for fetch_waits() */
     plain_produce produce;     /* the last one, for appended() */
     quotas quotas;

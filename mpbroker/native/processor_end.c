@@ -68,8 +68,10 @@ processor_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (!has_words(&self->control, 0, L.CONTROL_WORDS)
-        || !has_words(&self->control, counters, L.COUNT_BYTES_OUT + 1)
-        || L.COUNT_REQUESTS > L.COUNT_BYTES_OUT || L.COUNT_BYTES_IN > L.COUNT_BYTES_OUT
+        || !has_words(&self->control, counters, L.COUNT_EMPTY_POLLS + 1)
+        || L.COUNT_REQUESTS > L.COUNT_EMPTY_POLLS
+        || L.COUNT_BYTES_IN > L.COUNT_EMPTY_POLLS
+        || L.COUNT_BYTES_OUT > L.COUNT_EMPTY_POLLS || L.COUNT_POLLS > L.COUNT_EMPTY_POLLS
         || !is_slot(first_slot) || processor < 0 || processor >= L.MAX_PROCESSORS
         || PyList_GET_SIZE(in_flight) > L.MAX_SLOTS - first_slot) {
         Py_DECREF(self);
@@ -166,13 +168,6 @@ static void
 put(PyObject *channel, Py_ssize_t offset, PyObject *value)
 {
     set_slot(channel, offset, Py_NewRef(value));
-}
-
-static void
-count(const processor_end *self, int64_t counter, int64_t amount)
-{
-    int64_t at = self->counters + counter;
-    store(&self->control, at, load_relaxed(&self->control, at) + amount);
 }
 
 /* -- requests ---------------------------------------------------------------------------- */

@@ -27,6 +27,13 @@ typedef struct {
     channel_offsets at;
 } processor_end;
 
+static inline void
+count(const processor_end *self, int64_t counter, int64_t amount)
+{
+    int64_t at = self->counters + counter;
+    store(&self->control, at, load_relaxed(&self->control, at) + amount);
+}
+
 enum outcome {
     FAILED = -1, /* an exception is set */
     UNUSUAL = 0, /* Python goes on from here */

@@ -113,6 +113,9 @@ processor_turn(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     PyObject *left = process_events(self, events, found, now), *slots = NULL,
              *answers = NULL, *result = NULL;
     int64_t waited = timeout_ms ? now - before : 0;
+    count(self, L.COUNT_POLLS, 1);
+    if (timeout_ms && !found && waited < timeout_ms * (int64_t)500000)
+        count(self, L.COUNT_EMPTY_POLLS, 1); /* see network/polls.py */
     /* Its owner is awake, and looks there before it sleeps again. */
     ring_forget_sleeper(self->responses);
     if (left != NULL && publish_all(self))

@@ -321,7 +321,7 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     state[BYTES_SINCE_INDEX] += added;
     if (part->is_transactional && state[FIRST_UNSTABLE] < 0)
         state[FIRST_UNSTABLE] = end_offset;
-    state[SPARE] = 0;
+    state[BYTES_IN] += added;
     commit(rows, row, version + 1, state);
     /* What clear_intent does: we know what a successor would have to find out. */
     store(arena, p->progress + ordinal, end_offset);

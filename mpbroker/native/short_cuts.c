@@ -15,7 +15,6 @@
 #define API_VERSIONS 18
 #define PRODUCE_FLEXIBLE_FROM 9
 #define MAX_KEY_BYTES 512
-#define POSITIONS_KEPT 64
 #define TOPIC_IDS_FROM 13 /* a produce or a fetch names its topics by id */
 
 /* What execute() returns. None: not for the short cut. An API's key: answered. Added to
@@ -105,6 +104,7 @@ handler_set_fetches(PyObject *object, PyObject *args)
         return NULL;
     self->read_plan = at;
     self->claimed = (handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_CLAIMED;
+    self->fetched = L.FETCHED_BYTES + handler * L.MAX_PARTITIONS;
     self->fetch_max_bytes = max_bytes;
     Py_RETURN_NONE;
 }
@@ -208,22 +208,6 @@ execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
     memcpy(out + 4, PyBytes_AS_STRING(body), length);
     STEP();
     return answer_slot(self, slot, L.KIND_BYTES, at, length + 8) ? 1 : -1;
-}
-
-int
-remember_place(PyObject *positions, PyObject *segment, int64_t offset, int64_t position)
-{
-    if (positions == NULL || !PyDict_CheckExact(positions))
-        return 1;
-    if (PyDict_GET_SIZE(positions) >= POSITIONS_KEPT)
-        PyDict_Clear(positions);
-    PyObject *number = PyLong_FromLongLong(offset);
-    PyObject *place = Py_BuildValue("(OL)", segment, (long long)position);
-    int result = number != NULL && place != NULL
-                 && PyDict_SetItem(positions, number, place) == 0;
-    Py_XDECREF(number);
-    Py_XDECREF(place);
-    return result;
 }
 
 /* Remember where a waiting fetch of these records will begin to read. */
@@ -516,7 +500,10 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
               generation_of(load(&self->control, state)) | self->claimed);
         STEP();
     }
-    return answer_slot(self, slot, L.KIND_BYTES, at, length) ? FETCH_DONE : FETCH_FAILED;
+    if (!answer_slot(self, slot, L.KIND_BYTES, at, length))
+        return FETCH_FAILED;
+    count_fetched(&self->rows, self->fetched, f);
+    return FETCH_DONE;
 }
 
 /* A slot's request; NULL if it is nothing, or the tables are not right. */

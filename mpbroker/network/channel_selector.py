@@ -36,11 +36,16 @@ def end_connection(sock: socket.socket) -> None:
 
 
 class ChannelSelector:
-    """One processor's epoll set, and the system calls on its sockets."""
+    """One processor's epoll set, and the system calls on its sockets.
+
+    Attributes:
+        found: how many events the last poll came back with, of whatever kind.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self.fd = self._epoll.fileno()  # for the compiled core, which waits too
+        self.found = 0
 
     def watch(self, fd: int) -> None:
         """Watch something that is no channel, level-triggered."""
@@ -67,7 +72,9 @@ class ChannelSelector:
 
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
         """Return (fd, events); at most a few hundred a turn, the others next time."""
-        return self._epoll.poll(timeout_s, _MAX_EVENTS)
+        events = self._epoll.poll(timeout_s, _MAX_EVENTS)
+        self.found = len(events)
+        return events
 
     def receive(self, channel: Channel, into: memoryview) -> int:
         """Receive once; 0: nothing is there, CLOSED: the connection is finished."""

@@ -16,6 +16,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_ACTIVE,
     CONNECTION_COOKIE,
     CONNECTION_COPY_SHIFT,
+    CONNECTION_ENCRYPTION,
     CONNECTION_EXTENT,
     CONNECTION_FD,
     CONNECTION_HOLDER,
@@ -163,6 +164,7 @@ class ConnectionRows:
         words[word + CONNECTION_SENT] = 0
         words[word + CONNECTION_PRINCIPAL] = 0
         words[word + CONNECTION_MUTED_UNTIL] = 0
+        words[word + CONNECTION_ENCRYPTION] = 0
         words[word + CONNECTION_SECURITY] = security
         words[word + CONNECTION_OWNER] = self._processor + 1
         words[word + CONNECTION_HOLDER] = self._holder
@@ -188,6 +190,10 @@ class ConnectionRows:
         words[word + CONNECTION_PRINCIPAL] = principal
         # Last: from here on a successor may carry it on.
         words[word + CONNECTION_SECURITY] = session_ends_ms << SESSION_SHIFT | security
+
+    def encrypted(self, connection: int, encryption: int) -> None:
+        """Note by what TLS: see encryption.py."""
+        self._words[connection_row(connection) + CONNECTION_ENCRYPTION] = encryption
 
     def begin(self, word: int, base: int, sent: int) -> None:
         """Say where both streams are, of a connection that is still PRIVATE."""

@@ -57,6 +57,7 @@ from mpbroker.network.connections import Connections
 from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
 from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
+from mpbroker.network.polls import Polls
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import ReadResult, RequestReader
 from mpbroker.network.response_sender import ResponseSender, SendResult
@@ -91,8 +92,7 @@ class Processor:
         control: the control segment.
         arena: requests and answers.
         arena_layout: where in it.
-        ring: the request ring.
-        doorbell: its own.
+        ring, doorbell: the request ring; its own doorbell.
         handovers: both ends of every processor's Unix socket, by id: it gets its own
             connections from one, and gives them away to others.
         keeper: has a duplicate of every socket, and needs them all again if it dies.
@@ -158,8 +158,8 @@ class Processor:
         self._postponed: deque[Channel] = deque()  # readable while the ring was full
         self._throttles = Throttles(control.words)
         self._costs = NetworkCosts(processor, control.words)
+        self._polls = Polls(processor, control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
-        # The plain part of a turn in C, if it is there: see native/processor_turn.c.
         self._compiled = compiled_turn(
             processor, control, arena, self._selector, self._connections, self._requests
         )
@@ -180,8 +180,7 @@ class Processor:
         words = self._words
         self.take_over()
         self._look()
-        # Descriptors that a dead predecessor took along cannot come any more: give
-        # the acceptor its credit back.
+        # What a dead predecessor took along cannot come: the acceptor's credit is back.
         words[self._row + PROCESSOR_REGISTERED] = words[self._row + PROCESSOR_HANDED]
         words[self._row + PROCESSOR_READY] = words[self._row + PROCESSOR_INCARNATION]
         note(EventKind.SERVING, words[self._row + PROCESSOR_INCARNATION])
@@ -244,6 +243,7 @@ class Processor:
         started = time.monotonic_ns()
         events = self._selector.poll(wait_s)
         self._now = time.monotonic_ns()
+        self._polls.count(self._selector.found, self._now - started, wait_s)
         if not is_waiting_for_room:
             self._busy = bool(events)
             if wait_s:
@@ -573,6 +573,7 @@ class Processor:
         """Once a second: idle connections, memory, draining."""
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._costs.beat(self._now)
+        self._polls.look(self._now)
         if self.limits is not None:
             self._max_idle_ns = self._connections.obey(self.limits.read())
         expired = self._now - self._max_idle_ns if self._max_idle_ns > 0 else 0

@@ -186,6 +186,10 @@ class SecureProcessor(Processor):
             if not has_tls:
                 security = security_of_mechanism(session.mechanism)
             self._counts.count(R.AUTHENTICATED)
+        if has_tls:
+            from mpbroker.network.encryption import encryption_word
+
+            self._rows.encrypted(channel.connection, encryption_word(channel.sock))
         self._rows.authenticated(channel.connection, number, security, ends_ms)
         self._connections.admit(channel)
         if not has_tls:
@@ -287,9 +291,10 @@ class SecureProcessor(Processor):
             assert session is not None
             security = security_of(self._words, channel.connection)
             number = self._words[channel.row + CONNECTION_PRINCIPAL]
+            began_ns = self._leases[channel.connection].reauthenticated_ns
             ends_ms = self._lease(channel, session, self._now)
             self._rows.authenticated(channel.connection, number, security, ends_ms)
-            self._counts.count(R.REAUTHENTICATED)
+            self._counts.count_again(time.monotonic_ns() - began_ns)
         elif authenticator.error is not None:
             error = authenticator.error
             self._counts.count(error.result)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from mpbroker.ipc.fetched_bytes import first_word
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.protocol.acl import AclOperation
 from mpbroker.protocol.error_code import ErrorCode
@@ -108,6 +109,7 @@ class FetchService:
         self._sessions = sessions
         self._purgatory = purgatory
         self._fetch_max_bytes = fetch_max_bytes
+        self._fetched_word = first_word(handler)
         self.quotas: ClientQuotas | None = None
         self._plain = plain
         if plain is not None:
@@ -366,6 +368,9 @@ class FetchService:
             if not answer.full and not self._is_news(answer, target, result, error):
                 continue
             answers.append((target, partition_data(target, result, error, read_small)))
+            if result is not None and target.log is not None:
+                row = target.log.row
+                row.words[self._fetched_word + row.index] += result.length
         response = FetchResponse(
             session_id=answer.session_id, responses=grouped(answers)
         )

@@ -149,7 +149,7 @@ class PartitionLog(LogSync):
             max_timestamp_offset,
             unstable,
             created_ms,
-            _,
+            bytes_in,
         ) = state = STATE.unpack_from(self._bytes, self._copy_bytes[version & 1])
         if (
             active_base != self._active_base
@@ -250,7 +250,7 @@ class PartitionLog(LogSync):
                 max_timestamp_offset,
                 unstable,
                 created_ms,
-                0,
+                bytes_in + added,
             )
             # The commit: one aligned store. Before it nothing happened, after it all.
             words[self._version_word] = version + 1
@@ -340,6 +340,7 @@ class PartitionLog(LogSync):
                 active_base_offset=base_offset,
                 first_unstable_offset=state.first_unstable_offset,
                 segment_created_ms=now_ms,
+                bytes_in=state.bytes_in,
             )
         )
         self._active.close_indexes()

@@ -168,7 +168,7 @@ class PartitionView:
                 loaded.truncated_bytes,
                 loaded.state.log_end_offset,
             )
-        row.publish(loaded.state)
+        row.publish(loaded.state._replace(bytes_in=row.snapshot().bytes_in))
         row.log_start_offset = loaded.log_start_offset
         row.durable_end_offset = loaded.state.log_end_offset
         row.structure_version = (row.structure_version | 1) + 1

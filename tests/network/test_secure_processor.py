@@ -11,11 +11,17 @@ import time
 import pytest
 
 from mpbroker.ipc.authentication_counts import AuthenticationResult as R
-from mpbroker.ipc.layout import ConnectionSecurity
+from mpbroker.ipc.authentication_counts import read_reauthentication
+from mpbroker.ipc.layout import (
+    CONNECTION_ENCRYPTION,
+    ConnectionSecurity,
+    connection_row,
+)
 from mpbroker.ipc.principals import PrincipalsFullError
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.network.connection_export import KeptSocket, export_connections
 from mpbroker.network.connection_rows import security_of
+from mpbroker.network.encryption import encryption_names, registered_name
 from mpbroker.network.hand_over import HAS_ROW
 from mpbroker.network.listener_security import SaslSettings
 from mpbroker.protocol.api_key import ApiKey
@@ -309,6 +315,8 @@ def test_a_session_is_prolonged_between_requests(sasl_rig):
     assert rig.requests == [metadata] * 2
     assert token_answer(frame(client.frames()[2])).session_lifetime_ms == 60_000
     assert rig.counted(R.REAUTHENTICATED) == 1
+    latency = read_reauthentication(rig.memory.control.words)
+    assert latency.times == 1 and latency.sum_ns == latency.max_ns > 0
 
 
 def test_who_fails_to_authenticate_again_is_told_and_closed(sasl_rig):
@@ -373,7 +381,20 @@ def test_requests_of_all_sizes_pass_over_tls_both_ways(tls_rig, certificates, ve
         client.send(frame(body))
     rig.pump(lambda: client.frames() == bodies)
     assert rig.counted(R.HANDSHAKE) == 1
-    assert security_of(rig.memory.control.words, 0) == ConnectionSecurity.PRIVATE
+    words = rig.memory.control.words
+    assert security_of(words, 0) == ConnectionSecurity.PRIVATE
+    cipher, protocol = encryption_names(
+        words[connection_row(0) + CONNECTION_ENCRYPTION]
+    )
+    assert protocol == version.name.replace("_", ".")
+    openssls, _, _ = client.sock.cipher()
+    assert cipher == registered_name(openssls)
+    # The next connection in the same row begins with nothing of it.
+    client.close()
+    rig.pump(lambda: rig.connections == 0)
+    rig.connect_tls(context)
+    rig.pump(lambda: len(rig.processor._unready) == 1)
+    assert words[connection_row(0) + CONNECTION_ENCRYPTION] == 0
 
 
 def test_what_openssl_has_decrypted_already_waits_for_no_event(tls_rig, certificates):

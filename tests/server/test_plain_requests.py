@@ -397,6 +397,7 @@ def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(
         row.settle()
         committed = row.log_end_offset - start
         assert committed in (0, 1)
+        assert row.snapshot().bytes_in == row.snapshot().active_size
         assert row.words[row.base + ROW_INTENT] == 0
         assert short.progress() == (committed, [start][:committed])
         outcomes.add(committed)

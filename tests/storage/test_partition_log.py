@@ -109,6 +109,8 @@ def test_a_full_segment_is_rolled_and_named_by_its_first_offset(
     names = sorted(p.name for p in (tmp_path / "t-0").glob("*.log"))
     assert names == [f"{base:020d}.log" for base in (0, 3, 6, 9)]
     assert log.size_in_bytes() == 12 * len(batch(bytes(232)).data)
+    # What came in is counted on, whatever the active segment.
+    assert log.row.snapshot().bytes_in == log.size_in_bytes()
 
 
 def test_a_segment_is_rolled_when_its_first_record_is_segment_ms_older(

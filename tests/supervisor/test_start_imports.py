@@ -30,7 +30,7 @@ BEFORE_THE_FORK = """
     config.sources
     _core ipc ipc.arena ipc.black_box ipc.client_instances ipc.client_software
     ipc.compiled ipc.doorbell
-    ipc.error_counts ipc.errors ipc.fdpass
+    ipc.error_counts ipc.errors ipc.fdpass ipc.fetched_bytes
     ipc.lane ipc.layout ipc.log_levels ipc.network_costs ipc.parts
     ipc.partition_table ipc.request_metrics
     ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment ipc.shared_log_cell
@@ -40,7 +40,8 @@ BEFORE_THE_FORK = """
     network.connection_ledger network.connection_quotas
     network.connection_rows network.connections network.departures network.errors
     network.frame_length
-    network.hand_over network.processor network.request_channel network.request_reader
+    network.hand_over network.polls
+    network.processor network.request_channel network.request_reader
     network.response_sender network.succession network.tcp_counters
     protocol protocol._records protocol.api_key protocol.batch_header
     protocol.compression protocol.crc32c protocol.error_code protocol.errors

@@ -12,11 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from mpbroker.ipc.authentication_counts import read_authentications
+from mpbroker.ipc.authentication_counts import (
+    read_authentications,
+    read_reauthentication,
+)
 from mpbroker.ipc.black_box import BlackBox, box_number
 from mpbroker.ipc.client_software import software_of
 from mpbroker.ipc.error_counts import read_errors
 from mpbroker.ipc.layout import (
+    CONNECTION_ENCRYPTION,
     CONTROL_RING,
     COORDINATOR,
     COORDINATOR_RING,
@@ -42,11 +46,13 @@ from mpbroker.ipc.layout import (
     HandlerCounter,
     Phase,
     ProcessorCounter,
+    connection_row,
     handler_row,
     processor_row,
     response_ring,
 )
 from mpbroker.ipc.request_metrics import Stage, read_apis
+from mpbroker.network.encryption import encryption_names
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_view import BrokerView, api_name
 from mpbroker.supervisor.metrics.exposition import (
@@ -54,12 +60,14 @@ from mpbroker.supervisor.metrics.exposition import (
     counter,
     gauge,
     histogram,
+    summary,
 )
 from mpbroker.supervisor.metrics.new_connections import new_connections
 from mpbroker.supervisor.metrics.partitions import PartitionFigures, Partitions
 from mpbroker.supervisor.metrics.quotas import quota_families
 from mpbroker.supervisor.metrics.request_log_counts import error_name
 from mpbroker.supervisor.metrics.request_memory import request_memory
+from mpbroker.supervisor.metrics.topic_traffic import topic_families
 
 if TYPE_CHECKING:
     from mpbroker.supervisor.memory import BrokerMemory
@@ -69,6 +77,8 @@ _NS: Final = 1e9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SILENT_NS: Final = 30_000_000_000
 _CONNECTIONS_A_LOOK: Final = 100_000
+# Kafka's limit, of combinations of a cipher suite and a version.
+_ENCRYPTIONS_SHOWN: Final = 100
 _CLOSED: Final = {
     ProcessorCounter.CLOSED_BY_PEER: "peer",
     ProcessorCounter.CLOSED_BAD_FRAME: "bad_frame",
@@ -105,6 +115,7 @@ class Collector:
         quota_window: tuple[int, int] = (11, 1_000_000_000),
     ) -> None:
         self._words = memory.control.words
+        self._table = memory.table
         self._boxes = memory.boxes.words
         self._arena_layout = memory.arena_layout
         self._view = BrokerView(
@@ -132,10 +143,12 @@ class Collector:
             *self._handlers(),
             *self.connections(),
             *self._authentications(),
+            *self._reauthentications(),
             *quota_families(self._quotas, *self._quota_window),
             *new_connections(self._words, self._listeners),
             request_memory(self._words, self._arena_layout),
             *self._logs(logs),
+            *topic_families(self._table, self._partitions.registry, self._ever()),
             *self._groups(logs),
         ]
 
@@ -276,6 +289,11 @@ class Collector:
             "mpbroker_received_bytes_total", "Bytes of requests received."
         )
         sent = counter("mpbroker_sent_bytes_total", "Bytes of answers sent.")
+        polls = counter("mpbroker_processor_polls_total", "Looks for events.")
+        empty = counter(
+            "mpbroker_processor_empty_polls_total",
+            "Those that came back early and with nothing.",
+        )
         totals: Counter[ProcessorCounter] = Counter()
         for number in range(MAX_PROCESSORS):
             row = processor_row(number)
@@ -285,6 +303,9 @@ class Collector:
                 totals[each] += words[row + PROCESSOR_COUNTERS + each]
             idle_ns = words[row + PROCESSOR_COUNTERS + ProcessorCounter.IDLE_NS]
             idle.add(idle_ns / _NS, processor=number)
+            counters = row + PROCESSOR_COUNTERS
+            polls.add(words[counters + ProcessorCounter.POLLS], processor=number)
+            empty.add(words[counters + ProcessorCounter.EMPTY_POLLS], processor=number)
         for each, reason in _WAITS.items():
             waits.add(totals[each], reason=reason)
         for each, reason in _CLOSED.items():
@@ -293,17 +314,21 @@ class Collector:
         resumed.add(totals[ProcessorCounter.RESUMED])
         received.add(totals[ProcessorCounter.BYTES_IN])
         sent.add(totals[ProcessorCounter.BYTES_OUT])
-        return idle, waits, moved, resumed, closed, received, sent
+        return idle, polls, empty, waits, moved, resumed, closed, received, sent
 
     def connections(self) -> Iterable[Family]:
-        """Open connections, by listener and by what their clients say they are."""
+        """Open connections: by listener, what their clients are, and encryption."""
         words = self._words
         by_listener = Counter(dict.fromkeys(range(len(self._listeners)), 0))
         by_software: Counter[tuple[str, str]] = Counter()
+        by_encryption: Counter[int] = Counter()
         found, _ = self._view.connections(0, _CONNECTIONS_A_LOOK)
         for each in found:
             by_listener[each["listener"]] += 1
             by_software[software_of(words, each["row"])] += 1
+            word = words[connection_row(each["row"]) + CONNECTION_ENCRYPTION]
+            if word:
+                by_encryption[word] += 1
         open_ = gauge("mpbroker_connections", "Open connections, by listener.")
         for index, count in sorted(by_listener.items()):
             if 0 <= index < len(self._listeners):
@@ -313,7 +338,14 @@ class Collector:
             clients.add(
                 count, client_software_name=name, client_software_version=version
             )
-        return open_, clients
+        encrypted = gauge(
+            "mpbroker_tls_connections",
+            "Open connections with TLS, by cipher suite and version.",
+        )
+        for word, count in by_encryption.most_common(_ENCRYPTIONS_SHOWN):
+            cipher, protocol = encryption_names(word)
+            encrypted.add(count, cipher=cipher, protocol=protocol)
+        return open_, clients, encrypted
 
     def _authentications(self) -> Iterable[Family]:
         """How clients' attempts to prove who they are ended, where there were any."""
@@ -327,6 +359,22 @@ class Collector:
         for result, count in counts.items():
             ended.add(count, result=result.name.lower())
         return (ended,)
+
+    def _reauthentications(self) -> Iterable[Family]:
+        """How long clients took to prove again who they are, if any had to."""
+        latency = read_reauthentication(self._words)
+        if not latency.times:
+            return ()
+        again = summary(
+            "mpbroker_reauthentication_seconds",
+            "Time from a client's first step to prove itself again to the last.",
+        )
+        again.add_summary(latency.sum_ns / _NS, latency.times)
+        longest = gauge(
+            "mpbroker_reauthentication_max_seconds", "The longest since the start."
+        )
+        longest.add(latency.max_ns / _NS)
+        return again, longest
 
     # -- handlers ------------------------------------------------------------------
 

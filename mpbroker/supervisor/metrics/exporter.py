@@ -23,6 +23,7 @@ from mpbroker.supervisor.metrics.kafka_names import kafka_families
 from mpbroker.supervisor.metrics.partitions import Partitions
 from mpbroker.supervisor.metrics.request_log import RequestLog
 from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
+from mpbroker.supervisor.metrics.selector_names import SelectorNames
 from mpbroker.supervisor.metrics.status import status_of
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Exporter:
         self._registry = registry
         self._lag = GroupLag(registry, logs)
         self._idle = IdleRatios(self._words)
+        self._selectors = SelectorNames(self._words, listeners)
         self._with_kafka_names = config.metrics_kafka_names_enable
         self._node_id = config.node_id
         pid = self._words[HEADER + HEADER_SUPERVISOR_PID]
@@ -122,6 +124,7 @@ class Exporter:
         if now >= self._next_idle_look:
             self._next_idle_look = now + _IDLE_LOOK_S
             self._idle.look(time.monotonic_ns())
+            self._selectors.look(time.monotonic_ns())
         if self._request_log is not None:
             self._request_log.drain()
 
@@ -158,6 +161,7 @@ class Exporter:
             found = [*self._collector.collect(), self._idle.family()]
             if self._with_kafka_names:
                 found.extend(kafka_families(found, self._node_id))
+                found.extend(self._selectors.families())
             self._families, self._collected = found, time.monotonic()
         return self._families
 

@@ -38,6 +38,12 @@ class Family:
         self.samples.append(("_sum", base, histogram.sum_ns / 1e9))
         self.samples.append(("_count", base, total))
 
+    def add_summary(self, total: float, count: int, **labels: object) -> None:
+        """Add the samples of a summary without quantiles."""
+        base = tuple(labels.items())
+        self.samples.append(("_sum", base, total))
+        self.samples.append(("_count", base, count))
+
 
 def counter(name: str, text: str) -> Family:
     return Family(name, "counter", text)
@@ -49,6 +55,10 @@ def gauge(name: str, text: str) -> Family:
 
 def histogram(name: str, text: str) -> Family:
     return Family(name, "histogram", text)
+
+
+def summary(name: str, text: str) -> Family:
+    return Family(name, "summary", text)
 
 
 def render(families: Iterable[Family]) -> bytes:

@@ -14,6 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mpbroker.supervisor.metrics.exposition import Family, counter, gauge
 from mpbroker.supervisor.metrics.request_memory import NAME as REQUEST_MEMORY
+from mpbroker.supervisor.metrics.topic_traffic import (
+    FETCHED,
+    PRODUCED,
+    TOPIC_FETCHED,
+    TOPIC_PRODUCED,
+)
 
 Labels = dict[str, object]
 Families = Mapping[str, Family]
@@ -37,9 +43,14 @@ _SUMS = {
     "mpbroker_group_committed_offset": "kafka_consumergroup_current_offset_sum",
     "mpbroker_group_lag": "kafka_consumergroup_lag_sum",
 }
+# Of all topics, and by topic.
 _TOTALS = {
-    "mpbroker_received_bytes_total": "kafka_server_brokertopicmetrics_bytesin_total",
-    "mpbroker_sent_bytes_total": "kafka_server_brokertopicmetrics_bytesout_total",
+    "kafka_server_brokertopicmetrics_bytesin_total": (PRODUCED, TOPIC_PRODUCED),
+    "kafka_server_brokertopicmetrics_bytesout_total": (FETCHED, TOPIC_FETCHED),
+}
+_CONNECTIONS = {
+    "mpbroker_client_connections": "software",
+    "mpbroker_tls_connections": "tls_info",
 }
 _IDLE = {
     "processor": "kafka_network_socketserver_networkprocessoravgidle_percent",
@@ -70,11 +81,15 @@ def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]
             yield _renamed(name, text, by_name[source])
     for source, name in _SUMS.items():
         yield _sum(name, by_name[source], ("group", "topic"))
-    for source, name in _TOTALS.items():
-        family = counter(name, "Of all topics.")
-        for _, _, value in by_name[source].samples:
-            family.add(value)
+    for name, sources in _TOTALS.items():
+        family = counter(name, "Of all topics; and by topic.")
+        for source in sources:
+            for _, labels, value in by_name[source].samples:
+                family.add(value, **dict(labels))
         yield family
+    for source, what in _CONNECTIONS.items():
+        name = f"kafka_server_socket_server_metrics_connections_{what}"
+        yield _renamed(name, "Connections of all processors.", by_name[source])
     yield from _requests(by_name)
     yield from _partitions(by_name, node_id)
     yield from _broker(by_name)

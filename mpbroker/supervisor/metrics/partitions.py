@@ -50,7 +50,7 @@ class Partitions:
         self, memory: BrokerMemory, registry: TopicRegistry, log_dirs: list[str]
     ) -> None:
         self._words = memory.table.segment.words
-        self._registry = registry
+        self.registry = registry
         self._log_dirs = log_dirs
         self._closed: dict[int, tuple[tuple[int, int], int]] = {}
         self.unloaded = 0  # of the last look: nobody has touched them since the start
@@ -58,7 +58,7 @@ class Partitions:
 
     def __iter__(self) -> Iterator[PartitionFigures]:
         self.unloaded = self.not_shown = shown = 0
-        for topic in list(self._registry.topics()):
+        for topic in list(self.registry.topics()):
             for partition, row in enumerate(topic.partitions):
                 status = self._words[row * ROW_WORDS + ROW_STATUS]
                 if status not in (RowStatus.ONLINE, RowStatus.OFFLINE):

@@ -161,6 +161,43 @@ def test_dashboards_for_kafka_find_sums_and_shares(broker):
     assert now["kafka_network_socketserver_memorypoolused"] >= 0
 
 
+def test_bytes_are_shown_by_topic_and_of_all_under_kafkas_names_too(broker):
+    client = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader"})
+    client.assign([TopicPartition("flights", 0, 0)])
+    records = wait_until(lambda: client.consume(1, 1))
+    client.close()
+    assert records[0].error() is None
+    now = metrics(broker)
+    for kind, name in (("produced", "bytesin"), ("fetched", "bytesout")):
+        ours = now[f'mpbroker_topic_{kind}_bytes_total{{topic="flights"}}']
+        assert now[f"mpbroker_{kind}_bytes_total"] >= ours > 100
+        theirs = f"kafka_server_brokertopicmetrics_{name}_total"
+        assert now[f'{theirs}{{topic="flights"}}'] == ours
+        assert now[theirs] >= ours
+    in_file = now['mpbroker_log_size_bytes{topic="flights",partition="0"}']
+    assert now['mpbroker_topic_produced_bytes_total{topic="flights"}'] == in_file
+
+
+def test_processors_are_shown_as_kafkas_selectors(broker):
+    prefix = "kafka_server_socket_server_metrics_"
+    labels = '{listener="PLAINTEXT",network_processor="0"}'
+    # Shares and rates are there after two looks.
+    ratio = f"{prefix}io_ratio{labels}"
+    now = wait_until(lambda: ratio in (found := metrics(broker)) and found)
+    waiting, working = (
+        now[f"{prefix}{name}_ratio{labels}"] for name in ("io_wait", "io")
+    )
+    assert 0 <= waiting <= 1 and waiting + working == pytest.approx(1)
+    assert now[f"{prefix}select_total{labels}"] > 1
+    assert now[f"{prefix}connection_creation_total{labels}"] > 1
+    assert now[f"{prefix}request_size_avg{labels}"] > 8
+    assert now[f"{prefix}select_rate{labels}"] >= 0
+    assert now[f"{prefix}reauthentication_latency_max{labels}"] == 0
+    polls = 'mpbroker_processor_polls_total{processor="0"}'
+    assert now[polls] >= 1
+    assert now['mpbroker_processor_empty_polls_total{processor="0"}'] <= now[polls]
+
+
 def test_a_topic_that_is_deleted_is_shown_no_more(broker):
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("brief", b"x", partition=0)
