@@ -371,7 +371,10 @@ def resolve(host: str, port: int) -> list[Address]:
     Raises:
         OSError: it has none.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # "a..b", say
+        raise socket.gaierror(socket.EAI_NONAME, "no host can be called so") from None
     addresses = [Address(str(entry[4][0]), port) for entry in found]
     return list(dict.fromkeys(addresses))
 

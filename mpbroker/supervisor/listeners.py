@@ -159,7 +159,12 @@ def _is_at(sock: socket.socket, endpoint: EndPoint) -> bool:
         return host in ("::", "0.0.0.0")
     try:
         found = socket.getaddrinfo(
-            endpoint.host, port, sock.family, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
+            endpoint.host.encode(),
+            port,
+            sock.family,
+            socket.SOCK_STREAM,
+            0,
+            socket.AI_PASSIVE,
         )
     except OSError:
         return False  # binding will say why

@@ -244,9 +244,9 @@ class HostNames:
         """Return a host's addresses; as they were, if it cannot be looked up now."""
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: it can be no name
             known = self._known.get(host, [])
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
                 self.are_lacking = True
                 return known
             _LOG.warning(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.selector import PlaintextChannel, Selector
+from mpbroker.client.selector import PlaintextChannel, Selector, resolve
 
 
 @pytest.fixture
@@ -257,3 +257,9 @@ def test_one_that_cannot_be_closed_does_not_keep_the_others_open(server):
         peer.settimeout(90)
         assert peer.recv(1) == b""
         peer.close()
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 70, "\udcff"])
+def test_what_no_host_can_be_called_is_as_unknown_as_other_names(name):
+    with pytest.raises(socket.gaierror):
+        resolve(name, 9092)

@@ -46,3 +46,9 @@ def test_who_had_no_descriptor_to_ask_with_asks_again(monkeypatch, number):
     for _ in range(3):
         live.turn(None)
     assert found == [[], [], HERE]
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 70 + ".example", "\u2028"])
+def test_what_no_host_can_be_called_has_no_address(name, caplog):
+    assert HostNames().addresses(name) == []
+    assert "a quota of it has no effect" in caplog.text

@@ -33,7 +33,11 @@ def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket |
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            # As bytes: of a str the codec "idna" refuses "a..b" in a way of its own.
+            host.encode() or None,
+            port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
         )[0]
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         try:
