@@ -176,7 +176,8 @@ class CoordinatorProcess:
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
             self._epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
-        # The topic was deleted under us: only a new start knows what is left.
+        # The topic was deleted under us, or somebody has made it with another number of
+        # partitions: only a new start knows what is left, and who is in which.
         self.must_restart = False
 
     # -- the loop ------------------------------------------------------------------
@@ -356,6 +357,13 @@ class CoordinatorProcess:
     def _failed(self, log: int, error: ApiError) -> None:
         """A log cannot be written."""
         _LOG.error("the coordinator's records cannot be written: %s", error)
+        groups, transactions = self._coordinator, self._transactions
+        if (
+            groups.num_partitions != self._topic.num_partitions
+            or transactions.coordinator.num_partitions
+            != transactions.topic.num_partitions
+        ):
+            self.must_restart = True
         self._lose(log)
 
     def _lose(self, log: int) -> None:
@@ -534,26 +542,24 @@ class CoordinatorProcess:
                     self._replay(partition, record, now_ms)
                 replayed += len(records)
                 yield replayed
+            self._note_end(partition, self._topic.log_of(partition))
         except (ApiError, OSError) as error:
             _LOG.error("partition %d of groups cannot be loaded: %s", partition, error)
             coordinator.failed(partition)
             self._load_again(partition)
-        else:
-            self._note_end(partition, self._topic.log_of(partition))
         coordinator.loaded(partition, clock.now_ms())
 
     def _load_transactions(self, partition: int) -> Iterator[int]:
         transactions, log = self._transactions, transaction_log(partition)
         try:
             yield from transactions.replay_partition(partition)
+            self._note_end(log, transactions.topic.log_of(partition))
         except (ApiError, OSError) as error:
             _LOG.error(
                 "partition %d of transactions cannot be loaded: %s", partition, error
             )
             transactions.coordinator.failed(partition)
             self._load_again(log)
-        else:
-            self._note_end(log, transactions.topic.log_of(partition))
         transactions.coordinator.loaded(partition, self._clock.now_ms())
 
     def _note_end(self, number: int, log: PartitionLog) -> None:

@@ -145,9 +145,16 @@ class OffsetsTopic:
         return log, end
 
     def log_of(self, partition: int) -> PartitionLog:
-        """Return the log of a partition of a topic that there is."""
+        """Return the log of a partition.
+
+        Raises:
+            ApiError: there is none, of a topic that was deleted.
+        """
         topic = self._registry.topic(self.name)
-        assert topic is not None
+        if topic is None:
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted"
+            )
         return self._log(topic, partition)
 
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:

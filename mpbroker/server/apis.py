@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mpbroker.server.quotas import ClientQuotas
     from mpbroker.server.telemetry_apis import TelemetryApis
     from mpbroker.storage.log_manager import LogManager
-    from mpbroker.storage.topics import Topic, TopicRegistry
+    from mpbroker.storage.topics import NewTopic, Topic, TopicRegistry
 
 # Kept answers to ApiVersions: clients are of few kinds, and say little.
 _MAX_REMEMBERED: Final = 100
@@ -152,6 +152,7 @@ class ApiTable:
         rack: str | None,
         cluster_id: str,
         num_partitions: int,
+        internal_topics: Mapping[str, NewTopic],
         auto_create_topics: bool,
         delete_topics: bool,
         advertised: Sequence[Advertised],
@@ -176,6 +177,7 @@ class ApiTable:
         Args:
             definition: the broker's keys, with the defaults of this machine.
             config_texts: what was set when the broker was started, by key.
+            internal_topics: how those are made that are asked for, by name.
             advertised: of each listener, by index.
             changed: told of the rows of deleted partitions, to wake waiting fetches.
             forward: hands a request's slot to the coordinator.
@@ -188,6 +190,7 @@ class ApiTable:
         """
         self._node_id = node_id
         self._num_partitions = num_partitions
+        self._internal_topics = internal_topics
         self._delete_topics_enabled = delete_topics
         self._changed = changed
         self._metadata_answers = MetadataAnswers(
@@ -368,6 +371,9 @@ class ApiTable:
         )
 
     def _create_missing(self, name: str) -> Topic:
+        internal = self._internal_topics.get(name)
+        if internal is not None:
+            return self._registry.create_topic(*internal)
         return self._registry.create_topic(name, self._num_partitions)
 
     def _create_topics(self, request: Request) -> bytes:

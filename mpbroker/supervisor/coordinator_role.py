@@ -34,6 +34,7 @@ from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.partition_directory import directory_name
+from mpbroker.supervisor.internal_topics import internal_topics
 from mpbroker.supervisor.quota_setup import client_quotas
 
 if TYPE_CHECKING:
@@ -165,16 +166,13 @@ class CoordinatorRole:
         """Serve until the broker stops."""
         config, memory = self._config, self._memory
         outbox, timers, clock = Outbox(), Timers(), Clock()
+        made = internal_topics(config)
         topic = OffsetsTopic(
             registry,
             logs.log,
             self._exists,
-            num_partitions=config.offsets_topic_num_partitions,
-            overrides={
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(config.offsets_topic_segment_bytes),
-            },
+            num_partitions=made[OFFSETS_TOPIC].num_partitions,
+            overrides=made[OFFSETS_TOPIC].overrides,
             codec=Codec(config.offsets_topic_compression_codec),
             load_bytes=config.offsets_load_buffer_size,
         )
@@ -213,14 +211,8 @@ class CoordinatorRole:
                 registry,
                 logs.log,
                 self._exists,
-                num_partitions=config.transaction_state_log_num_partitions,
-                overrides={
-                    "cleanup.policy": "compact",
-                    "compression.type": "uncompressed",
-                    "unclean.leader.election.enable": "false",
-                    "min.insync.replicas": str(config.transaction_state_log_min_isr),
-                    "segment.bytes": str(config.transaction_state_log_segment_bytes),
-                },
+                num_partitions=made[TRANSACTION_TOPIC].num_partitions,
+                overrides=made[TRANSACTION_TOPIC].overrides,
                 codec=Codec.NONE,
                 load_bytes=config.transaction_state_log_load_buffer_size,
                 name=TRANSACTION_TOPIC,

@@ -47,6 +47,7 @@ from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 from mpbroker.supervisor.authorisation import make_authorisation
+from mpbroker.supervisor.internal_topics import internal_topics
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.process_title import set_process_title
@@ -274,6 +275,7 @@ class Roles:
             rack=config.broker_rack,
             cluster_id=self._cluster_id,
             num_partitions=config.num_partitions,
+            internal_topics=internal_topics(config),
             auto_create_topics=config.auto_create_topics_enable,
             delete_topics=config.delete_topic_enable,
             advertised=[

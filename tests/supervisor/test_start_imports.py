@@ -69,6 +69,7 @@ BEFORE_THE_FORK = """
     storage.segment_list storage.segment_recovery storage.sync_ring storage.time_index
     storage.topic_names storage.topics storage.txn_index
     supervisor supervisor.broker supervisor.child supervisor.connections
+    supervisor.internal_topics
     supervisor.last_tries supervisor.listeners supervisor.live_config
     supervisor.loop supervisor.memory
     supervisor.metrics supervisor.metrics.listener
