@@ -235,11 +235,12 @@ class FetchSessions:
         """
         word = base + SESSION_HEADER_WORDS + index * SESSION_ENTRY_WORDS
         words = self._words
-        if words[base + SESSION_ID] != session_id:
-            return
-        words[word + ENTRY_SENT_HIGH_WATERMARK] = high_watermark
-        words[word + ENTRY_SENT_LOG_START] = log_start
-        words[word + ENTRY_SENT_ERROR] = error
+        with self._cell.locked():
+            if words[base + SESSION_ID] != session_id:
+                return
+            words[word + ENTRY_SENT_HIGH_WATERMARK] = high_watermark
+            words[word + ENTRY_SENT_LOG_START] = log_start
+            words[word + ENTRY_SENT_ERROR] = error
 
 
 assert tuple(SessionEntry._fields) == (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 
 import pytest
 
-from mpbroker.ipc.session_layout import SESSION_MAX_ENTRIES
+from mpbroker.ipc.session_layout import SESSION_ID, SESSION_MAX_ENTRIES
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.server.fetch_session import (
     NO_SESSION,
@@ -217,3 +218,58 @@ def test_looking_for_a_session_touches_only_rows_that_were_used(memory):
     before = os.fstat(memory.sessions.fd).st_blocks
     assert sessions.find(12345) is None
     assert os.fstat(memory.sessions.fd).st_blocks == before
+
+
+class Watched:
+    """Words, and what another process does when one of them has just been read."""
+
+    def __init__(self, words, index, then):
+        self._words, self._index, self._then = words, index, then
+
+    def __getitem__(self, index):
+        value = self._words[index]
+        if index == self._index:
+            self._then()
+        return value
+
+    def __setitem__(self, index, value):
+        self._words[index] = value
+
+
+class Lock:
+    """The table's mutex, that says whether it is taken."""
+
+    def __init__(self, cell):
+        self._cell, self.is_taken = cell, False
+
+    @contextmanager
+    def locked(self):
+        with self._cell.locked():
+            self.is_taken = True
+            yield
+            self.is_taken = False
+
+
+def test_a_session_that_ends_behind_a_look_at_it_leaves_the_next_one_alone(
+    sessions, memory
+):
+    """Whoever would end it in between waits for the lock, or there is no between."""
+    others = FetchSessions(memory.sessions, memory.session_cell, 3)
+    first = create(sessions)
+    _, base = claim(sessions, first, 1)
+    lock = sessions._cell = Lock(memory.session_cell)
+    made = []
+
+    def end_and_begin():
+        if not lock.is_taken:
+            others.close(first)
+            made.append(create(others))
+
+    words = sessions._words
+    sessions._words = Watched(words, base + SESSION_ID, end_and_begin)
+    sessions.note_sent(first, base, 0, 7, 3, 0)
+    sessions._words = words
+    end_and_begin()
+    _, again = claim(others, made[0], 1)
+    assert again == base
+    assert others.entries(base) == ENTRIES
