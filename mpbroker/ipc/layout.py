@@ -333,7 +333,7 @@ class ResponseKind(IntEnum):
 #                          generation above
 #   1     listener         listener index
 #   2     fd               in the processor, for logs
-#   3     slot + 1         the slot whose block it reads into; 0: none
+#   3     slot + 1         whose block it reads into; 0: none; negative: it was lost
 #   4-5   position         two copies: (bytes of the client's stream before the block)
 #                          << POSITION_SHIFT | start, the first byte in the block that
 #                          is not yet consumed

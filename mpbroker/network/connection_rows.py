@@ -229,7 +229,8 @@ class ConnectionRows:
     def release(self, connection: int) -> None:
         """Give a row back. Its socket must be shut down already: see the keeper."""
         words, word = self._words, connection_row(connection)
-        words[word + CONNECTION_SLOT] = 0
+        if words[word + CONNECTION_SLOT] > 0:
+            words[word + CONNECTION_SLOT] = 0
         words[word + CONNECTION_EXTENT] = 0
         words[word + CONNECTION_STATE] &= _KEEP_GENERATION
         if 0 <= connection - self._first < CONNECTIONS_PER_PROCESSOR:

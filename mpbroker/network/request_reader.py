@@ -314,7 +314,9 @@ class RequestReader:
         channel.extent = 0
         self._words[channel.row + CONNECTION_EXTENT] = 0
         slot, channel.slot = channel.slot, -1
-        self._words[channel.row + CONNECTION_SLOT] = 0
+        # Who still executes its request finds out whose it was: see quotas.py.
+        had = -(slot + 1) if channel.state == ConnectionState.IN_FLIGHT else 0
+        self._words[channel.row + CONNECTION_SLOT] = had
         if self._owns(slot) and channel.state == ConnectionState.READING:
             self.release_slot(slot)
 

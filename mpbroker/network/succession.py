@@ -72,7 +72,7 @@ def restore(
     channel.closing = counts.peer_has_ended
     channel.extent = words[row + CONNECTION_EXTENT]
     channel.extent_length = words[row + CONNECTION_EXTENT_LENGTH]
-    slot = channel.slot = words[row + CONNECTION_SLOT] - 1
+    slot = channel.slot = max(0, words[row + CONNECTION_SLOT]) - 1
     have = counts.received - channel.base - channel.start
     already = counts.sent - channel.sent
     channel.end = channel.start

@@ -35,12 +35,9 @@ from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
     CONNECTION_SLOT,
-    CONNECTION_STATE,
     SLOT_DEQUEUED,
     SLOT_PARKED,
     SLOT_REQUEST_LENGTH,
-    STATE_MASK,
-    ConnectionState,
     connection_row,
     slot_row,
 )
@@ -339,15 +336,12 @@ class ClientQuotas:
     def _principal(self, request: Request) -> int:
         """The number of a request's sender; _NOBODY if it has gone.
 
-        The row of one that has gone is still about it until another takes it.
+        The row of one that has gone says so until another takes it.
         """
         words, row = self._words, connection_row(request.connection)
         number: int = words[row + CONNECTION_PRINCIPAL]
         # Behind it: who takes the row forgets the slot before it writes anything else.
-        if (
-            words[row + CONNECTION_SLOT] == request.slot + 1
-            or words[row + CONNECTION_STATE] & STATE_MASK == ConnectionState.FREE
-        ):
+        if abs(words[row + CONNECTION_SLOT]) == request.slot + 1:
             return number
         return _NOBODY
 

@@ -8,7 +8,13 @@ import struct
 
 import pytest
 
-from mpbroker.ipc.layout import Phase, ProcessorCounter, SlotState
+from mpbroker.ipc.layout import (
+    CONNECTION_SLOT,
+    Phase,
+    ProcessorCounter,
+    SlotState,
+    connection_row,
+)
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.supervisor.recovery import Repair
 from tests.network.rig import connected_pair, echo, frame
@@ -332,6 +338,30 @@ def test_a_successor_frees_what_handlers_still_had_and_serves(make_rig):
     client.close()
     rig.pump(lambda: not rig.connections and rig.nothing_is_held())
     assert small.is_closed or rig.pump(lambda: small.is_closed)
+
+
+def test_the_row_of_a_connection_that_was_lost_says_which_request_was_its(make_rig):
+    """For as long as nobody else has had the row: who came and went since had none."""
+    rig = make_rig()
+    rig.answer = rig.hold
+    rig.connect().send(frame(b"x"))
+    rig.pump(lambda: rig.held)
+    [(slot, _)] = rig.held
+    for channel in rig.processor._channels.values():
+        channel.sock.close()
+    Repair(rig.memory).after_processor(0)
+    rig.start_processor()
+    rig.processor.take_over()  # nobody has its socket
+    words, row = rig.memory.control.words, connection_row(0)
+    assert words[row + CONNECTION_SLOT] == -(slot + 1)
+    second = rig.connect()
+    rig.pump(lambda: rig.connections == 1)
+    assert words[row + CONNECTION_SLOT] == 0
+    second.close()
+    rig.pump(lambda: rig.connections == 0)
+    assert words[row + CONNECTION_SLOT] == 0
+    rig.release()
+    rig.pump(rig.nothing_is_held)
 
 
 def test_a_successor_counts_its_own_connections_only(make_rig):

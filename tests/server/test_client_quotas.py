@@ -119,9 +119,10 @@ def test_who_comes_after_a_client_that_has_gone_is_not_muted_for_it(clients):
 def taken_by(clients, request, user=None):
     """The request's client has gone; its row is free, or another's by now."""
     row = connection_row(request.connection)
-    clients.words[row + CONNECTION_SLOT] = 0
+    clients.words[row + CONNECTION_SLOT] = -(request.slot + 1)
     clients.words[row + CONNECTION_STATE] = 0
     if user is not None:
+        clients.words[row + CONNECTION_SLOT] = 0
         clients.words[row + CONNECTION_PRINCIPAL] = USERS.index(user)
         clients.words[row + CONNECTION_STATE] = ConnectionState.READING
 
@@ -131,6 +132,15 @@ def test_nobody_pays_for_a_client_that_was_there_before(clients):
     clients.set(100.0, "userB", None)
     request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
     taken_by(clients, request, "userB")
+    clients.quotas.settle(request, b"answer")
+    assert clients.charge(0, user="userB") == 0
+
+
+def test_nobody_pays_who_has_come_and_gone_since(clients):
+    clients.set(100.0, "userB", None)
+    request = clients.request("c", "userA", key=ApiKey.PRODUCE, size=1_000_000)
+    taken_by(clients, request, "userB")
+    clients.words[connection_row(request.connection) + CONNECTION_STATE] = 0
     clients.quotas.settle(request, b"answer")
     assert clients.charge(0, user="userB") == 0
 
