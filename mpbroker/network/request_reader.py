@@ -13,7 +13,7 @@ a block each) until the rest arrives. Those alone are lost with their processor.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -108,6 +108,7 @@ class RequestReader:
         self._extents_used = False
         # Of connections that were given away: row, slot, extent and its length.
         self._lent: list[tuple[int, int, int, int]] = []
+        self.staying: Container[int] = ()  # connections that may not be given away
         self.adopt_slots()
 
     def adopt_slots(self) -> None:
@@ -415,6 +416,8 @@ class RequestReader:
 
     def can_leave(self, channel: Channel) -> bool:
         """Whether another process can go on with what there is of a frame."""
+        if channel.connection in self.staying:
+            return False
         self.leave_if_empty(channel)
         return not channel.spilled or self._take_slot(channel)
 

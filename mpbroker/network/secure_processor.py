@@ -64,7 +64,11 @@ _MS: Final = 1_000_000
 _READING: Final = ConnectionState.READING
 # Kafka's MIN_REAUTH_INTERVAL_ONE_SECOND_NANOS: no client keeps us busy with it.
 _MIN_REAUTH_NS: Final = 1_000_000_000
+# So long a connection stays where it has begun to authenticate again: half of that is
+# in its processor's own memory. Who takes longer has had to be asked for a password.
+_REAUTH_NS: Final = 10_000_000_000
 _SASL_HANDSHAKE: Final = int(ApiKey.SASL_HANDSHAKE)
+_SASL_AUTHENTICATE: Final = int(ApiKey.SASL_AUTHENTICATE)
 
 
 class _Lease(NamedTuple):
@@ -72,6 +76,7 @@ class _Lease(NamedTuple):
 
     session: Session  # ends_ms: monotonic here, not wall clock
     reauthenticated_ns: int
+    was_elsewhere: bool = False  # since it last began to authenticate
 
 
 class SecureProcessor(Processor):
@@ -223,7 +228,7 @@ class SecureProcessor(Processor):
                 mechanism_of_security(security_of(words, connection)),
                 session_end_ms(words, connection),
             )
-            self._leases[connection] = _Lease(session, 0)
+            self._leases[connection] = _Lease(session, 0, was_elsewhere=True)
             self._authenticators.pop(connection, None)
         super()._adopt(connection, *others)
 
@@ -250,6 +255,12 @@ class SecureProcessor(Processor):
                 self._rows.name(channel.connection),
             )
             self._end(channel)
+        elif lease.was_elsewhere and _api_key(frame) == _SASL_AUTHENTICATE:
+            # A handler would say that it is out of order, which clients take for the
+            # end; of a lost connection they just make another.
+            name = self._rows.name(channel.connection)
+            _LOG.info("%s: closed: it began to authenticate elsewhere", name)
+            self._end(channel)
         else:
             super()._publish(channel)
 
@@ -264,7 +275,7 @@ class SecureProcessor(Processor):
 
     def _begins_again(self, frame: memoryview, lease: _Lease) -> bool:
         return (
-            int.from_bytes(frame[:2], "big") == _SASL_HANDSHAKE
+            _api_key(frame) == _SASL_HANDSHAKE
             and self._now - lease.reauthenticated_ns >= _MIN_REAUTH_NS
         )
 
@@ -346,6 +357,12 @@ class SecureProcessor(Processor):
     def _depart(self) -> None:
         """Over TLS nothing can go elsewhere: say good-bye, if all must go."""
         if not self._security.has_tls:
+            since = self._now - _REAUTH_NS
+            self._reader.staying = {
+                connection
+                for connection in self._authenticators
+                if self._leases[connection].reauthenticated_ns > since
+            }
             super()._depart()
             return
         departures = self._departures
@@ -366,3 +383,7 @@ class SecureProcessor(Processor):
     def _drain(self) -> None:
         self._unready.close_all()
         super()._drain()
+
+
+def _api_key(frame: memoryview) -> int:
+    return int.from_bytes(frame[:2], "big")

@@ -37,11 +37,13 @@ LARGE = 300_000
 class Two(Rig):
     """A rig with a second processor beside the first, and a keeper."""
 
+    other_kind = Rig
+
     def __init__(self, memory, **options) -> None:
         super().__init__(memory, **options)
         memory.control.words[processor_row(1) + PROCESSOR_LISTENER] = 1
         memory.control.words[processor_row(0) + PROCESSOR_LISTENER] = 1
-        self.other = Rig(memory, **options, processor=1)
+        self.other = self.other_kind(memory, **options, processor=1)
         self.other.clients = self.clients
         self.keeper = Keeper(
             memory.control,

@@ -19,6 +19,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.principals import PrincipalsFullError
 from mpbroker.ipc.response_parts import FilePart
+from mpbroker.network import secure_processor
 from mpbroker.network.connection_export import KeptSocket, export_connections
 from mpbroker.network.connection_rows import security_of
 from mpbroker.network.encryption import encryption_names, registered_name
@@ -33,6 +34,7 @@ from tests.network.sasl.conversation import (
     token_answer,
 )
 from tests.network.secure_rig import PLAIN, Certificates, SecureRig, security
+from tests.network.test_departures import Two
 
 MS = 1_000_000
 
@@ -317,6 +319,57 @@ def test_a_session_is_prolonged_between_requests(sasl_rig):
     assert rig.counted(R.REAUTHENTICATED) == 1
     latency = read_reauthentication(rig.memory.control.words)
     assert latency.times == 1 and latency.sum_ns == latency.max_ns > 0
+
+
+class SecureTwo(Two, SecureRig):
+    other_kind = SecureRig
+
+
+def test_who_authenticates_again_goes_elsewhere_when_that_is_done(
+    make_rig, monkeypatch
+):
+    monkeypatch.setattr(secure_processor, "_REAUTH_NS", 1 << 62)  # however slow it is
+    two = make_rig(kind=SecureTwo, security=security(sasl=with_sessions(3_600_000)))
+    client = two.connect()
+    two.log_in(client)
+    client.send(frame(handshake("PLAIN")))
+    two.pump(client.frames)
+    two.move()
+    two.turns()
+    metadata = request(ApiKey.METADATA, 1)
+    client.send(frame(authenticate(b"\0alice\0wonder")) + frame(metadata))
+    two.pump(lambda: len(client.frames()) == 3)
+    assert token_answer(frame(client.frames()[1])).error_code == 0
+    assert two.requests == [metadata]
+    two.pump(lambda: two.other.connections == 1)
+
+
+def test_who_takes_long_to_authenticate_again_holds_nobody_up(make_rig, monkeypatch):
+    monkeypatch.setattr(secure_processor, "_REAUTH_NS", 0)
+    two = make_rig(kind=SecureTwo, security=security(sasl=with_sessions(3_600_000)))
+    client = two.connect()
+    two.log_in(client)
+    client.send(frame(handshake("PLAIN")))
+    two.pump(client.frames)
+    two.move()
+    two.pump(lambda: two.other.connections == 1)
+    client.send(frame(authenticate(b"\0alice\0wonder")))
+    two.pump(lambda: client.is_closed)
+    assert two.requests == []
+
+
+def test_who_authenticates_again_when_its_processor_dies_is_closed(sasl_rig):
+    """Told that its token is out of order, it would give up for good."""
+    rig = sasl_rig(with_sessions(3_600_000))
+    client = rig.connect()
+    rig.log_in(client)
+    client.send(frame(handshake("PLAIN")))
+    rig.pump(client.frames)
+    [channel] = rig.processor._channels.values()
+    take_over(rig, channel.sock.dup())
+    client.send(frame(authenticate(b"\0alice\0wonder")))
+    rig.pump(lambda: client.is_closed)
+    assert rig.requests == []
 
 
 def test_who_fails_to_authenticate_again_is_told_and_closed(sasl_rig):
