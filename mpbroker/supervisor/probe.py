@@ -126,6 +126,7 @@ class Probe:
             self._dial()
         except OSError as error:
             self._failed(error)
+            self._ended()
 
     def _dial(self) -> None:
         sock = socket.socket(
@@ -146,6 +147,12 @@ class Probe:
             raise OSError(error, os.strerror(error))
 
     def _ready(self, events: int) -> None:
+        self._proceed()
+        # Out here: what is done then may fail as well, and is not the server's fault.
+        if self.outcome is not None:
+            self._ended()
+
+    def _proceed(self) -> None:
         sock = self._sock
         assert sock is not None
         try:
@@ -201,6 +208,7 @@ class Probe:
             self._end(Outcome.FAILED, "waited in vain for a connection")
         else:
             self._end(Outcome.UNREACHABLE, "nothing answers the attempt to connect")
+        self._ended()
 
     def _end(self, outcome: Outcome, reason: str = "") -> None:
         if self.outcome is not None:
@@ -211,7 +219,6 @@ class Probe:
             self._loop.unwatch(sock.fileno())
             self._loop.only_ours.discard(sock.fileno())
             sock.close()
-        self._ended()
 
 
 class Round:

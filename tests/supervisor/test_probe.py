@@ -68,6 +68,11 @@ def begin(loop, *targets):
     return probes, ended
 
 
+def turn_for_ever(loop):
+    while True:
+        loop.turn()
+
+
 def probe_and_answer(loop, *chunks):
     """One probe of a server that says these bytes and hangs up; how it ended."""
     with listen() as server:
@@ -221,3 +226,22 @@ def test_without_a_descriptor_to_dial_with_nobody_is_found_wanting(
         probes, ended = begin(loop, place)
     assert ended == [probes]
     assert probes.names(Outcome.UNREACHABLE) == ["PLAINTEXT"]
+
+
+@pytest.mark.parametrize("error", [OSError("no room for the pid file"), ValueError()])
+def test_what_fails_when_all_have_answered_is_not_put_down_to_who_was_asked(
+    loop, error
+):
+    def announce(_):
+        raise error
+
+    with listen() as server:
+        probes = Round([target(server)], loop, announce)
+        probes.start()
+        loop.turn()
+        client, _ = server.accept()
+        with client:
+            client.sendall(API_VERSIONS + METADATA)
+            with pytest.raises(type(error)):
+                turn_for_ever(loop)
+    assert probes.names(Outcome.ANSWERED) == ["PLAINTEXT"]
