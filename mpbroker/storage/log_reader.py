@@ -81,7 +81,7 @@ class LogReader(PartitionView):
             ApiError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR,
                 UNKNOWN_TOPIC_OR_PARTITION (deleted).
         """
-        words = self._words
+        words, max_bytes = self._words, max(0, max_bytes)
         for _ in range(_ATTEMPTS):
             if words[self._status_word] != 1:
                 self.require_online()

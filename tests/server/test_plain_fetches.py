@@ -350,6 +350,14 @@ def test_what_is_out_of_range_is_told_at_once(pair):
         assert answer.responses[0].partitions[0].error_code == 1
 
 
+@pytest.mark.parametrize("offset", [1, 2])
+def test_less_than_nothing_is_nothing(pair, offset):
+    """At the end of the log it was called damaged."""
+    answer = pair.ask((offset, -1), max_wait_ms=0)
+    (partition,) = FetchResponse.decode(11, answer[8:]).responses[0].partitions
+    assert partition.error_code == 0
+
+
 def test_readers_of_committed_data_stop_at_an_open_transaction(pair):
     for each in pair.both:
         log = each.stage.log("one")
