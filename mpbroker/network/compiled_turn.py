@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpbroker.ipc.arena import REQUEST_PART_BYTES
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     PROCESSOR_COUNTERS,
@@ -33,8 +34,13 @@ def compiled_turn(
     connections: Connections,
     requests: ProcessorEnd,
 ) -> _core.ProcessorEnd | None:
-    """Return None where there is no compiled core."""
+    """Return None where there is no compiled core, or it would take too much.
+
+    It takes whatever fits a block.
+    """
     if core is None or requests.compiled is None:
+        return None
+    if connections.max_request_bytes < REQUEST_PART_BYTES:
         return None
     made: _core.ProcessorEnd = core.ProcessorEnd(
         control.view,

@@ -63,6 +63,7 @@ class Connections:
         unready: those that have yet to prove who they are; see unready_channels.py.
         security: what the rows of new ones say; PRIVATE: they begin unready.
         opened: told of each new one.
+        max_request_bytes: socket.request.max.bytes.
         in_flight: of each request in flight the connection, by slot in the processor.
     """
 
@@ -81,6 +82,7 @@ class Connections:
         self._rows = rows
         self._reader = reader
         self._requests = requests
+        self.max_request_bytes = reader.max_request_bytes
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._cookies: set[int] = set()  # of their sockets
         self.by_fd: dict[int, Channel] = {}

@@ -98,7 +98,7 @@ class RequestReader:
         self._view = arena.view
         self._arena_layout = arena_layout
         self._selector = selector
-        self._max_request_bytes = max_request_bytes
+        self.max_request_bytes = max_request_bytes
         self._first_slot = processor * SLOTS_PER_PROCESSOR
         self._extents: ExtentAllocator = arena_layout.request_extents(processor)
         self._free: list[int] = []
@@ -181,14 +181,14 @@ class RequestReader:
             if have >= _SIZE_BYTES:
                 at = channel.block + channel.start
                 (size,) = _SIZE.unpack_from(self._view, at)
-                if size + _SIZE_BYTES <= have and size >= 0:
-                    channel.frame_end = channel.start + _SIZE_BYTES + size
-                    return ReadResult.WHOLE
-                if not 0 <= size <= self._max_request_bytes:
+                if not 0 <= size <= self.max_request_bytes:
                     head = bytes(self._view[at : at + _SIZE_BYTES])
                     raise FrameLengthError(
-                        explain_bad_length(head, self._max_request_bytes)
+                        explain_bad_length(head, self.max_request_bytes)
                     )
+                if size + _SIZE_BYTES <= have:
+                    channel.frame_end = channel.start + _SIZE_BYTES + size
+                    return ReadResult.WHOLE
                 if size + _SIZE_BYTES > REQUEST_PART_BYTES:
                     if not self._move_to_extent(channel, size + _SIZE_BYTES):
                         return ReadResult.STARVED

@@ -169,6 +169,15 @@ def test_a_size_is_judged_before_any_memory_is_given_for_it(rig):
     assert rig.counter(ProcessorCounter.WAITS_FOR_EXTENT) == 0
 
 
+def test_a_limit_counts_for_what_comes_whole_in_one_go_too(make_rig):
+    rig = make_rig(max_request_bytes=100)
+    client = rig.connect()
+    client.send(frame(b"x" * 100) + frame(b"y" * 101))
+    rig.pump(lambda: client.is_closed)
+    assert rig.requests == client.frames() == [b"x" * 100]
+    assert rig.counter(ProcessorCounter.CLOSED_BAD_FRAME) == 1
+
+
 # -- answers ------------------------------------------------------------------------
 
 
