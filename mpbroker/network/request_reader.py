@@ -65,7 +65,9 @@ _SIZE: Final = Struct(">i")
 _SIZE_BYTES: Final = 4
 _HELD: Final = int(SlotState.HELD)
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
-_PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 2
+# So many must be left where connections keep slots with nothing in them. With fewer
+# each turn is made in Python, which takes four times as long.
+_PLENTY_OF_SLOTS: Final = SLOTS_PER_PROCESSOR // 8
 # Blocks kept warm when a processor falls idle; the rest is given back.
 _WARM_BLOCKS: Final = 64
 
