@@ -198,6 +198,8 @@ class LogManager:
                 if log is not None:
                     return log.leader_epoch
                 return self._read_leader_epoch(name, topic.topic_id)
+            except ApiError:  # the log has made room itself, if that was it
+                break
             except OSError as error:
                 if error.errno != errno.EMFILE:
                     break

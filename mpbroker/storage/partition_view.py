@@ -116,8 +116,19 @@ class PartitionView:
 
     @property
     def epochs(self) -> LeaderEpochs:
+        """Raises:
+        ApiError: KAFKA_STORAGE_ERROR; that says nothing of what the log holds.
+        """
         if self._epochs is None:
-            self._epochs = self._with_room(lambda: read_leader_epochs(self.directory))
+            try:
+                self._epochs = self._with_room(
+                    lambda: read_leader_epochs(self.directory)
+                )
+            except OSError as error:
+                raise ApiError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.directory}: its leader epochs cannot be read: {error}",
+                ) from error
         return self._epochs
 
     def require_online(self) -> None:

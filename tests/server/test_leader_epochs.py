@@ -35,6 +35,7 @@ from mpbroker.server.handlers.offset_for_leader_epoch import (
 from tests.server.plain_stage import Stage
 from tests.storage.batches import batch
 
+STORAGE = ErrorCode.KAFKA_STORAGE_ERROR
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
@@ -94,6 +95,38 @@ def test_a_directory_that_cannot_be_read_keeps_no_client_from_the_others(
         patch.setattr("mpbroker.storage.log_manager.read_leader_epochs", broken)
         assert epochs(stage, answers) == [-1, -1, -1]
     assert epochs(stage, answers) == [0, 5, 0]
+
+
+def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
+    stage, monkeypatch
+):
+    """Another process may read them: the partition goes on, too."""
+
+    def broken(directory):
+        raise OSError(errno.EIO, "Input/output error")
+
+    stage.logs.close()
+    first, second = stage.log("t", 0), stage.log("t", 1)
+    targets = [
+        Target("t", bytes(16), number, 0, 1000, epoch, log)
+        for number, epoch, log in ((0, -1, first), (1, 5, second))
+    ]
+    asked = ListOffsetsPartition(partition_index=1, current_leader_epoch=5)
+    request = ListOffsetsRequest(
+        topics=[ListOffsetsTopic(name="t", partitions=[asked])]
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("mpbroker.storage.partition_view.read_leader_epochs", broken)
+        reading = read_targets(targets, FetchRequest(), 1000)
+        assert [each[2] for each in reading.results] == [0, STORAGE]
+        listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)
+        assert listed.topics[0].partitions[0].error_code == STORAGE
+        with pytest.raises(ApiError) as refused:
+            second.append(batch(b"v"), now_ms=1)
+        assert refused.value.error_code == STORAGE
+        assert epochs(stage) == [-1, -1, 0]
+    assert second.append(batch(b"v"), now_ms=1).base_offset == 6
+    assert epochs(stage) == [0, 5, 0]
 
 
 @pytest.mark.parametrize(
