@@ -9,7 +9,10 @@ Source: KIP-714; Kafka's ClientTelemetryReceiver and ClientTelemetryPayload.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,8 @@ from mpbroker.protocol.otlp_metrics import read_metrics
 
 _LOG = get_logger(__name__)
 _MODE: Final = 0o640
+# So long the reader of a pipe is waited for that has taken a part of a line.
+_PATIENCE_S: Final = 0.1
 
 
 class ClientTelemetryContext(NamedTuple):
@@ -87,6 +92,7 @@ class TelemetryLog(ClientTelemetryReceiver):
     def __init__(self, path: str) -> None:
         self._path = path
         self._failed = False
+        self._is_cut = False  # the last line has no end
 
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
@@ -113,7 +119,7 @@ class TelemetryLog(ClientTelemetryReceiver):
         try:
             fd = os.open(self._path, flags, _MODE)
             try:
-                os.write(fd, data)  # one call: lines of several processes do not mix
+                self._write_whole(fd, b"\n" + data if self._is_cut else data)
             finally:
                 os.close(fd)
             self._failed = False
@@ -122,6 +128,23 @@ class TelemetryLog(ClientTelemetryReceiver):
             if not self._failed:  # once, until it works again
                 _LOG.error("client.telemetry.log.path=%s: %s", self._path, error)
             self._failed = True
+
+    def _write_whole(self, fd: int, data: bytes) -> None:
+        """Raises:
+        OSError: it cannot be written, or not as a whole.
+        """
+        # One call, if it can be: lines of several processes do not mix.
+        rest = memoryview(data)[os.write(fd, data) :]
+        self._is_cut = bool(rest)
+        until = time.monotonic() + _PATIENCE_S
+        while rest:  # longer than what a pipe has room for: somebody does read it
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            if not room.poll(max(0.0, until - time.monotonic()) * 1e3):
+                raise OSError(errno.EAGAIN, "its reader is too slow: a line was cut")
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(fd, rest) :]
+        self._is_cut = False
 
 
 class Receivers(ClientTelemetryReceiver):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
+from mpbroker.server import client_telemetry
 from mpbroker.server.client_telemetry import TelemetryLog
 
 
@@ -41,5 +43,43 @@ def test_a_pipe_is_written_to_until_its_reader_is_behind(tmp_path, caplog):
         assert read == line * (len(read) // len(line))
         assert write(log, b"the next\n")
         assert os.read(reader, 100) == b"the next\n"
+    finally:
+        os.close(reader)
+
+
+def test_a_line_that_a_pipe_has_no_room_for_comes_whole_where_it_is_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(client_telemetry, "_PATIENCE_S", 60)
+    path = tmp_path / "metrics"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = TelemetryLog(str(path))
+    line = b"x" * 300_000 + b"\n"
+    writer = threading.Thread(target=log._write, args=(line,), daemon=True)
+    writer.start()
+    try:
+        read, is_alive = b"", True
+        while is_alive:
+            is_alive = writer.is_alive()  # before what is the last look then
+            with contextlib.suppress(BlockingIOError):
+                read += os.read(reader, 1 << 20)
+        assert read == line
+    finally:
+        os.close(reader)
+
+
+def test_a_line_that_was_cut_takes_no_other_along(tmp_path, caplog):
+    path = tmp_path / "metrics"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = TelemetryLog(str(path))
+    try:
+        assert write(log, b"x" * 300_000 + b"\n")
+        assert "a line was cut" in caplog.text
+        while len(os.read(reader, 1 << 20)) == 1 << 20:
+            pass
+        assert write(log, b"the next\n")
+        assert os.read(reader, 100) == b"\nthe next\n"
     finally:
         os.close(reader)
