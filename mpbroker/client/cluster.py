@@ -232,10 +232,7 @@ class Cluster:
         """
         self.timeout_s = timeout_s
         timeout_ms = max(1, int(timeout_s * 1000))
-        # Of sockets' buffers the system knows best: answers to a Fetch are large.
-        settings = settings or ClientSettings(
-            (), _SOFTWARE_NAME, send_buffer_bytes=-1, receive_buffer_bytes=-1
-        )
+        settings = settings or ClientSettings((), _SOFTWARE_NAME)
         settings = settings._replace(
             bootstrap=tuple(bootstrap),
             client_id=settings.client_id or _SOFTWARE_NAME,

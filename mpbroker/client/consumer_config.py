@@ -44,16 +44,9 @@ def _are_assignors(value: ConfigValue) -> bool:
     )
 
 
-# The buffers of sockets are the system's unless somebody says otherwise: what it grows
-# them to is several times Kafka's default, and answers to a Fetch are large.
-_COMMON: Final = tuple(
-    key.with_default(-1) if key.name.endswith("buffer.bytes") else key
-    for key in COMMON_KEYS
-)
-
 # fmt: off
 CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
-    *_COMMON,
+    *COMMON_KEYS,
     ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored."),
     ConfigKey("group.instance.id", ConfigType.STRING, None,
         "Name of a member that keeps its partitions while it restarts."),

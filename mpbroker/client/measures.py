@@ -94,6 +94,31 @@ class Average:
         return max((s[3] for s in self._recent(now_ms)), default=float("nan"))
 
 
+class Tally:
+    """Values that are on their way into an `Average`, cheap to add to."""
+
+    __slots__ = ("count", "maximum", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.maximum = -float("inf")
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Note ``count`` values whose sum is ``value``, and which are alike."""
+        self.count += count
+        self.total += value
+        each = value / count
+        if each > self.maximum:
+            self.maximum = each
+
+    def move_to(self, average: Average, now_ms: float) -> None:
+        """Give all to an average, and begin anew."""
+        if self.count:
+            average.add(self.total, now_ms, self.count, self.maximum)
+            self.count, self.total, self.maximum = 0, 0.0, -float("inf")
+
+
 # What the network client counts, under Kafka's names.
 _NETWORK_RATES: Final = {
     "connection-creation": "connections_made",
@@ -108,7 +133,7 @@ _NETWORK_RATES: Final = {
     "select": "polls",
 }
 _NETWORK_TIMES: Final = {"io-wait": "wait_ns", "io": "io_ns"}
-_FOLLOW_MS: Final = 100.0
+FOLLOW_MS: Final = 100.0  # how soon at the latest what is counted is taken on
 
 
 class NetworkMetrics:
@@ -126,7 +151,7 @@ class NetworkMetrics:
 
         Cheap to call often: not all calls do it, unless it must be ``at_once``.
         """
-        if not at_once and now_ms - self._followed_ms < _FOLLOW_MS:
+        if not at_once and now_ms - self._followed_ms < FOLLOW_MS:
             return
         self._followed_ms = now_ms
         listed = list(counts)

@@ -245,14 +245,14 @@ class RecordAccumulator:
             info = snapshot.topics.get(topic.name)
             leaders = () if info is None else info.leaders
             known = len(leaders)
-            lengths = [
-                len(queue.batches)
-                if queue.partition < known
-                and leaders[queue.partition] != NO_NODE
-                and leaders[queue.partition] not in unavailable
-                else None
-                for queue in topic.queues[:partition_count]
+            lengths: list[int | None] = [
+                len(queue.batches) for queue in topic.queues[:partition_count]
             ]
+            if unavailable or known < partition_count or NO_NODE in leaders:
+                for partition in range(partition_count):
+                    leader = leaders[partition] if partition < known else NO_NODE
+                    if leader == NO_NODE or leader in unavailable:
+                        lengths[partition] = None
             current = topic.current
             if (
                 current is not None
@@ -291,17 +291,18 @@ class RecordAccumulator:
                 or self.pool.waiting > 0
             )
             for queue in self._active:
-                batch = queue.batches[0]
-                leader = snapshot.leader(queue.topic, queue.partition)
+                leader = queue.follow(snapshot)
                 if leader == NO_NODE:
                     leaderless.add(queue.topic)
                     continue
                 if queue.is_muted or leader in nodes:
                     continue
-                backoff_ms = self._backoff_left_ms(batch, snapshot, now_ms)
-                if backoff_ms > 0:
-                    next_check_ms = min(next_check_ms, backoff_ms)
-                    continue
+                batch = queue.batches[0]
+                if batch.attempts:
+                    backoff_ms = self._backoff_left_ms(queue, batch, now_ms)
+                    if backoff_ms > 0:
+                        next_check_ms = min(next_check_ms, backoff_ms)
+                        continue
                 left_ms = batch.last_attempt_ms + linger_ms - now_ms
                 if hurry or left_ms <= 0 or batch.is_closed or batch.attempts:
                     nodes.add(leader)
@@ -309,21 +310,14 @@ class RecordAccumulator:
                     next_check_ms = min(next_check_ms, left_ms)
         return Ready(nodes, next_check_ms, leaderless)
 
+    @staticmethod
     def _backoff_left_ms(
-        self, batch: ProducerBatch, snapshot: Snapshot, now_ms: float
+        queue: PartitionQueue, batch: ProducerBatch, now_ms: float
     ) -> float:
-        if not batch.attempts:
-            return 0.0
-        if self._leader_key(batch, snapshot) != batch.key_of_leader:
+        """Return how long a batch that was tried before is not to be tried again."""
+        if (queue.leader, queue.leader_epoch) != batch.key_of_leader:
             return 0.0  # a new leader has not refused it yet
         return batch.last_attempt_ms + batch.backoff_ms - now_ms
-
-    @staticmethod
-    def _leader_key(batch: ProducerBatch, snapshot: Snapshot) -> tuple[int, int]:
-        return (
-            snapshot.leader(batch.topic, batch.partition),
-            snapshot.leader_epoch(batch.topic, batch.partition),
-        )
 
     def must_wait(self, queue: PartitionQueue, snapshot: Snapshot) -> bool:
         """Return whether waking the sender for a queue is of no use."""
@@ -351,11 +345,11 @@ class RecordAccumulator:
         with self.lock:
             by_node: dict[int, list[PartitionQueue]] = {}
             for queue in self._active:
-                leader = snapshot.leader(queue.topic, queue.partition)
+                leader = queue.follow(snapshot)
                 if leader in wanted:
                     by_node.setdefault(leader, []).append(queue)
             for node, queues in by_node.items():
-                drained[node] = self._drain_node(node, queues, snapshot, now_ms)
+                drained[node] = self._drain_node(node, queues, now_ms)
         for node, batches in drained.items():
             drained[node] = [batch for batch in batches if self._is_sealed(batch)]
         return drained
@@ -376,33 +370,32 @@ class RecordAccumulator:
         return True
 
     def _drain_node(
-        self,
-        node: int,
-        queues: list[PartitionQueue],
-        snapshot: Snapshot,
-        now_ms: float,
+        self, node: int, queues: list[PartitionQueue], now_ms: float
     ) -> list[ProducerBatch]:
         # Where the last request had no room for more, this one begins.
-        start = self._drain_index.get(node, 0) % len(queues)
+        count, rules = len(queues), self._rules
+        limit = self._settings.max_request_size
+        first = start = self._drain_index.get(node, 0) % count
         taken: list[ProducerBatch] = []
         size = 0
-        for step in range(len(queues)):
-            queue = queues[(start + step) % len(queues)]
+        for index in range(start, start + count):
+            queue = queues[index % count]
             batch = queue.batches[0]
-            self._drain_index[node] = start + step
+            first = index
             if queue.is_muted or batch.is_sealing:
                 continue
-            if self._backoff_left_ms(batch, snapshot, now_ms) > 0:
+            if batch.attempts and self._backoff_left_ms(queue, batch, now_ms) > 0:
                 continue
-            if taken and size + batch.size > self._settings.max_request_size:
+            if taken and size + batch.size > limit:
                 break
-            if self._rules is not None and not self._rules.may_drain(batch):
+            if rules is not None and not rules.may_drain(batch):
                 continue
             self._take(queue, batch)
-            batch.key_of_leader = self._leader_key(batch, snapshot)
+            batch.key_of_leader = queue.leader, queue.leader_epoch
             taken.append(batch)
             size += batch.size
-            self._drain_index[node] = start + step + 1
+            first = index + 1
+        self._drain_index[node] = first
         return taken
 
     def _take(self, queue: PartitionQueue, batch: ProducerBatch) -> None:

@@ -153,10 +153,10 @@ class Idempotence:
                 # If it refuses number 0 (it is just becoming the leader) and takes the
                 # next, 0 can never be written: seen with Apache Kafka on new topics.
                 return False
-            return (batch.topic, batch.partition) not in self._unresolved and (
-                batch.topic,
-                batch.partition,
-            ) not in self._bump
+            if not self._unresolved and not self._bump:
+                return True  # nearly always
+            key = batch.topic, batch.partition
+            return key not in self._unresolved and key not in self._bump
         # Sent before: in order, so only the first of what is in flight.
         first = sequences.in_flight[0] if sequences.in_flight else None
         return first is None or first is batch

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.client.client_request import NetworkCounts
-from mpbroker.client.measures import Average, NetworkMetrics, Rate, rate_entries
+from mpbroker.client.measures import (
+    FOLLOW_MS,
+    Average,
+    NetworkMetrics,
+    Rate,
+    Tally,
+    rate_entries,
+)
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 
@@ -46,7 +53,12 @@ class ProducerMetrics:
         self._averages = {name: Average() for name in _AVERAGES}
         self._totals = dict.fromkeys(_TOTALS, 0.0)
         self._topics: dict[str, dict[str, Rate]] = {}
-        self._nodes: dict[int, tuple[Rate, Average]] = {}
+        self._nodes: dict[int, tuple[Rate, Average, Tally]] = {}
+        # What has not gone into these yet: it comes so often that it would cost a tenth
+        # of all that sending costs.
+        self._lately = {name: Tally() for name in _AVERAGES}
+        self._sent_lately: dict[str, list[int]] = {}  # by topic: records, bytes
+        self._folded_ms = -float("inf")
 
     def count(self, name: str, amount: float, now_ms: float, topic: str = "") -> None:
         """Add to a rate, and to the topic's if one is named."""
@@ -63,33 +75,43 @@ class ProducerMetrics:
 
     def sent(self, batches: Sequence[ProducerBatch], now_ms: float) -> None:
         """Note a request with these batches; of those sent before, that alone."""
-        records = sum(batch.record_count for batch in batches)
-        fresh = [batch for batch in batches if not batch.attempts]
+        records = 0
         with self._lock:
-            averages = self._averages
-            averages["records-per-request"].add(records, now_ms)
-            if not fresh:
-                return
-            for name, values in (
-                ("record-queue-time", [now_ms - each.created_ms for each in fresh]),
-                ("batch-size", [each.size for each in fresh]),
-                (
-                    "compression-rate",
-                    [each.size / (each.raw_size + BATCH_HEADER_SIZE) for each in fresh],
-                ),
-            ):
-                averages[name].add(sum(values), now_ms, len(fresh), max(values))
-            counts: dict[str, list[int]] = {}
-            for batch in fresh:
-                averages["record-size"].add(batch.raw_size, now_ms, batch.record_count)
-                found = counts.setdefault(batch.topic, [0, 0])
-                found[0] += batch.record_count
-                found[1] += batch.size
-            for topic, amounts in counts.items():
-                rates = self._topic(topic)
-                for name, amount in zip(("record-send", "byte"), amounts, strict=True):
-                    self._rates[name].add(amount, now_ms)
-                    rates[name].add(amount, now_ms)
+            lately = self._lately
+            for batch in batches:
+                count, size, raw_size = batch.record_count, batch.size, batch.raw_size
+                records += count
+                if batch.attempts:
+                    continue
+                lately["record-queue-time"].add(now_ms - batch.created_ms)
+                lately["batch-size"].add(size)
+                lately["compression-rate"].add(size / (raw_size + BATCH_HEADER_SIZE))
+                lately["record-size"].add(raw_size, count)
+                found = self._sent_lately.get(batch.topic)
+                if found is None:
+                    found = self._sent_lately[batch.topic] = [0, 0]
+                found[0] += count
+                found[1] += size
+            lately["records-per-request"].add(records)
+            self._fold(now_ms)
+
+    def _fold(self, now_ms: float, *, at_once: bool = False) -> None:
+        """Take on what was noted lately, from time to time: a window is far longer."""
+        if not at_once and now_ms - self._folded_ms < FOLLOW_MS:
+            return
+        self._folded_ms = now_ms
+        for name, tally in self._lately.items():
+            tally.move_to(self._averages[name], now_ms)
+        for topic, amounts in self._sent_lately.items():
+            rates = self._topic(topic)
+            for name, amount in zip(("record-send", "byte"), amounts, strict=True):
+                self._rates[name].add(amount, now_ms)
+                rates[name].add(amount, now_ms)
+        self._sent_lately.clear()
+        for rate, latency, tally in self._nodes.values():
+            if tally.count:
+                rate.add(tally.count, now_ms)
+                tally.move_to(latency, now_ms)
 
     def follow(
         self, counts: NetworkCounts, now_ms: float, *, at_once: bool = False
@@ -97,20 +119,18 @@ class ProducerMetrics:
         """See `NetworkMetrics.follow`."""
         self._network.follow([counts], now_ms, at_once=at_once)
 
-    def observe(self, name: str, value: float, now_ms: float) -> None:
-        """Add to an average."""
+    def answered(
+        self, node: int, latency_ms: float, throttle_ms: float, now_ms: float
+    ) -> None:
+        """Note an answer, how long it took, and what it cost by a quota."""
         with self._lock:
-            self._averages[name].add(value, now_ms)
-
-    def answered(self, node: int, latency_ms: float, now_ms: float) -> None:
-        """Note an answer and how long it took."""
-        with self._lock:
-            self._averages["request-latency"].add(latency_ms, now_ms)
-            if node not in self._nodes:
-                self._nodes[node] = Rate(), Average()
-            rate, latency = self._nodes[node]
-            rate.add(1, now_ms)
-            latency.add(latency_ms, now_ms)
+            self._lately["request-latency"].add(latency_ms)
+            self._lately["produce-throttle-time"].add(throttle_ms)
+            found = self._nodes.get(node)
+            if found is None:
+                found = self._nodes[node] = Rate(), Average(), Tally()
+            found[2].add(latency_ms)
+            self._fold(now_ms)
 
     def spend(self, name: str, seconds: float) -> None:
         """Add to one of the total times."""
@@ -120,6 +140,7 @@ class ProducerMetrics:
     def snapshot(self, now_ms: float) -> dict[str, dict[str, float]]:
         """Return all by group: producer-metrics, and per topic and node."""
         with self._lock:
+            self._fold(now_ms, at_once=True)
             own = self._network.snapshot(now_ms)
             for name, rate in self._rates.items():
                 own |= rate_entries(name, rate, now_ms)
@@ -133,7 +154,7 @@ class ProducerMetrics:
                 for name, rate in rates.items():
                     found |= rate_entries(name, rate, now_ms)
                 groups[f"producer-topic-metrics.{topic}"] = found
-            for node, (rate, latency) in self._nodes.items():
+            for node, (rate, latency, _) in self._nodes.items():
                 groups[f"producer-node-metrics.node-{node}"] = {
                     **rate_entries("response", rate, now_ms),
                     "request-latency-avg": latency.mean(now_ms),

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 
+from mpbroker.client.metadata import NO_NODE, Snapshot
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.sticky import StickyPartitioner
 
 
 class PartitionQueue:
-    """One partition's batches; ``open`` is the last of them while it takes more."""
+    """One partition's batches; ``open`` is the last of them while it takes more.
 
-    __slots__ = ("batches", "is_muted", "open", "partition", "topic")
+    ``leader`` and ``leader_epoch`` are by what ``snapshot`` says; see `follow`.
+    """
+
+    __slots__ = (
+        "batches",
+        "is_muted",
+        "leader",
+        "leader_epoch",
+        "open",
+        "partition",
+        "snapshot",
+        "topic",
+    )
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
@@ -19,6 +32,17 @@ class PartitionQueue:
         self.batches: deque[ProducerBatch] = deque()
         self.open: ProducerBatch | None = None
         self.is_muted = False
+        self.snapshot: Snapshot | None = None
+        self.leader = NO_NODE
+        self.leader_epoch = -1
+
+    def follow(self, snapshot: Snapshot) -> int:
+        """Take on who leads the partition, if that may be news; return the leader."""
+        if self.snapshot is not snapshot:
+            self.leader = snapshot.leader(self.topic, self.partition)
+            self.leader_epoch = snapshot.leader_epoch(self.topic, self.partition)
+            self.snapshot = snapshot
+        return self.leader
 
 
 class TopicQueues:

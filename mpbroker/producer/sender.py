@@ -374,9 +374,8 @@ class Sender:
         now_ms = self._clock()
         response = answer.response
         if isinstance(response, ProduceResponse):
-            self._metrics.answered(answer.node, answer.latency_ms, now_ms)
-            self._metrics.observe(
-                "produce-throttle-time", response.throttle_time_ms, now_ms
+            self._metrics.answered(
+                answer.node, answer.latency_ms, response.throttle_time_ms, now_ms
             )
             self._take_response(response, batches, now_ms)
             return

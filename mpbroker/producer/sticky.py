@@ -33,7 +33,10 @@ class StickyPartitioner:
             lengths: batches that wait for each partition; None: it is of no use now.
             adaptive: whether short queues are likelier: by max + 1 - length.
         """
-        longest = max((length for length in lengths if length is not None), default=-1)
+        longest = -1
+        for length in lengths:
+            if length is not None and length > longest:
+                longest = length
         if longest < 0:
             lengths, longest = [0] * len(lengths), 0
         total = 0

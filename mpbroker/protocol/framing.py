@@ -35,18 +35,17 @@ def encode_frame(payload: Buffer | Iterable[Buffer]) -> bytes:
 def encode_frame_parts(payload: Sequence[Buffer]) -> list[Buffer]:
     """Return the payload behind its length, large parts without a copy of them."""
     size = sum(map(len, payload))
-    small: list[Buffer] = [size.to_bytes(SIZE_BYTES, "big")]
+    pieces = [size.to_bytes(SIZE_BYTES, "big"), *payload]
     parts: list[Buffer] = []
-    for part in payload:
-        if len(part) < _WORTH_A_PART:
-            small.append(part)
-            continue
-        if small:
-            parts.append(b"".join(small))
-            small = []
-        parts.append(part)
-    if small:
-        parts.append(b"".join(small))
+    start = 0  # of small pieces that are not in a part yet
+    for index, piece in enumerate(pieces):
+        if len(piece) >= _WORTH_A_PART:
+            if index > start:
+                parts.append(b"".join(pieces[start:index]))
+            parts.append(piece)
+            start = index + 1
+    if start < len(pieces):
+        parts.append(b"".join(pieces[start:]))
     return parts
 
 

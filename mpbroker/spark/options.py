@@ -21,7 +21,7 @@ from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.errors import AddressError
 from mpbroker.client.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
-from mpbroker.config_def import ConfigDef, ConfigError
+from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
 
 logger = logging.getLogger(__name__)
@@ -187,19 +187,9 @@ def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
         if name.removeprefix(_PREFIX) in ADMIN_CONFIG and name.startswith(_PREFIX)
     }
     try:
-        return ClientSettings.of(parse_settings(_SOURCE_CONFIG, settings), 1)
+        return ClientSettings.of(parse_settings(ADMIN_CONFIG, settings), 1)
     except ConfigError as error:
         raise OptionError(f"kafka.{error}") from None
-
-
-# Sockets' buffers are the system's: answers to a Fetch are large.
-_SOURCE_CONFIG: Final = ConfigDef(
-    "client setting",
-    tuple(
-        key.with_default(-1) if key.name.endswith("buffer.bytes") else key
-        for key in ADMIN_CONFIG
-    ),
-)
 
 
 def refuse_reserved(given: Mapping[str, str]) -> None:
