@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.cluster import Cluster, TopicPartition, only
 from mpbroker.client.errors import UnsupportedVersionError, check_error
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -88,7 +89,8 @@ def create_topic(
         timeout_ms=int(cluster.timeout_s * 1000),
         validate_only=validate_only,
     )
-    result = cluster.controller().request(request, CreateTopicsResponse).topics[0]
+    broker = cluster.controller()
+    result = only(broker.request(request, CreateTopicsResponse).topics, broker.address)
     check_error(result.error_code, f"topic {name!r}", result.error_message)
     return result
 
@@ -101,7 +103,9 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         request.topics = [DeleteTopicState(name=name)]
     else:
         request.topic_names = [name]
-    result = broker.request(request, DeleteTopicsResponse).responses[0]
+    result = only(
+        broker.request(request, DeleteTopicsResponse).responses, broker.address
+    )
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -112,7 +116,9 @@ def create_partitions(cluster: Cluster, name: str, count: int) -> None:
         timeout_ms=int(cluster.timeout_s * 1000),
     )
     broker = cluster.controller()
-    result = broker.request(request, CreatePartitionsResponse).results[0]
+    result = only(
+        broker.request(request, CreatePartitionsResponse).results, broker.address
+    )
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -154,7 +160,8 @@ def alter_topic_configs(
     )
     request = IncrementalAlterConfigsRequest(resources=[resource])
     broker = cluster.controller()
-    result = broker.request(request, IncrementalAlterConfigsResponse).responses[0]
+    response = broker.request(request, IncrementalAlterConfigsResponse)
+    result = only(response.responses, broker.address)
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
@@ -219,6 +226,9 @@ def list_offsets(
 
 
 def delete_records(
+        for partition in questions:
+            if leaders[partition] == leader and partition not in answers:
+                raise ProtocolError(f"{broker.address} says nothing of {partition}")
     cluster: Cluster,
     before: Mapping[TopicPartition, int],
     leaders: Mapping[TopicPartition, int],

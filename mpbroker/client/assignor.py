@@ -171,6 +171,20 @@ ASSIGNORS: Final[Mapping[str, Assign]] = {
 }
 
 
+def assignor_of(name: str) -> Assign:
+    """Return an assignor by its name.
+
+    Raises:
+        ProtocolError: there is none; no member of ours has offered it.
+    """
+    found = ASSIGNORS.get(name)
+    if found is None:
+        raise ProtocolError(
+            f"the coordinator has chosen {name!r}, which is no assignor"
+        )
+    return found
+
+
 # -- bytes -----------------------------------------------------------------------------
 
 

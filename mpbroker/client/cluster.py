@@ -30,6 +30,7 @@ from mpbroker.client.selector import Selector, monotonic_ms, resolve
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
@@ -39,6 +40,7 @@ from mpbroker.protocol.messages.metadata import (
 )
 
 ResponseT = TypeVar("ResponseT", bound=Message)
+EntryT = TypeVar("EntryT")
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 # A topic that is just being created may be unknown for a moment; one that does not
@@ -427,7 +429,8 @@ class Cluster:
         deadline = time.monotonic() + self.timeout_s
         unknown = 0
         while True:
-            topic = self.metadata([name], auto_create=auto_create).topics[0]
+            answer = self.metadata([name], auto_create=auto_create)
+            topic = only(answer.topics, "the broker")
             code = topic.error_code
             if not code:
                 codes = [partition.error_code for partition in topic.partitions]
@@ -455,3 +458,14 @@ class Cluster:
 
 def _named(name: str) -> MetadataRequestTopic:
     return MetadataRequestTopic(name=name)
+def only(entries: Sequence[EntryT], who: object) -> EntryT:
+    """Return what somebody said of the one thing that he was asked about.
+
+    Raises:
+        ProtocolError: nothing.
+    """
+    if not entries:
+        raise ProtocolError(f"{who} says nothing of what it was asked about")
+    return entries[0]
+
+

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from mpbroker.client.admin import OP_DELETE, OP_SET
-from mpbroker.client.cluster import Cluster
+from mpbroker.client.cluster import Cluster, only
 from mpbroker.client.errors import check_error
 from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -90,6 +90,7 @@ def alter_configs(
         resource_type=resource.type, resource_name=resource.name, configs=changes
     )
     request = IncrementalAlterConfigsRequest(resources=[wanted])
-    answer = cluster.controller().request(request, IncrementalAlterConfigsResponse)
-    result = answer.responses[0]
+    broker = cluster.controller()
+    answer = broker.request(request, IncrementalAlterConfigsResponse)
+    result = only(answer.responses, broker.address)
     check_error(result.error_code, str(resource), result.error_message)

@@ -256,7 +256,8 @@ class Fetcher:
         for topic in response.responses:
             for data in topic.partitions:
                 partition = TopicPartition(topic.topic, data.partition_index)
-                if self.positions.get(partition) != asked.offsets.get(partition):
+                offset = asked.offsets.get(partition)
+                if offset is None or self.positions.get(partition) != offset:
                     continue  # stopped, or moved elsewhere, since it was asked for
                 try:
                     # One by one: what was read before an error must be in the list.

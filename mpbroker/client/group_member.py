@@ -16,10 +16,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.assignor import (
-    ASSIGNORS,
     COOPERATIVE_STICKY,
     RANGE,
     Subscription,
+    assignor_of,
     decode_assignment,
     decode_subscription,
     encode_assignment,
@@ -354,7 +354,7 @@ class GroupMember:
         return decode_assignment(response.assignment)
 
     def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        assign = ASSIGNORS[joined.protocol_name or self._settings.assignors[0]]
+        assign = assignor_of(joined.protocol_name or self._settings.assignors[0])
         subscriptions = {
             member.member_id: decode_subscription(member.metadata)
             for member in joined.members
