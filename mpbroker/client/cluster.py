@@ -217,7 +217,12 @@ class Broker:
 
 
 class Cluster:
-    """See the module. Metadata is asked for, not cached."""
+    """See the module. Metadata is asked for, not cached.
+
+    Attributes:
+        client: has the connections; its nodes are numbers of the cluster's own.
+        addresses: where those nodes are.
+    """
 
     def __init__(
         self,
@@ -243,11 +248,11 @@ class Cluster:
             connection_setup_timeout_max_ms=timeout_ms,
             max_in_flight=1 << 30,
         )
-        self._addresses = _Addresses()
+        self.addresses = _Addresses()
         self._settings = settings
         self.client = NetworkClient(
             Selector.of(settings),
-            self._addresses,
+            self.addresses,
             settings,
             resolve,
             monotonic_ms,
@@ -261,7 +266,7 @@ class Cluster:
         self._publish()
 
     def _publish(self) -> None:
-        self._addresses.set({number: at for at, number in self._numbers.items()})
+        self.addresses.set({number: at for at, number in self._numbers.items()})
 
     # -- connections -------------------------------------------------------------------
 

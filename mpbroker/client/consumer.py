@@ -28,6 +28,7 @@ from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import CONSUMER_CONFIG, ConsumerSettings
 from mpbroker.client.consumer_metrics import ConsumerMetrics
 from mpbroker.client.consumer_record import ConsumerRecord, records_of
+from mpbroker.client.consumer_telemetry import make_consumer_telemetry
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
 from mpbroker.client.fetcher import (
     READ_COMMITTED,
@@ -82,6 +83,9 @@ class Consumer:
         self._member: GroupMember | None = None
         if self._settings.group is not None:
             self._member = GroupMember(client, self._settings.group, self._metrics)
+        self._telemetry = make_consumer_telemetry(
+            self._cluster, self._settings, self._member, lambda: self._measure("/")
+        )
         self._topics: list[str] = []
         self._listener = RebalanceListener()
         self._assigned: list[TopicPartition] = []
@@ -273,6 +277,7 @@ class Consumer:
                 return found
 
     def _decode(self, batches: list[FetchedBatch]) -> None:
+                self._metrics.poll_ended()
         try:
             for batch in batches:
                 self._records.extend(records_of(batch))
@@ -301,6 +306,7 @@ class Consumer:
                 return batches
 
     def _take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
+                self._metrics.poll_ended()
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
         for _ in range(min(limit, len(self._records))):
             record = self._records.popleft()
@@ -323,6 +329,8 @@ class Consumer:
         try:
             looks = self._left_out and time.monotonic() >= self._look_again_at
             if self._assigned and (looks or self._fetcher is None):
+        if self._telemetry is not None:
+            self._telemetry.step(monotonic_ms())
                 self._fetcher = self._make_fetcher()
             if self._fetcher is not None and self._fetcher.positions:
                 batches = self._fetcher.fetch()
@@ -529,6 +537,9 @@ class Consumer:
             )
         if self._is_closed:
             raise ClientError("the consumer is closed; make a new one")
+        return self._measure(".")
+
+    def _measure(self, separator: str) -> dict[str, dict[str, float]]:
 
     def _polled(self) -> None:
         self._check_open()
@@ -538,16 +549,20 @@ class Consumer:
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return Kafka's metrics by group: consumer-metrics,
-        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION) and
-        consumer-coordinator-metrics. Any thread may ask.
+        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION),
+        consumer-coordinator-metrics and consumer-node-metrics.node-N. Any thread may
+        ask.
         """
         connections = self._cluster.client.connection_count()
         if self._member is not None:
             connections += self._member.connection_count
         self._metrics.network.follow(self._counts(), monotonic_ms(), at_once=True)
-        groups = self._metrics.snapshot(len(self._assigned), self._positions)
+        assigned = len(self._assigned)
+        groups = self._metrics.snapshot(assigned, self._positions, separator)
         groups["consumer-metrics"]["connection-count"] = float(connections)
         return groups
+            if self._telemetry is not None:
+                stack.callback(self._telemetry.push_last, self._cluster.poll)
 
     def close(self) -> None:
         """Commit if that is automatic, leave the group, close connections.

@@ -12,6 +12,7 @@ from mpbroker.client.assignor import ASSIGNORS, COOPERATIVE_STICKY, RANGE
 from mpbroker.client.group_member import GroupSettings
 from mpbroker.client.settings import (
     COMMON_KEYS,
+    METRICS_PUSH_KEY,
     ClientSettings,
     integer,
     parse_settings,
@@ -47,6 +48,7 @@ def _are_assignors(value: ConfigValue) -> bool:
 # fmt: off
 CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
     *COMMON_KEYS,
+    METRICS_PUSH_KEY,
     ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored."),
     ConfigKey("group.instance.id", ConfigType.STRING, None,
         "Name of a member that keeps its partitions while it restarts."),
@@ -105,6 +107,7 @@ class ConsumerSettings(NamedTuple):
     partition_fetch_bytes: int
     read_committed: bool
     auto_create_topics: bool
+    push_metrics: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> ConsumerSettings:
@@ -128,6 +131,7 @@ class ConsumerSettings(NamedTuple):
             partition_fetch_bytes=integer(values, "max.partition.fetch.bytes"),
             read_committed=values["isolation.level"] == "read_committed",
             auto_create_topics=values["allow.auto.create.topics"] is True,
+            push_metrics=values["enable.metrics.push"] is True,
         )
 
 

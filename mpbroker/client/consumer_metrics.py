@@ -49,14 +49,24 @@ class ConsumerMetrics:
         self._topics: dict[str, MetricGroup] = {}
         self._partitions: dict[TopicPartition, _Reached] = {}
         self._group = MetricGroup(_GROUP_RATES, _GROUP_AVERAGES)
-        self._polls = MetricGroup((), ("time-between-poll",))
+        self._polls = MetricGroup((), ("time-between-poll", "poll-idle-ratio"))
+        self._since_poll_ms = 0.0
+        self._rebalances_ms = 0.0  # how long all together took
+        self._nodes: dict[int, MetricGroup] = {}
         self._heard_ms = self._rebalanced_ms = self._polled_ms = float("nan")
 
     # -- fetching ----------------------------------------------------------------------
 
-    def fetched(self, latency_ms: float, throttle_ms: float) -> None:
-        """Note an answer to a Fetch."""
+    def fetched(self, node: int, latency_ms: float, throttle_ms: float) -> None:
+        """Note a node's answer to a Fetch."""
         now_ms = monotonic_ms()
+        found = self._nodes.get(node)
+        if found is None:
+            with self._lock:
+                found = MetricGroup(("response",), ("request-latency",))
+                self._nodes[node] = found
+        found.count("response", 1, now_ms)
+        found.observe("request-latency", latency_ms, now_ms)
         self._fetch.count("fetch", 1, now_ms)
         self._fetch.observe("fetch-latency", latency_ms, now_ms)
         self._fetch.observe("fetch-throttle-time", throttle_ms, now_ms)
@@ -103,8 +113,20 @@ class ConsumerMetrics:
         """Note a call of poll()."""
         now_ms = monotonic_ms()
         if self._polled_ms == self._polled_ms:  # not the first
-            self._polls.observe("time-between-poll", now_ms - self._polled_ms, now_ms)
+            self._since_poll_ms = now_ms - self._polled_ms
+            self._polls.observe("time-between-poll", self._since_poll_ms, now_ms)
         self._polled_ms = now_ms
+
+    def poll_ended(self) -> None:
+        """Note the end of a call of poll(): what it took, the user had nothing to do.
+
+        The ratio is Kafka's: to that time and the one since the call before.
+        """
+        now_ms = monotonic_ms()
+        idle_ms = now_ms - self._polled_ms
+        whole_ms = idle_ms + self._since_poll_ms
+        if whole_ms > 0:
+            self._polls.observe("poll-idle-ratio", idle_ms / whole_ms, now_ms)
 
     # -- the group ---------------------------------------------------------------------
 
@@ -117,17 +139,22 @@ class ConsumerMetrics:
             self._heard_ms = now_ms
         elif what == "rebalance":
             self._rebalanced_ms = now_ms
+            self._rebalances_ms += latency_ms
 
     # -- all ---------------------------------------------------------------------------
 
     def snapshot(
-        self, assigned: int, positions: Mapping[TopicPartition, int]
+        self,
+        assigned: int,
+        positions: Mapping[TopicPartition, int],
+        separator: str = ".",
     ) -> dict[str, dict[str, float]]:
-        """Return all by group of Kafka's, and by topic and partition.
+        """Return all by group of Kafka's, and by node, topic and partition.
 
         Args:
             assigned: how many partitions.
             positions: by partition, what the records' user is given next.
+            separator: between a topic and a partition, in a group's name.
         """
         now_ms = monotonic_ms()
         fetch = self._fetch.snapshot(now_ms)
@@ -136,10 +163,12 @@ class ConsumerMetrics:
         group["rebalance-rate-per-hour"] = group.pop("rebalance-rate") * 3600
         group |= {
             "assigned-partitions": float(assigned),
+            "rebalance-latency-total": self._rebalances_ms,
             "last-heartbeat-seconds-ago": (now_ms - self._heard_ms) / 1000,
             "last-rebalance-seconds-ago": (now_ms - self._rebalanced_ms) / 1000,
         }
         polls = self._polls.snapshot(now_ms)
+        del polls["poll-idle-ratio-max"]  # Kafka has the mean only
         polls["last-poll-seconds-ago"] = (now_ms - self._polled_ms) / 1000
         groups = {
             "consumer-metrics": self.network.snapshot(now_ms) | polls,
@@ -148,13 +177,16 @@ class ConsumerMetrics:
         }
         with self._lock:
             topics, partitions = dict(self._topics), dict(self._partitions)
+            nodes = dict(self._nodes)
+        for node, metrics in nodes.items():
+            groups[f"consumer-node-metrics.node-{node}"] = metrics.snapshot(now_ms)
         for topic, metrics in topics.items():
             name = f"consumer-fetch-manager-metrics.{topic}"
             groups[name] = metrics.snapshot(now_ms)
         for where, at in partitions.items():
             position = positions.get(where, at.position)
-            name = f"consumer-fetch-manager-metrics.{where.topic}.{where.partition}"
-            groups[name] = {
+            name = f"{where.topic}{separator}{where.partition}"
+            groups[f"consumer-fetch-manager-metrics.{name}"] = {
                 "records-lag": float(max(0, at.end - position)),
                 "records-lead": float(max(0, position - at.start)),
             }

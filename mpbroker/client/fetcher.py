@@ -179,7 +179,7 @@ class Fetcher:
                 continue
             del self._in_flight[leader]
             try:
-                self._take_answer(asked, batches)
+                self._take_answer(leader, asked, batches)
             except MpbrokerError as error:
                 if not batches:
                     raise
@@ -243,12 +243,14 @@ class Fetcher:
             and self.positions.get(error.partition) != error.offset
         )
 
-    def _take_answer(self, asked: _Asked, batches: list[FetchedBatch]) -> None:
+    def _take_answer(
+        self, leader: int, asked: _Asked, batches: list[FetchedBatch]
+    ) -> None:
         response = asked.broker.wait(asked.pending, FetchResponse)
         if self._metrics is not None:
             assert asked.pending.answer is not None
             self._metrics.fetched(
-                asked.pending.answer.latency_ms, response.throttle_time_ms
+                leader, asked.pending.answer.latency_ms, response.throttle_time_ms
             )
         before = len(batches)
         failed: MpbrokerError | None = None

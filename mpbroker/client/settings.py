@@ -92,6 +92,13 @@ COMMON_KEYS: Final = (
 )
 
 
+METRICS_PUSH_KEY: Final = ConfigKey(
+    "enable.metrics.push",
+    ConfigType.BOOLEAN,
+    True,
+    "Tell brokers that ask for it what is measured (KIP-714).",
+)
+
 ADMIN_CONFIG: Final = ConfigDef("client setting", COMMON_KEYS)
 """What any client understands."""
 
@@ -217,6 +224,7 @@ __all__ = [
     "COMMON_KEYS",
     "INT_MAX",
     "LONG_MAX",
+    "METRICS_PUSH_KEY",
     "ClientSettings",
     "Settings",
     "integer",

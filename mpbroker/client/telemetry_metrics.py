@@ -1,7 +1,8 @@
 """A client's metrics as they are pushed: those asked for, under KIP-714's names.
 
 ``record-send-total`` of the group ``producer-topic-metrics.t`` becomes
-``org.apache.kafka.producer.topic.record.send.total`` with the attribute ``topic``.
+``org.apache.kafka.producer.topic.record.send.total`` with the attribute ``topic``; a
+group of the partition 0 of that topic has ``t/0`` for ``t``, and a second attribute.
 Totals are sums, since the client began or since the push before; all else are gauges.
 
 Source: KIP-714; Kafka's TelemetryMetricNamingConvention and KafkaMetricsCollector.
@@ -115,4 +116,7 @@ class MetricsCollector:
 def _attributes(kind: str, of: str) -> dict[str, str]:
     if not of:
         return {}
-    return {"node_id" if kind.endswith("node") else "topic": of}
+    if kind.endswith("node"):
+        return {"node_id": of}
+    topic, _, partition = of.partition("/")
+    return {"topic": topic, "partition": partition} if partition else {"topic": topic}

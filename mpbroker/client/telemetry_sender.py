@@ -120,6 +120,17 @@ class TelemetrySender:
     def _take(self, answer: ClientResponse) -> None:
         self._telemetry.take(answer.request, answer.response, self._clock())
 
+    def push_last(self, poll: Callable[[float], None]) -> None:
+        """Push what is left and wait for that, for whoever has no loop of its own.
+
+        Args:
+            poll: has come what comes, waiting no longer than so many ms.
+        """
+        now_ms = self._clock()
+        while self.must_end(now_ms):
+            poll(self.step(now_ms))
+            now_ms = self._clock()
+
     def must_end(self, now_ms: float) -> bool:
         """Begin to end; return whether the last push has yet to be answered."""
         if self._end_by_ms is None:
