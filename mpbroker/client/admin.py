@@ -178,6 +178,7 @@ def list_offsets(
     leaders: Mapping[TopicPartition, int],
     *,
     read_committed: bool = False,
+    epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, OffsetAnswer]:
     """Return the first offset at or after a timestamp, for each partition.
 
@@ -185,6 +186,7 @@ def list_offsets(
         questions: a timestamp in ms, LATEST, EARLIEST or MAX_TIMESTAMP.
         leaders: the broker to ask, by partition.
         read_committed: LATEST is the end of what is committed.
+        epochs: of the leaders, by partition, where they are known.
 
     Raises:
         UnsupportedVersionError: a broker is too old for MAX_TIMESTAMP.
@@ -194,7 +196,9 @@ def list_offsets(
         topics = by_leader.setdefault(leaders[partition], {})
         topics.setdefault(partition.topic, []).append(
             ListOffsetsPartition(
-                partition_index=partition.partition, timestamp=timestamp
+                partition_index=partition.partition,
+                current_leader_epoch=(epochs or {}).get(partition, -1),
+                timestamp=timestamp,
             )
         )
     answers = {}
@@ -222,13 +226,13 @@ def list_offsets(
                 partition = TopicPartition(topic.name, entry.partition_index)
                 check_error(entry.error_code, f"offsets of {partition}")
                 answers[partition] = OffsetAnswer(entry.offset, entry.timestamp)
+        for partition in questions:
+            if leaders[partition] == leader and partition not in answers:
+                raise ProtocolError(f"{broker.address} says nothing of {partition}")
     return answers
 
 
 def delete_records(
-        for partition in questions:
-            if leaders[partition] == leader and partition not in answers:
-                raise ProtocolError(f"{broker.address} says nothing of {partition}")
     cluster: Cluster,
     before: Mapping[TopicPartition, int],
     leaders: Mapping[TopicPartition, int],

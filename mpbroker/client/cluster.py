@@ -47,6 +47,8 @@ _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 # exist should not cost the whole timeout.
 _UNKNOWN_TOPIC_RETRIES: Final = 3
 _SOFTWARE_NAME: Final = "mpbroker"
+# Older brokers tell epochs of leaders that they have not heard of in time.
+_EPOCHS_SINCE: Final = 9  # of Metadata
 
 
 class TopicPartition(NamedTuple):
@@ -106,6 +108,14 @@ class Broker:
         """
         self._cluster.connect(self._number)
         return self._cluster.client.version_for(self._number, request, max_version)
+
+    def is_known_to_speak(self, request: type[Message], version: int) -> bool:
+        """Return whether requests can go in a version; False while that is unknown."""
+        client = self._cluster.client
+        return (
+            client.is_connected(self._number)
+            and client.version_for(self._number, request) >= version
+        )
 
     def request(
         self,
@@ -409,9 +419,14 @@ class Cluster:
         broker = self.any_broker()
         asked = None if topics is None else [_named(name) for name in topics]
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=auto_create)
-        if broker.version_for(MetadataRequest) < 4:
+        version = broker.version_for(MetadataRequest)
+        if version < 4:
             request.allow_auto_topic_creation = True  # older versions always do
         response = broker.request(request, MetadataResponse)
+        if version < _EPOCHS_SINCE:
+            for topic in response.topics:
+                for partition in topic.partitions:
+                    partition.leader_epoch = -1
         self._nodes = {
             node.node_id: Address(node.host, node.port) for node in response.brokers
         }
@@ -461,8 +476,6 @@ class Cluster:
         self.close()
 
 
-def _named(name: str) -> MetadataRequestTopic:
-    return MetadataRequestTopic(name=name)
 def only(entries: Sequence[EntryT], who: object) -> EntryT:
     """Return what somebody said of the one thing that he was asked about.
 
@@ -474,3 +487,5 @@ def only(entries: Sequence[EntryT], who: object) -> EntryT:
     return entries[0]
 
 
+def _named(name: str) -> MetadataRequestTopic:
+    return MetadataRequestTopic(name=name)

@@ -36,6 +36,7 @@ from mpbroker.client.fetcher import (
     FetchedBatch,
     Fetcher,
     LeaderLostError,
+    LogTruncationError,
     NoOffsetError,
     OffsetOutOfRangeError,
 )
@@ -46,6 +47,7 @@ from mpbroker.client.group_member import (
 )
 from mpbroker.client.offset_lookup import OffsetLookup
 from mpbroker.client.selector import monotonic_ms
+from mpbroker.client.truncation import find_truncations
 from mpbroker.config_def import ConfigError
 from mpbroker.protocol.errors import ApiError
 
@@ -82,7 +84,9 @@ class Consumer:
         self._metrics = ConsumerMetrics()
         self._member: GroupMember | None = None
         if self._settings.group is not None:
-            self._member = GroupMember(client, self._settings.group, self._metrics)
+            self._member = GroupMember(
+                client, self._settings.group, self._metrics, self._lookup.epochs
+            )
         self._telemetry = make_consumer_telemetry(
             self._cluster, self._settings, self._member, lambda: self._measure("/")
         )
@@ -260,7 +264,8 @@ class Consumer:
             max_records: max.poll.records if None.
 
         Raises:
-            NoOffsetError, OffsetOutOfRangeError: auto.offset.reset=none; seek.
+            NoOffsetError, OffsetOutOfRangeError: auto.offset.reset=none; seek. Of the
+                latter is LogTruncationError: what was read is not there any more.
             ApiError: see its text.
             AuthenticationError: a broker does not let us in.
             BrokerUnavailableError: no broker answers; polling again tries again.
@@ -274,10 +279,10 @@ class Consumer:
                 self._decode(self._fetch(deadline))
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
+                self._metrics.poll_ended()
                 return found
 
     def _decode(self, batches: list[FetchedBatch]) -> None:
-                self._metrics.poll_ended()
         try:
             for batch in batches:
                 self._records.extend(records_of(batch))
@@ -303,10 +308,10 @@ class Consumer:
                 self._metrics.consumed(where.topic, len(data), header.record_count)
             self._note_fetched()
             if batches or time.monotonic() >= deadline:
+                self._metrics.poll_ended()
                 return batches
 
     def _take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
-                self._metrics.poll_ended()
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
         for _ in range(min(limit, len(self._records))):
             record = self._records.popleft()
@@ -326,11 +331,11 @@ class Consumer:
 
     def _fetch(self, deadline: float) -> list[FetchedBatch]:
         """Return what brokers answer; none after waiting a little, for many reasons."""
+        if self._telemetry is not None:
+            self._telemetry.step(monotonic_ms())
         try:
             looks = self._left_out and time.monotonic() >= self._look_again_at
             if self._assigned and (looks or self._fetcher is None):
-        if self._telemetry is not None:
-            self._telemetry.step(monotonic_ms())
                 self._fetcher = self._make_fetcher()
             if self._fetcher is not None and self._fetcher.positions:
                 batches = self._fetcher.fetch()
@@ -338,11 +343,7 @@ class Consumer:
                     self._look_again()
                 return batches
         except OffsetOutOfRangeError as error:
-            if self._settings.offset_reset == "none":
-                raise
-            lost = [error.partition]
-            (offset,) = self.offsets_for(lost, self._lookup.reset_time(lost)).values()
-            self.seek(error.partition, offset)
+            self._go_back(error)
             return []
         except (LeaderLostError, BrokerUnavailableError):
             self._fetcher = None
@@ -360,6 +361,12 @@ class Consumer:
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []
 
+    def _go_back(self, lost: OffsetOutOfRangeError) -> None:
+        """Go to where a partition can be read, if that may be chosen; else raise."""
+        if self._settings.offset_reset == "none":
+            raise lost
+        self.seek(lost.partition, self._lookup.offset_after(lost))
+
     def _look_again(self) -> None:
         self._left_out = True
         self._look_again_at = time.monotonic() + _MISSING_S
@@ -368,34 +375,15 @@ class Consumer:
         self._find_positions(self._lookup.ask_reachable, partitions)
         return self._lookup.leaders(partitions)
 
-    def _prepare_all(self) -> dict[TopicPartition, int]:
-        """Find leaders and positions of what is assigned; leave out what is not there.
-
-        A topic that was deleted, or is not made yet, or a partition without a leader
-        that can be reached, must not keep others unread. Raises if there is no other.
-        """
-        self._left_out = False
-        try:
-            return self._prepare(self._assigned)
-        except (ApiError, BrokerUnavailableError) as error:
-            if not _may_pass(error):
-                raise
-            refusal = error
-        leaders: dict[TopicPartition, int] = {}
-        for partitions in self._lookup.led(self._assigned):
-            try:
-                leaders |= self._prepare(partitions)
-            except (ApiError, BrokerUnavailableError) as error:
-                if not _may_pass(error):
-                    raise
-        if not leaders:
-            raise refusal
-        self._look_again()
-        return leaders
-
     def _make_fetcher(self) -> Fetcher:
         settings = self._settings
-        leaders = self._prepare_all()
+        self._left_out = False
+        leaders = self._lookup.find_leaders(self._assigned, self._prepare)
+        if not leaders.keys() >= set(self._assigned):
+            self._look_again()
+        epochs = self._lookup.epochs
+        for lost in find_truncations(self._cluster, epochs, leaders, self._positions):
+            self._go_back(lost)
         positions = {
             where: self._positions[where]
             for where in leaders
@@ -416,6 +404,7 @@ class Consumer:
             max_bytes=settings.fetch_max_bytes,
             partition_max_bytes=settings.partition_fetch_bytes,
             metrics=self._metrics,
+            epochs=epochs,
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -537,9 +526,6 @@ class Consumer:
             )
         if self._is_closed:
             raise ClientError("the consumer is closed; make a new one")
-        return self._measure(".")
-
-    def _measure(self, separator: str) -> dict[str, dict[str, float]]:
 
     def _polled(self) -> None:
         self._check_open()
@@ -553,6 +539,9 @@ class Consumer:
         consumer-coordinator-metrics and consumer-node-metrics.node-N. Any thread may
         ask.
         """
+        return self._measure(".")
+
+    def _measure(self, separator: str) -> dict[str, dict[str, float]]:
         connections = self._cluster.client.connection_count()
         if self._member is not None:
             connections += self._member.connection_count
@@ -561,8 +550,6 @@ class Consumer:
         groups = self._metrics.snapshot(assigned, self._positions, separator)
         groups["consumer-metrics"]["connection-count"] = float(connections)
         return groups
-            if self._telemetry is not None:
-                stack.callback(self._telemetry.push_last, self._cluster.poll)
 
     def close(self) -> None:
         """Commit if that is automatic, leave the group, close connections.
@@ -576,6 +563,8 @@ class Consumer:
             # Whatever fails before: a member that is still counted keeps others from
             # its partitions, and its thread would have it counted for ever.
             stack.callback(self._cluster.close)
+            if self._telemetry is not None:
+                stack.callback(self._telemetry.push_last, self._cluster.poll)
             if self._member is not None:
                 stack.callback(self._member.close)
             self._auto_commit(now=True)
@@ -600,14 +589,12 @@ class Consumer:
         self.close()
 
 
-def _may_pass(error: ApiError | BrokerUnavailableError) -> bool:
-    return isinstance(error, BrokerUnavailableError) or error.error_code.retriable
-
-
 __all__ = [
     "CONSUMER_CONFIG",
     "Consumer",
     "ConsumerRecord",
+    "LogTruncationError",
     "NoOffsetError",
+    "OffsetOutOfRangeError",
     "RebalanceListener",
 ]

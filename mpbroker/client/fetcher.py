@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
@@ -14,6 +15,7 @@ from mpbroker.client.errors import (
     check_error,
     error_code_of,
 )
+from mpbroker.client.position_epochs import NO_EPOCH, PositionEpochs
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.control_record import parse_control_type
@@ -37,6 +39,7 @@ from mpbroker.protocol.record_batch import (
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
+_EPOCHS_SINCE: Final = 12  # an answer may tell where the logs of two leaders differ
 _NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
 _ABORT: Final = 0
 
@@ -48,6 +51,34 @@ class OffsetOutOfRangeError(ClientError):
         super().__init__(f"{partition} has no offset {offset}")
         self.partition = partition
         self.offset = offset
+
+
+class LogTruncationError(OffsetOutOfRangeError):
+    """A new leader lacks records that were read; others may be in their place.
+
+    Attributes:
+        divergent_offset: where its log differs; None if it does not know.
+        divergent_epoch: of its leaders before that; -1 likewise.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        divergent_offset: int | None = None,
+        divergent_epoch: int = NO_EPOCH,
+    ) -> None:
+        super().__init__(partition, offset)
+        since = (
+            "" if divergent_offset is None else f" from offset {divergent_offset} on"
+        )
+        self.args = (
+            f"{partition} has lost records before offset {offset}: what its leader has"
+            f"{since} is not what was read; seek to where to go on, or set"
+            " auto.offset.reset",
+        )
+        self.divergent_offset = divergent_offset
+        self.divergent_epoch = divergent_epoch
 
 
 class NoOffsetError(ClientError):
@@ -101,6 +132,7 @@ class Fetcher:
         max_bytes: int = 32 * 1024 * 1024,
         partition_max_bytes: int = 4 * 1024 * 1024,
         metrics: ConsumerMetrics | None = None,
+        epochs: PositionEpochs | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -114,6 +146,7 @@ class Fetcher:
             max_bytes: of one answer; the first batch may be larger.
             partition_max_bytes: of one partition in one answer, likewise.
             metrics: told of every answer.
+            epochs: of leaders and of what was read; learns what is read here.
         """
         self.positions = dict(positions)
         self._cluster = cluster
@@ -124,6 +157,7 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._metrics = metrics
+        self._epochs = epochs or PositionEpochs()
         self._in_flight: dict[int, _Asked] = {}
         # Leaders that nothing can be sent to now, and how often that had failed before.
         self._not_ready: dict[int, tuple[Broker, int]] = {}
@@ -159,7 +193,8 @@ class Fetcher:
         Control batches are left out, and with READ_COMMITTED what was aborted.
 
         Raises:
-            OffsetOutOfRangeError: put a position right, and go on.
+            OffsetOutOfRangeError: put a position right, and go on. LogTruncationError
+                if the leader knows that it has not what was read before it.
             LeaderLostError: learn the leaders anew, with a new fetcher.
             ApiError: refused otherwise, such as a topic that was deleted.
             ProtocolError: a batch whose CRC is wrong.
@@ -301,7 +336,9 @@ class Fetcher:
                 topics.setdefault(partition.topic, []).append(
                     FetchPartition(
                         partition=partition.partition,
+                        current_leader_epoch=self._epochs.leader_epoch(partition),
                         fetch_offset=offset,
+                        last_fetched_epoch=self._epochs.before(partition, offset),
                         partition_max_bytes=self._partition_max_bytes,
                     )
                 )
@@ -319,6 +356,9 @@ class Fetcher:
             )
             broker = self._cluster.named(leader)
             failures = broker.failures
+            if not broker.is_known_to_speak(FetchRequest, _EPOCHS_SINCE):
+                for entry in chain.from_iterable(topics.values()):
+                    entry.last_fetched_epoch = NO_EPOCH
             pending = broker.send_if_ready(
                 request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
             )
@@ -348,6 +388,11 @@ class Fetcher:
         position = self.positions[partition]
         if data.error_code:
             _raise_partition_error(partition, position, data.error_code)
+        diverging = data.diverging_epoch
+        if diverging is not None and 0 <= diverging.end_offset < position:
+            raise LogTruncationError(
+                partition, position, diverging.end_offset, diverging.epoch
+            )
         records = data.records
         if not isinstance(records, (bytes, bytearray, memoryview)):
             return
@@ -361,6 +406,12 @@ class Fetcher:
                     f" its CRC is not {header.crc:#010x}"
                 )
             self.positions[partition] = header.next_offset
+            self._epochs.note(
+                partition,
+                header.base_offset,
+                header.next_offset,
+                header.partition_leader_epoch,
+            )
             if not aborted.hide(header, batch):
                 yield FetchedBatch(partition, position, header, batch)
             position = header.next_offset

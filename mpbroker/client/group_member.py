@@ -35,6 +35,7 @@ from mpbroker.client.errors import (
     check_error,
     error_code_of,
 )
+from mpbroker.client.position_epochs import PositionEpochs
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
@@ -128,8 +129,10 @@ class GroupMember:
         client: ClientSettings,
         settings: GroupSettings,
         metrics: ConsumerMetrics | None = None,
+        epochs: PositionEpochs | None = None,
     ) -> None:
         self._metrics = metrics or ConsumerMetrics()
+        self._epochs = epochs or PositionEpochs()
         self.member_id = ""
         self.generation = -1
         self._timeout_s = client.request_timeout_ms / 1000
@@ -506,6 +509,7 @@ class GroupMember:
                 OffsetCommitRequestPartition(
                     partition_index=partition.partition,
                     committed_offset=offset,
+                    committed_leader_epoch=self._epochs.before(partition, offset),
                     committed_metadata="",
                 )
             )
@@ -575,7 +579,9 @@ class GroupMember:
                         continue
                     check_error(entry.error_code, f"position of {where}")
                     if entry.committed_offset >= 0:
-                        found[where] = entry.committed_offset
+                        found[where] = at = entry.committed_offset
+                        epoch = entry.committed_leader_epoch
+                        self._epochs.note(where, at - 1, at, epoch)
             if not unstable:
                 return found
             if time.monotonic() > deadline:

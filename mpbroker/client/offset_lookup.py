@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer_config import ConsumerSettings
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.fetcher import NoOffsetError
+from mpbroker.client.fetcher import (
+    LogTruncationError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+)
+from mpbroker.client.position_epochs import PositionEpochs
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+
+_log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
@@ -25,6 +33,7 @@ class OffsetLookup:
         self._offset_reset = settings.offset_reset
         self._read_committed = settings.read_committed
         self._auto_create = settings.auto_create_topics
+        self.epochs = PositionEpochs()
 
     def offsets_for(
         self, partitions: Iterable[tuple[str, int]], timestamp: int
@@ -53,6 +62,17 @@ class OffsetLookup:
             )
         return EARLIEST if self._offset_reset == "earliest" else LATEST
 
+    def offset_after(self, lost: OffsetOutOfRangeError) -> int:
+        """Return where to go on when the records that come next are not there."""
+        where = lost.partition
+        self.epochs.forget(where)
+        if isinstance(lost, LogTruncationError) and lost.divergent_offset is not None:
+            offset = lost.divergent_offset
+            _log.warning("%s: going on at %d", lost, offset)
+            self.epochs.note(where, offset - 1, offset, lost.divergent_epoch)
+            return offset
+        return self.offsets_for([where], self.reset_time([where]))[where]
+
     def ask(
         self, wanted: list[TopicPartition], timestamp: int, *, waits: bool = True
     ) -> dict[TopicPartition, int]:
@@ -71,14 +91,18 @@ class OffsetLookup:
         for where, leader in leaders.items():
             if not waits and not self._cluster.is_reachable(leader):
                 raise BrokerUnavailableError(f"the leader of {where} is unreachable")
+        epochs = {where: self.epochs.leader_epoch(where) for where in leaders}
         answers = list_offsets(
             self._cluster,
             dict.fromkeys(wanted, timestamp),
             leaders,
             read_committed=self._read_committed,
+            epochs=epochs,
         )
         missing = [where for where, answer in answers.items() if answer.offset < 0]
-        ends = list_offsets(self._cluster, dict.fromkeys(missing, LATEST), leaders)
+        ends = list_offsets(
+            self._cluster, dict.fromkeys(missing, LATEST), leaders, epochs=epochs
+        )
         return {
             where: ends[where].offset if where in ends else answer.offset
             for where, answer in answers.items()
@@ -98,11 +122,14 @@ class OffsetLookup:
         Raises:
             ApiError: one has none now, or does not exist; see `led`.
         """
-        leaders: dict[tuple[str, int], int] = {}
+        leaders: dict[TopicPartition, int] = {}
         for name in dict.fromkeys(partition.topic for partition in partitions):
             topic = self._cluster.topic(name, auto_create=self._auto_create, wait=False)
             for entry in topic.partitions:
-                leaders[name, entry.partition_index] = entry.leader_id
+                where = TopicPartition(name, entry.partition_index)
+                leaders[where] = self.epochs.lead(
+                    where, entry.leader_id, entry.leader_epoch, topic.topic_id
+                )
         for where in partitions:
             if where not in leaders:
                 raise ApiError(
@@ -112,6 +139,37 @@ class OffsetLookup:
             if leaders[where] < 0:
                 raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where}: no leader")
         return {where: leaders[where] for where in partitions}
+
+    def find_leaders(
+        self,
+        partitions: list[TopicPartition],
+        prepare: Callable[[list[TopicPartition]], dict[TopicPartition, int]],
+    ) -> dict[TopicPartition, int]:
+        """Return the leaders of those that can be read now, whatever of the others.
+
+        A topic that was deleted, or is not made yet, or a partition without a leader
+        that can be reached, must not keep others unread. Raises if there is no other.
+
+        Args:
+            partitions: wanted.
+            prepare: finds leaders, and positions, of all that it is given, or raises.
+        """
+        try:
+            return prepare(partitions)
+        except (ApiError, BrokerUnavailableError) as error:
+            if not _may_pass(error):
+                raise
+            refusal = error
+        leaders: dict[TopicPartition, int] = {}
+        for group in self.led(partitions):
+            try:
+                leaders |= prepare(group)
+            except (ApiError, BrokerUnavailableError) as error:
+                if not _may_pass(error):
+                    raise
+        if not leaders:
+            raise refusal
+        return leaders
 
     def led(self, partitions: Collection[TopicPartition]) -> list[list[TopicPartition]]:
         """Return those that are there and have a leader, whatever of the others.
@@ -131,3 +189,7 @@ class OffsetLookup:
             if where in leaders:
                 groups.setdefault((where.topic, leaders[where]), []).append(where)
         return list(groups.values())
+
+
+def _may_pass(error: ApiError | BrokerUnavailableError) -> bool:
+    return isinstance(error, BrokerUnavailableError) or error.error_code.retriable

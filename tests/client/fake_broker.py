@@ -35,6 +35,7 @@ from mpbroker.protocol.messages import (
     init_producer_id,
     list_offsets,
     metadata,
+    offset_for_leader_epoch,
     produce,
     sasl_authenticate,
     sasl_handshake,
@@ -49,6 +50,9 @@ SERVED: dict[ApiKey, type[Message]] = {
     ApiKey.PRODUCE: produce.ProduceRequest,
     ApiKey.FETCH: fetch.FetchRequest,
     ApiKey.LIST_OFFSETS: list_offsets.ListOffsetsRequest,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (
+        offset_for_leader_epoch.OffsetForLeaderEpochRequest
+    ),
     ApiKey.INIT_PRODUCER_ID: init_producer_id.InitProducerIdRequest,
     ApiKey.DESCRIBE_CONFIGS: describe_configs.DescribeConfigsRequest,
     ApiKey.CREATE_TOPICS: create_topics.CreateTopicsRequest,
@@ -96,6 +100,8 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.ends: dict[tuple[str, int], int] = defaultdict(int)
         self.starts: dict[tuple[str, int], int] = defaultdict(int)
+        self.leader_epochs: dict[tuple[str, int], int] = defaultdict(int)
+        self.max_versions: dict[ApiKey, int] = {}  # lower than what it can
         self.leaderless: set[tuple[str, int]] = set()
         self.led_elsewhere: dict[tuple[str, int], Address] = {}  # by node 8
         self.shift_correlation_ids = 0
@@ -123,10 +129,21 @@ class FakeBroker:
         header = parse_batch_header(batch)
         base = self.ends[topic, partition]
         data = bytearray(batch)
-        set_base_offset(memoryview(data), base)
+        set_base_offset(memoryview(data), base, self.leader_epochs[topic, partition])
         self.logs[topic, partition].append(bytes(data))
         self.ends[topic, partition] = base + header.last_offset_delta + 1
         return base
+
+    def elect(self, topic: str, partition: int, end: int) -> None:
+        """Have a new leader, which lacks the batches from an offset on."""
+        where = topic, partition
+        self.leader_epochs[where] += 1
+        self.logs[where] = [
+            batch
+            for batch in self.logs[where]
+            if parse_batch_header(batch).next_offset <= end
+        ]
+        self.ends[where] = end
 
     def close(self) -> None:
         """Stop listening and hang up."""
@@ -213,7 +230,7 @@ class FakeBroker:
                 api_versions.ApiVersion(
                     api_key=key,
                     min_version=message.valid_versions[0],
-                    max_version=message.valid_versions[-1],
+                    max_version=self.max_versions.get(key, message.valid_versions[-1]),
                 )
                 for key, message in SERVED.items()
             ]
@@ -274,6 +291,7 @@ class FakeBroker:
                     leader_id=(
                         -1 if gone else 8 if (name, index) in self.led_elsewhere else 7
                     ),
+                    leader_epoch=self.leader_epochs[name, index],
                 )
                 for index in range(self.topics.get(name, 0))
                 for gone in [(name, index) in self.leaderless]
@@ -421,6 +439,33 @@ class FakeBroker:
                 return header.base_offset
         return -1
 
+    def _offset_for_leader_epoch(
+        self, request: offset_for_leader_epoch.OffsetForLeaderEpochRequest
+    ) -> Message:
+        return offset_for_leader_epoch.OffsetForLeaderEpochResponse(
+            topics=[
+                offset_for_leader_epoch.OffsetForLeaderTopicResult(
+                    topic=topic.topic,
+                    partitions=[
+                        self._end_of_epoch(topic.topic, entry)
+                        for entry in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _end_of_epoch(
+        self, topic: str, entry: offset_for_leader_epoch.OffsetForLeaderPartition
+    ) -> offset_for_leader_epoch.EpochEndOffset:
+        found = offset_for_leader_epoch.EpochEndOffset(partition=entry.partition)
+        for batch in self.logs[topic, entry.partition]:
+            header = parse_batch_header(batch)
+            if header.partition_leader_epoch <= entry.leader_epoch:
+                found.leader_epoch = header.partition_leader_epoch
+                found.end_offset = header.next_offset
+        return found
+
     def _fetch(self, request: fetch.FetchRequest) -> Message:
         return fetch.FetchResponse(
             responses=[
@@ -440,6 +485,17 @@ class FakeBroker:
     ) -> fetch.PartitionData:
         partition = topic, entry.partition
         start, end = self.starts[partition], self.ends[partition]
+        epoch = self.leader_epochs[partition]
+        if entry.current_leader_epoch not in (-1, epoch):
+            return fetch.PartitionData(
+                partition_index=entry.partition,
+                error_code=ErrorCode.FENCED_LEADER_EPOCH
+                if entry.current_leader_epoch < epoch
+                else ErrorCode.UNKNOWN_LEADER_EPOCH,
+                high_watermark=-1,
+                aborted_transactions=None,
+                records=None,
+            )
         if not start <= entry.fetch_offset <= end:
             return fetch.PartitionData(
                 partition_index=entry.partition,
