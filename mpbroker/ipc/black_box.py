@@ -2,8 +2,9 @@
 
 One box a process id (processor 3, whichever process has that id now), in a segment of
 its own. A box outlives its process and its successors, so its totals never run
-backwards. Each word has one writer, the process whose box it is; the supervisor reads
-the boxes of the dead, ``mpbroker ctl`` those of the living, both without any lock.
+backwards. Each word has one writer, the process whose box it is, or, while it is dead,
+the supervisor, which reads the boxes of the dead; ``mpbroker ctl`` reads those of the
+living; all without any lock.
 
     black box segment (memfd, sparse): BOXES boxes of BOX_WORDS
 
@@ -66,6 +67,8 @@ class EventKind(IntEnum):
     BUG = 5  # API key, connection: a request met a bug of ours and was answered so
     FAILED = 6  # an exception ended the process: see its last words
     LOCK_REPAIRED = 7  # the owner of a shared lock had died
+    DIED = 8  # wait status; by the supervisor, when it has reaped the process
+    REPAIRED = 9  # by the supervisor: what it held is free, its requests are put back
 
 
 class Fault(IntEnum):

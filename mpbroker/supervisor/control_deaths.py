@@ -26,6 +26,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.connection_rows import connection_name
+from mpbroker.supervisor.child import explain_exit
 from mpbroker.supervisor.control_view import BrokerView, api_name
 
 _KEPT: Final = 64
@@ -147,6 +148,8 @@ def _detail(kind: int, a: int, b: int) -> str:
         return f"process {a}"
     if kind == EventKind.SERVING:
         return f"incarnation {a}"
+    if kind == EventKind.DIED:
+        return explain_exit(a)
     if kind == EventKind.BUG:
         return f"{api_name(a)} on connection {b}"
     return ""

@@ -4,7 +4,7 @@ A resize is no sequence of steps that a death could interrupt. There are the siz
 are wanted, and the children there are; ``step`` compares the two and does what can be
 done at once:
 
-    too few    start more, on the lowest spare ids
+    too few    start more, on the lowest spare ids, a few at a time
     too many   retire those with the highest ids, as long as enough others serve
     replaced   (``restart``) is one too many that must go, whatever its id
 
@@ -17,6 +17,7 @@ process has been reaped and what it left, if it was killed, has been repaired.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,8 @@ _RETIRE_S: Final = 30.0
 _POLL_S: Final = 0.002
 _SLOW_POLL_S: Final = 0.1
 _SLOW_AFTER_S: Final = 1.0
+# So many start at a time: clients of a machine with few cores wait for them.
+AT_ONCE: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class PoolSizes(NamedTuple):
@@ -265,7 +268,7 @@ class Pools:
         )
         wanted = self._wanted(pool)
         has_room = True
-        while len(lasting) < wanted and has_room:
+        while len(lasting) < wanted and has_room and self._may_start():
             child = self._add(pool)
             if child is None:
                 has_room = False
@@ -286,6 +289,16 @@ class Pools:
                 self._retire(child)
         if pool.role is Role.PROCESSOR:
             self._open_and_move(pool)
+
+    def _may_start(self) -> bool:
+        """Whether few enough are starting; one that takes long holds nobody up."""
+        now = time.monotonic()
+        starting = sum(
+            child.state is ChildState.STARTING
+            and now - child.started_at < _SLOW_AFTER_S
+            for child in self._children
+        )
+        return starting < AT_ONCE
 
     def _open_and_move(self, pool: _Pool) -> None:
         """Let new processors have connections, and those that retire give theirs away.

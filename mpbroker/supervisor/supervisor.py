@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.errors import MpbrokerError
-from mpbroker.ipc.black_box import EventKind, box_number, open_own_box
+from mpbroker.ipc.black_box import BlackBox, EventKind, box_number, open_own_box
 from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
@@ -226,6 +226,11 @@ class Supervisor(Loop):
         open_own_box(self._memory.boxes, box).note(EventKind.SPAWNED, os.getpid())
         child.run()
 
+    def _box(self, child: Child) -> BlackBox:
+        """A dead child's: nobody else writes it then."""
+        number = box_number(child.role.value, child.number)
+        return BlackBox(self._memory.boxes.words, number)
+
     def _all_ready(self) -> bool:
         changed = False
         for child in self.children:
@@ -273,11 +278,18 @@ class Supervisor(Loop):
 
     def _turn(self, timeout_s: float) -> None:
         self.dispatch(timeout_s)
+        # Who dies meanwhile goes first: others wait for what it held, and had in hand.
+        while (child := self._next_due()) is not None:
+            self._spawn(child)
+            self._publish()  # one without a row is ready, and never says so
+            self.dispatch(0.0)
+
+    def _next_due(self) -> Child | None:
         now = time.monotonic()
         for child in self.children:
             if child.state is ChildState.BACKOFF and child.restart_at <= now:
-                self._spawn(child)
-                self._publish()  # one without a row is ready, and never says so
+                return child
+        return None
 
     def _signalled(self, _: int) -> None:
         for number in self._signals.take():
@@ -289,6 +301,8 @@ class Supervisor(Loop):
     def _reap(self, child: Child) -> None:
         pidfd = child.pidfd
         _, status = os.waitpid(child.pid, 0)
+        box = self._box(child)
+        box.note(EventKind.DIED, status)
         self.unwatch(pidfd)
         self.only_ours.discard(pidfd)
         child.exited(status)
@@ -315,6 +329,7 @@ class Supervisor(Loop):
             self.repair.after_coordinator(rows, was_killed=was_killed)
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
+        box.note(EventKind.REPAIRED)
         if child.state is ChildState.ENDED:
             self._pools.forget(child, was_killed=status != 0)
         elif child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
@@ -325,7 +340,7 @@ class Supervisor(Loop):
             )
             self.failed = True
         elif child.restart_at <= time.monotonic():
-            self._spawn(child)
+            return  # its successor comes when all who died with it have been seen to
         self._publish()
 
     # -- resize ------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from mpbroker.supervisor import probe
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
 from mpbroker.supervisor.own_command import own_command
+from mpbroker.supervisor.pools import AT_ONCE
 from mpbroker.supervisor.probe import Outcome, Round, targets_of
 from mpbroker.supervisor.signals import HANDLED, SignalSocket
 from mpbroker.supervisor.takeover import (
@@ -59,9 +60,6 @@ _TRIAL_NICENESS: Final = 5
 # So long other changes of processes may take before the program is replaced.
 _QUIET_S: Final = 60.0
 _RENEWAL_S: Final = 60.0  # for each step
-# So many children start at a time beside those who serve: with all at once, clients
-# of a machine with few cores wait for them.
-_AT_ONCE: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 _PROOF_S: Final = 10.0
 _LOOK_S: Final = 0.02
 # A new child that dies so often does not work, whatever killed it.
@@ -387,7 +385,7 @@ class Renewal:
     def _next(self) -> None:
         self._deadline = time.monotonic() + _RENEWAL_S
         if self._beside:
-            few, self._beside = self._beside[:_AT_ONCE], self._beside[_AT_ONCE:]
+            few, self._beside = self._beside[:AT_ONCE], self._beside[AT_ONCE:]
             for child in few:
                 # A resize may have retired it meanwhile.
                 if child in self._children and child.state is not ChildState.DRAINING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 
@@ -15,6 +16,7 @@ from mpbroker.ipc.layout import (
     MAX_HANDLERS,
     handler_row,
 )
+from mpbroker.supervisor import pools
 from mpbroker.supervisor.child import ChildEvent, ChildState, Role
 from mpbroker.supervisor.pools import Pools, PoolSizes
 from tests.support.children import quiet_fork
@@ -79,6 +81,37 @@ def test_more_are_started_on_the_lowest_spare_ids(family):
     assert not one.pools.settled
     one.all_serve()
     assert one.pools.settled and not one.pools.step()
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_they_are_started_a_few_at_a_time(family, monkeypatch, at_once):
+    """Whoever is served waits for a core with all who start."""
+    monkeypatch.setattr(pools, "AT_ONCE", at_once)
+    one = family(1)
+    spawn = one.pools._spawn
+
+    def spawn_just_now(child):
+        spawn(child)
+        child.started_at = math.inf  # it has lived no second yet, however slow we are
+
+    monkeypatch.setattr(one.pools, "_spawn", spawn_just_now)
+    one.pools.want(PoolSizes(8, ()))
+    seen = []
+    while not one.pools.settled:
+        one.pools.step()
+        assert not one.pools.step()  # no more of them before these serve
+        seen.append(len(one.numbers(STARTING)))
+        one.all_serve()
+    assert seen == [at_once] * (7 // at_once) + [7 % at_once] * (7 % at_once > 0)
+    assert one.numbers() == list(range(8))
+
+
+def test_one_that_takes_long_to_start_holds_up_nobody(family, monkeypatch):
+    monkeypatch.setattr(pools, "AT_ONCE", 1)
+    one = family(1)  # whose children start at the beginning of time
+    one.pools.want(PoolSizes(4, ()))
+    one.pools.step()
+    assert one.numbers(STARTING) == [1, 2, 3]
 
 
 def test_those_with_the_highest_ids_retire(family):

@@ -47,7 +47,7 @@ def succeed(children):
 def test_no_more_than_so_many_start_at_a_time(
     renewal, children, killed, at_once, monkeypatch
 ):
-    monkeypatch.setattr(upgrade, "_AT_ONCE", at_once)
+    monkeypatch.setattr(upgrade, "AT_ONCE", at_once)
     old, turns = children[:4], 0
     while any(each in children for each in old):
         renewal.turn()
@@ -64,7 +64,7 @@ def test_no_more_than_so_many_start_at_a_time(
 def test_a_child_that_a_resize_has_retired_meanwhile_is_left_alone(
     renewal, children, monkeypatch
 ):
-    monkeypatch.setattr(upgrade, "_AT_ONCE", 4)
+    monkeypatch.setattr(upgrade, "AT_ONCE", 4)
     processor = children[2]
     processor.state = ChildState.DRAINING
     gone = children.pop(0)
