@@ -22,6 +22,8 @@ _HANDLER = Promises(disconnects=0, pause_ms=100)
 _PROCESSOR = Promises(disconnects=0, pause_ms=200)
 _RESIZE = Promises(disconnects=0, pause_ms=100)
 _UPGRADE = Promises(disconnects=0, pause_ms=500)
+# What leaves two cores mostly idle, the clients' own work included.
+_PACED_RATE: Final = 500
 # Of the time for all: starts, ends, and the last event of each stage have the rest.
 _FOR_EVENTS: Final = 0.8
 
@@ -29,7 +31,8 @@ _FOR_EVENTS: Final = 0.8
 def main() -> int:
     arguments = _arguments()
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="mpbroker-chaos-"))
+    where = "/dev/shm" if arguments.memory else None
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=where))
     results: list[Result] = []
     try:
         clock = Clock(arguments.minutes)
@@ -66,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     count("resizes", 100, "resizes to random sizes from 1 to 8")
     count("upgrades", 10, "replacements of the whole broker in place")
     count("generations", 6, "replacements by another layout of memory")
+    count("paced", 20, "kills of handlers, acceptors, processors, and resizes, paced")
     count("supervisors", 30, "timed kills of the supervisor")
     count("lines", 1000, "self-kills at random source lines")
     count("connections", 64, "clients")
@@ -76,6 +80,19 @@ def _arguments() -> argparse.Namespace:
         default=0.0,
         help="the time for all: on a slow machine there is less of each kind, and the"
         " table says so (default 0: as long as it takes)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="questions a second, of all clients, but for self-kills: they ask at times"
+        " drawn beforehand, and pauses count from there (default 0: whenever they"
+        f" are answered, but for the paced stages, at {_PACED_RATE})",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="the log in memory (/dev/shm): what is left are pauses without a disk",
     )
     parser.add_argument(
         "--pauses",
@@ -100,6 +117,7 @@ class Clock:
         "acceptor": 11,
         "processor": 17,
         "resize": 8,
+        "paced": 8,
         "upgrade": 12,
         "generation": 12,
         "supervisor": 12,
@@ -131,7 +149,13 @@ def timed_kills(
 ) -> list[Result]:
     """Kill processes of each kind once they have served for half a second."""
     stalls = Stalls(real_time=not arguments.shared) if arguments.pauses else None
-    campaign = Campaign(folder, arguments.connections, arguments.seed, stalls=stalls)
+    campaign = Campaign(
+        folder,
+        arguments.connections,
+        arguments.seed,
+        stalls=stalls,
+    )
+    campaign.pace(arguments.rate)
     try:
         if stalls is not None and not stalls.are_the_cores_own:
             print("Waiting for a core counts as the machine's.", file=sys.stderr)
@@ -148,6 +172,8 @@ def timed_kills(
         campaign.time_s = clock.time_s("resize")
         if arguments.resizes:
             say(campaign.resizes(arguments.resizes, _promise(_RESIZE, arguments)))
+        if not arguments.rate:
+            paced_events(campaign, arguments, clock)
         campaign.time_s = clock.time_s("upgrade")
         if arguments.upgrades:
             say(campaign.upgrades(arguments.upgrades, _promise(_UPGRADE, arguments)))
@@ -165,6 +191,25 @@ def timed_kills(
         campaign.close()
         if stalls is not None:
             stalls.close()
+
+
+def paced_events(
+    campaign: Campaign, arguments: argparse.Namespace, clock: Clock
+) -> None:
+    """A few of each kind while the machine has time: what pauses are the broker's."""
+    count = arguments.paced
+    if not count:
+        return
+    campaign.pace(_PACED_RATE)
+    campaign.time_s = clock.time_s("paced", 0.3)
+    say(campaign.kills("handler", count, _promise(_HANDLER, arguments)))
+    campaign.time_s = clock.time_s("paced", 0.3)
+    say(campaign.kills("acceptor", count, _promise(_HANDLER, arguments)))
+    campaign.time_s = clock.time_s("paced", 0.5)
+    say(campaign.kills("processor", count, _promise(_PROCESSOR, arguments)))
+    campaign.time_s = clock.time_s("paced")
+    say(campaign.resizes(count, _promise(_RESIZE, arguments)))
+    campaign.pace(0.0)
 
 
 def line_deaths(
@@ -198,7 +243,7 @@ def line_deaths(
 def say(result: Result) -> None:
     """One line as soon as a stage is over."""
     verdict = "ok" if result.ok else "BROKEN: " + "; ".join(result.broken)
-    verdict = "\n  ".join([verdict, *result.complaints])
+    verdict = "\n  ".join([verdict, *result.complaints, *result.stories])
     print(
         f"{result.stage}: {result.events} in {result.seconds:.0f} s,"
         f" {result.answers} answers, worst pause {result.worst_pause_ms:.0f} ms,"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,7 @@ from tests.chaos.events import (
 )
 from tests.chaos.peek import Peek
 from tests.chaos.stalls import Stalls
+from tests.chaos.witness import Witness
 from tests.support.broker import Broker
 from tests.support.ports import reusable_port
 
@@ -74,7 +77,9 @@ class Result:
     worst_what: str = ""
     # The longest one, each without the time in which the machine, or we, stood still.
     worst_net_ms: float = 0.0
+    story: str = ""  # what became of that one
     peace_ms: float = 0.0  # the same while nobody is killed, just before and after
+    peace_story: str = ""
     own_stall_ms: float = 0.0
     respawn_ms: float = 0.0
     slowest_respawn_ms: float = 0.0
@@ -101,6 +106,12 @@ class Result:
                 f"a pause of {pause_ms:.0f} ms net; promised {promises.pause_ms:.0f}"
             )
         return found
+
+    @property
+    def stories(self) -> list[str]:
+        """What became of the longest pauses, where they were long."""
+        told = {"longest pause": self.story, "in peace": self.peace_story}
+        return [f"{when}: {story}" for when, story in told.items() if story]
 
     @property
     def ok(self) -> bool:
@@ -154,6 +165,7 @@ class Campaign:
             command=command,
         )
         self.broker.start()
+        self.witness = Witness(lambda: self.broker.pid)
         self._fresh = settled_census(self.broker)
         self.fleet = Fleet(
             [_split(address) for address in self.broker.listeners.values()],
@@ -162,8 +174,10 @@ class Campaign:
             stuck_s,
             acks_1_share,
             stalls,
+            witness=self.witness,
         )
         self._topics = 0
+        self._suffix = ""
         self.time_s: float | None = None
         self.results: list[Result] = []
 
@@ -171,8 +185,17 @@ class Campaign:
 
     def kills(self, role: str, count: int, promises: Promises) -> Result:
         """Kill processes of one role."""
-        event = Kills(self.broker, role, count, self.rng)
+        event = Kills(self.broker, role, count, self.rng, self.witness.note)
         return self.stage(event.name, [event], promises)
+
+    def pace(self, rate: float) -> None:
+        """Have the clients of the stages to come ask so often a second, all together.
+
+        A pause is then what the broker made of it, and not what stood in a queue: see
+        pacing.py. 0: as fast as they are answered.
+        """
+        self.fleet.set_pace(rate)
+        self._suffix = f" at {rate:.0f}/s" if rate else ""
 
     def peace(self, seconds: int) -> Result:
         """Kill nobody, to know what the machine itself costs."""
@@ -188,7 +211,7 @@ class Campaign:
 
     def resizes(self, count: int, promises: Promises) -> Result:
         """Give it other numbers of handlers and processors, and back."""
-        event = Resizes(self.broker, count, self.rng)
+        event = Resizes(self.broker, count, self.rng, self.witness.note)
         result = self.stage(event.name, [event], promises)
         # Whatever was broken: the stages after it, and the census, know these sizes.
         event.back_to(HANDLERS, PROCESSORS)
@@ -221,7 +244,7 @@ class Campaign:
         also: Callable[[float], None] = lambda now: None,
     ) -> Result:
         """Run the clients until all has happened; verify what they were told."""
-        result = Result(name, promises)
+        result = Result(name + self._suffix, promises)
         result.wanted = sum(event.wanted for event in events)
         compares = promises.pause_ms is not None
         if compares:
@@ -239,8 +262,9 @@ class Campaign:
                 for event in events:
                     curtail(event)
 
-        while self._round(events, result, each_turn):
-            pass
+        with _undisturbed():
+            while self._round(events, result, each_turn):
+                gc.collect()
         result.seconds = time.monotonic() - began
         result.events = sum(event.done for event in events)
         result.answers = fleet.answers - before[0]
@@ -267,8 +291,10 @@ class Campaign:
         """Note the longest pause while nothing is done to the broker, just now."""
         self.fleet.own_stall_s = 0.0
         peace = Result("peace", Promises())
-        self._round([Nothing(_PEACE_S)], peace, lambda now: None)
-        result.peace_ms = max(result.peace_ms, peace.worst_net_ms)
+        with _undisturbed():
+            self._round([Nothing(_PEACE_S)], peace, lambda now: None)
+        if peace.worst_net_ms > result.peace_ms:
+            result.peace_ms, result.peace_story = peace.worst_net_ms, peace.story
         result.wrong += peace.wrong
         result.complaints += peace.complaints
 
@@ -308,7 +334,9 @@ class Campaign:
         if worst.worst_pause_s * 1000 > result.worst_pause_ms:
             result.worst_pause_ms = worst.worst_pause_s * 1000
             result.worst_what = worst.worst_what
-        result.worst_net_ms = max(result.worst_net_ms, fleet.worst_net_s * 1000)
+        if fleet.worst_net_s * 1000 > result.worst_net_ms:
+            result.worst_net_ms = fleet.worst_net_s * 1000
+            result.story = fleet.worst_story() if fleet.worst_story else ""
         fleet.was_away()
         return go_on and not fleet.stuck and not ledger.wrong_count
 
@@ -369,6 +397,17 @@ class Campaign:
             self.broker.close()
         else:
             self.broker.kill()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Collect no garbage now: to look at all that a ledger holds takes 0.1 s."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _split(address: str) -> tuple[str, int]:

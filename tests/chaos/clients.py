@@ -1,9 +1,9 @@
 """Many clients in one loop, which know what every request of theirs must answer.
 
-Each keeps one request in flight, some of them three; the mix is produces with acks=all
-and acks=1, to one partition or several, fetches of what was acknowledged, fetches that
-wait at the log's end, metadata, and new connections. A client that loses its connection
-dials again at once.
+Each has one request in flight, some of them three: always, or when it is due, if they
+are paced (pacing.py). The mix is produces with acks=all and acks=1, to one partition or
+several, fetches of what was acknowledged, fetches that wait at the log's end, metadata,
+and new connections. A client that loses its connection dials again at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 from tests.bench import wire
 from tests.chaos.ledger import Batch, Ledger
-from tests.chaos.stalls import Interval, Stalls, overlap_s
+from tests.chaos.pacing import Pace
+from tests.chaos.stalls import Interval, Stalls, latest, overlap_s
 
 # A request that is lost is never answered: patience hides nothing, and a machine on
 # which others run may stand still for long.
@@ -30,7 +31,11 @@ _TURN_S: Final = 0.002
 _RECEIVE_BYTES: Final = 1 << 18
 _FETCH_BYTES: Final = 1 << 16
 _LATE_KEPT: Final = 4096  # of our own late turns
+_KEPT_WAITING_S: Final = 0.001
+_LONG_S: Final = 0.03  # a pause of which one may want to know why
 _FLOOD: Final = 20  # answers after which a client that churns dials anew
+_FETCH: Final = "fetch"
+_MOST_UNCHECKED: Final = 500
 _IN_PROGRESS: Final = {0, errno.EINPROGRESS, errno.EAGAIN}
 
 
@@ -39,9 +44,25 @@ class Expected(NamedTuple):
 
     correlation_id: int
     what: str
-    sent_at: float
+    due: float  # since when it has been wanted, if the client is paced
+    asked_at: float
     patience_s: float  # so long the broker was allowed to wait before it answers
     check: Callable[[bytes], None]
+
+
+class Pause(NamedTuple):
+    """What a client waited for, and when; seconds of time.monotonic()."""
+
+    what: str
+    begin: float
+    asked_at: float
+    end: float
+    own_s: float  # of that, how long the clients' process was at work
+    address: tuple[str, int]  # of the listener
+    port: int  # the client's own
+
+
+Witness = Callable[[Pause], Callable[[], str]]
 
 
 class Client:
@@ -52,6 +73,7 @@ class Client:
         self.rng = random.Random(f"{fleet.seed} {number}")
         self.window = 3 if number % 4 == 0 else 1
         self.churns = number % 8 == 7
+        self.pace = Pace(self.rng, fleet.rate / fleet.count)
         self.address = fleet.addresses[number % len(fleet.addresses)]
         self.sock: socket.socket | None = None
         self.connected = False
@@ -104,7 +126,9 @@ class Client:
 
     def _lost(self, now: float) -> None:
         self.disconnects += 1
-        if not self.expected:
+        if self.expected:
+            self.pace.again(self.expected[0].due)
+        else:
             self._waits_since = now
         self._cut_off = True
         self._close()
@@ -129,15 +153,15 @@ class Client:
     # -- questions -----------------------------------------------------------------
 
     def _ask(self, now: float) -> None:
-        """Fill the window."""
-        if self.fleet.quiet:
+        """Fill the window with what is due."""
+        if self.fleet.quiet or self._has_had_enough or self.pace.due > now:
             return
         if not self.expected:
             self._owed_since = now
             if not self._cut_off:
                 self._waits_since = now
         frames = []
-        while len(self.expected) < self.window:
+        while len(self.expected) < self.window and self.pace.due <= now:
             frames.append(self._next_request(now))
         if frames:
             self._unsent += b"".join(frames)
@@ -170,8 +194,10 @@ class Client:
         self._correlation_id += 1
         stamped = bytearray(framed)
         struct.pack_into(">i", stamped, wire.CORRELATION_ID_AT, self._correlation_id)
+        due = self.pace.asked(patience_s)
+        asked_at = time.monotonic()  # other clients' turns may have come before
         self.expected.append(
-            Expected(self._correlation_id, what, now, patience_s, check)
+            Expected(self._correlation_id, what, due, asked_at, patience_s, check)
         )
         return bytes(stamped)
 
@@ -231,7 +257,7 @@ class Client:
                 fleet.ledger.complain(f"{where} has gaps: {offsets[:9]}")
             fleet.ledger.read(partition, records)
 
-        return self._stamped(now, framed, "fetch", check, wait_ms / 1000)
+        return self._stamped(now, framed, _FETCH, check, wait_ms / 1000)
 
     def _same(self, now: float, what: str, framed: bytes) -> bytes:
         """A question whose answer never changes."""
@@ -281,12 +307,17 @@ class Client:
             payload = bytes(received[4:end])
             del received[:end]
             self._answered(payload, now)
-        if self.churns and self._answers >= _FLOOD and not self.expected:
+        if self._has_had_enough and not self.expected:
             self._close()
             self._waits_since, self._cut_off = now, True
             self.redial_at = now
-        elif not (self.churns and self._answers >= _FLOOD):
+        else:
             self._ask(now)
+
+    @property
+    def _has_had_enough(self) -> bool:
+        """It asks nothing more of this connection."""
+        return self.churns and self._answers >= _FLOOD
 
     def _answered(self, payload: bytes, now: float) -> None:
         fleet = self.fleet
@@ -304,43 +335,51 @@ class Client:
                 f" ({expected.what})"
             )
             return
-        try:
-            expected.check(payload)
-        except (wire.AnswerError, IndexError, struct.error) as error:
-            fleet.ledger.complain(f"{expected.what}: {error!r}: {payload!r:.60}")
+        if self.pace.is_open and expected.what == _FETCH:
+            fleet.check_later(expected, payload)
+        else:
+            fleet.check(expected, payload)
 
     def _note_pause(self, expected: Expected, now: float) -> None:
-        pause = now - self._waits_since - expected.patience_s
+        since = expected.due if self.pace.is_open else self._waits_since
+        pause = now - since - expected.patience_s
         self._waits_since, self._cut_off = now, False
         self._owed_since = now
         if pause > self.worst_pause_s:
             self.worst_pause_s = pause
             self.worst_what = expected.what
-        self.fleet.note_pause(pause, now)
+        self.fleet.note_pause(self, expected, pause, now)
 
     def look(self, now: float, stuck_s: float) -> None:
         """Dial if it has to; see whether it waits for ever."""
         if self.sock is None:
-            if now >= self.redial_at and not self.fleet.quiet:
+            if max(self.redial_at, self.pace.due) <= now and not self.fleet.quiet:
                 self.dial(now)
-        elif self.expected:
+            return
+        if self.expected:
             patience_s = self.expected[0].patience_s + stuck_s
             self.stuck = now - self._owed_since > patience_s
-        elif self.connected:
+        if self.connected and not self._unsent:
             self._ask(now)
+
+    @property
+    def port(self) -> int:
+        """Of its own end; 0: it has no connection."""
+        return self.sock.getsockname()[1] if self.sock is not None else 0
 
     def describe(self) -> str:
         """Who it is and what it waits for."""
-        port = self.sock.getsockname()[1] if self.sock is not None else 0
         owed = ", ".join(f"{e.correlation_id} {e.what}" for e in self.expected)
         return (
-            f"the client at port {port} of {self.address[1]} waits for [{owed}]; it has"
-            f" {len(self._received)} bytes of an answer, {len(self._unsent)} unsent"
+            f"the client at port {self.port} of {self.address[1]} waits for [{owed}];"
+            f" it has {len(self._received)} bytes of an answer and"
+            f" {len(self._unsent)} to send"
         )
 
     def rest(self) -> None:
         """Nothing is owed to it while nothing is asked."""
         self._waits_since = time.monotonic()
+        self.pace.begin(self._waits_since)
         self.worst_pause_s, self.worst_what = 0.0, ""
 
 
@@ -354,10 +393,13 @@ class Fleet:
         stuck_s: who waits longer for an answer waits for ever.
         acks_1_share: of the produces, how many are content with acks=1.
         stalls: who sees when the machine stands still, if anybody does.
+        rate: questions a second, of all clients; 0: as fast as they are answered.
+        witness: asked what became of a long pause, while that can be seen.
 
     Attributes:
         worst_net_s: the longest pause without the time in which a core stood still
             or this process was late, during that very pause.
+        worst_story: what became of it, if it was long.
     """
 
     def __init__(
@@ -368,6 +410,8 @@ class Fleet:
         stuck_s: float = STUCK_S,
         acks_1_share: float = 0.3,
         stalls: Stalls | None = None,
+        rate: float = 0.0,
+        witness: Witness | None = None,
     ) -> None:
         self.addresses = addresses
         self.seed = seed
@@ -380,15 +424,27 @@ class Fleet:
         self.quiet = False
         self.own_stall_s = 0.0
         self.worst_net_s = 0.0
+        self.worst_story: Callable[[], str] | None = None
+        self.count, self.rate = count, rate
         self._stalls = stalls
+        self._witness = witness
+        self._untold: Pause | None = None
         self._late: deque[Interval] = deque(maxlen=_LATE_KEPT)
+        self._at_work: deque[Interval] = deque(maxlen=_LATE_KEPT)
         self.constant: dict[tuple[str, tuple[str, int]], bytes] = {}
         self.ledger = Ledger("none", 1)
         self._epoll = select.epoll()
         self._by_fd: dict[int, Client] = {}
         self._turned_at = time.monotonic()
         self._look_at = 0.0
+        self._unchecked: deque[tuple[Expected, bytes]] = deque()
         self.clients = [Client(self, number) for number in range(count)]
+
+    def set_pace(self, rate: float) -> None:
+        """Ask at another rate from the next topic on."""
+        self.rate = rate
+        for client in self.clients:
+            client.pace = Pace(client.rng, rate / self.count)
 
     def begin(self, topic: str, partitions: int) -> Ledger:
         """Turn to a new topic; the old one's ledger is closed."""
@@ -405,17 +461,46 @@ class Fleet:
     def forget_pauses(self) -> None:
         """Begin to look for pauses now."""
         self.own_stall_s = self.worst_net_s = 0.0
+        self.worst_story = self._untold = None
         for client in self.clients:
             client.worst_pause_s, client.worst_what = 0.0, ""
 
-    def note_pause(self, pause_s: float, now: float) -> None:
+    def note_pause(
+        self, client: Client, answered: Expected, pause_s: float, now: float
+    ) -> None:
         """A client has been answered after a pause that ends now."""
         if pause_s <= self.worst_net_s:
             return
         begin = now - pause_s
         others = [] if self._stalls is None else self._stalls.during(begin, now)
-        net_s = pause_s - overlap_s([*self._late, *others], begin, now)
-        self.worst_net_s = max(self.worst_net_s, net_s)
+        net_s = pause_s - overlap_s([*latest(self._late, begin), *others], begin, now)
+        if net_s <= self.worst_net_s:
+            return
+        self.worst_net_s = net_s
+        if self._witness is not None and net_s >= _LONG_S:
+            self._untold = Pause(
+                answered.what,
+                begin,
+                answered.asked_at,
+                now,
+                overlap_s(latest(self._at_work, begin), begin, now),
+                client.address,
+                # Of several questions the slot has the stamps of the next one.
+                0 if client.expected else client.port,
+            )
+
+    def check(self, expected: Expected, payload: bytes) -> None:
+        """See whether an answer is what it must be."""
+        try:
+            expected.check(payload)
+        except (wire.AnswerError, IndexError, struct.error) as error:
+            self.ledger.complain(f"{expected.what}: {error!r}: {payload!r:.60}")
+
+    def check_later(self, expected: Expected, payload: bytes) -> None:
+        """The same when there is time: some milliseconds, in which others wait."""
+        self._unchecked.append((expected, payload))
+        if len(self._unchecked) > _MOST_UNCHECKED:
+            self.check(*self._unchecked.popleft())
 
     def register(self, client: Client, events: int) -> None:
         assert client.sock is not None
@@ -434,7 +519,7 @@ class Fleet:
     def turn(self) -> None:
         """Do what can be done now, for all clients; wait for it a moment."""
         events = self._epoll.poll(_TURN_S)
-        now = time.monotonic()
+        now, worked_s = time.monotonic(), time.thread_time()
         # Nobody but ourselves is late then.
         late_s = now - self._turned_at - _TURN_S
         if late_s > 0:
@@ -444,11 +529,24 @@ class Fleet:
             client = self._by_fd.get(fd)
             if client is not None:
                 client.happens(event, time.monotonic())
+        if not events and self._unchecked:
+            self.check(*self._unchecked.popleft())
         if now >= self._look_at:
             self._look_at = now + _TURN_S
             for client in self.clients:
                 client.look(now, self.stuck_s)
-        self._turned_at = time.monotonic()
+        if self._untold is not None and self._witness is not None:
+            # Once a turn: one who looks keeps the others waiting, who then were worse.
+            looks_at = time.monotonic()
+            self.worst_story = self._witness(self._untold)
+            self._untold = None
+            self._late.append((looks_at, time.monotonic()))
+        self._turned_at = ended = time.monotonic()
+        self._at_work.append((now, ended))
+        # Nothing blocks here: the rest of it somebody else had the core.
+        kept_s = ended - now - (time.thread_time() - worked_s)
+        if kept_s > _KEPT_WAITING_S:
+            self._late.append((ended - kept_s, ended))
 
     def was_away(self) -> None:
         """We did something else meanwhile; the time is not the broker's."""
@@ -459,6 +557,8 @@ class Fleet:
         self.quiet = True
         while not self.stuck and any(client.expected for client in self.clients):
             self.turn()
+        while self._unchecked:
+            self.check(*self._unchecked.popleft())
         return not self.stuck
 
     def hang_up(self) -> None:

@@ -40,11 +40,16 @@ class Event(Protocol):
         """Do what is due."""
 
 
+def _tell_nobody(what: str) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass
 class Kills:
     """SIGKILL for processes of one role, each once it has served for a while.
 
     Attributes:
+        note: told of each.
         done: how many were killed.
         respawn_s: from each kill to the successor's first turn, as far as it was seen:
             our own loop looks once in its turn.
@@ -54,6 +59,7 @@ class Kills:
     role: str
     wanted: int
     rng: random.Random
+    note: Callable[[str], None] = _tell_nobody
     done: int = 0
     respawn_s: list[float] = field(default_factory=list)
     _peek: Peek | None = None
@@ -86,6 +92,7 @@ class Kills:
             if now >= due and self.done < self.wanted:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+                self.note(f"{self.role} {number} killed")
                 self._dead[number] = (pid, time.monotonic())
                 del self._due[pid]
                 self.done += 1
@@ -178,6 +185,7 @@ class Resizes:
     broker: Broker
     wanted: int
     rng: random.Random
+    note: Callable[[str], None] = _tell_nobody
     done: int = 0
     respawn_s: list[float] = field(default_factory=list)
     name: str = "resize 1 to 8"
@@ -197,12 +205,14 @@ class Resizes:
             self.respawn_s.append(now - self._asked_at)
             self._asked_at = 0.0
             self.done += 1
+            self.note("resize settled")
         if self.done < self.wanted:
             self._ask(self.rng.randint(1, 8), self.rng.randint(1, 8))
             self._asked_at = now
 
     def _ask(self, handlers: int, processors: int) -> None:
         assert self._client is not None
+        self.note(f"resize to {handlers} handlers, {processors} processors")
         self._client.request("resize", handlers=handlers, processors=processors)
 
     def back_to(self, handlers: int, processors: int) -> None:

@@ -12,7 +12,12 @@ from collections import Counter
 from typing import Final
 
 from mpbroker.ipc import layout
+from mpbroker.ipc.black_box import BOX_WORDS, BOXES, BlackBox, EventKind, box_number
 from mpbroker.ipc.layout import (
+    CONNECTION_ACTIVE,
+    CONNECTION_LOCAL_PORT,
+    CONNECTION_PEER_PORT,
+    CONNECTION_SLOT,
     CONNECTION_STATE,
     HANDLER_ACTIVE,
     HANDLER_BUSY_SLOT,
@@ -35,6 +40,10 @@ from mpbroker.ipc.layout import (
     ROW_INTENT,
     ROW_SYNC_OWNER,
     ROW_WORDS,
+    SLOT_COMPLETED,
+    SLOT_DEQUEUED,
+    SLOT_PARKED,
+    SLOT_RECEIVED,
     SLOT_STATE,
     STATE_MASK,
     SlotState,
@@ -45,10 +54,48 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.network.connection_rows import live_rows
 
 _CONTROL: Final = "/memfd:mpbroker-control"
 _PARTITIONS: Final = "/memfd:mpbroker-partitions"
+_BLACK_BOXES: Final = "/memfd:mpbroker-black-boxes"
 _ROWS_LOOKED_AT: Final = 512
+# Of a request, in this order, and what a client's line says of them.
+_STAMPS: Final = {
+    "read": SLOT_RECEIVED,
+    "taken by a handler": SLOT_DEQUEUED,
+    "waits for disk or others": SLOT_PARKED,
+    "answered": SLOT_COMPLETED,
+}
+_SEEN_IN_BOXES: Final = {
+    EventKind.SPAWNED: "forked",
+    EventKind.SERVING: "serves",
+    EventKind.ENDING: "ends",
+    EventKind.DIED: "reaped",
+    EventKind.REPAIRED: "repaired after",
+    EventKind.LOCK_REPAIRED: "repaired a lock",
+}
+_IN_BOXES: Final = {
+    "processor": MAX_PROCESSORS,
+    "handler": MAX_HANDLERS,
+    "acceptor": 2,
+    "coordinator": 1,
+    "housekeeper": 1,
+}
+
+
+def events_in(boxes: bytes) -> list[tuple[int, str]]:
+    """What processes, and the supervisor of them, have noted last: ns, text."""
+    if len(boxes) < BOXES * BOX_WORDS * 8:
+        return []
+    words = memoryview(boxes).cast("q")
+    return [
+        (event.at_ns, f"{role} {number} {_SEEN_IN_BOXES[EventKind(event.kind)]}")
+        for role, count in _IN_BOXES.items()
+        for number in range(count)
+        for event in BlackBox(words, box_number(role, number)).events()
+        if event.kind in _SEEN_IN_BOXES
+    ]
 
 
 class Peek:
@@ -61,17 +108,20 @@ class Peek:
         self._rows = self._attach(_PARTITIONS)
 
     def _attach(self, name: str) -> memoryview:
+        opened = self._open(name)
+        try:
+            size = os.fstat(opened).st_size
+            mapped = mmap.mmap(opened, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(opened)
+        self._maps.append(mapped)
+        return memoryview(mapped).cast("q")
+
+    def _open(self, name: str) -> int:
         folder = f"/proc/{self._pid}/fd"
         for fd in os.listdir(folder):
             if os.readlink(f"{folder}/{fd}").startswith(name):
-                opened = os.open(f"{folder}/{fd}", os.O_RDONLY)
-                try:
-                    size = os.fstat(opened).st_size
-                    mapped = mmap.mmap(opened, size, prot=mmap.PROT_READ)
-                finally:
-                    os.close(opened)
-                self._maps.append(mapped)
-                return memoryview(mapped).cast("q")
+                return os.open(f"{folder}/{fd}", os.O_RDONLY)
         raise FileNotFoundError(f"process {self._pid} has no {name}")
 
     def close(self) -> None:
@@ -105,6 +155,32 @@ class Peek:
                 ):
                     found[number] = words[row + PROCESSOR_PID]
         return found
+
+    def stamps(self, local_port: int, peer_port: int) -> dict[str, int]:
+        """When a connection's last request passed each stage, ns; none: it is gone."""
+        words = self._words
+        for connection in live_rows(words):
+            row = connection_row(connection)
+            if (
+                words[row + CONNECTION_PEER_PORT] == peer_port
+                and words[row + CONNECTION_LOCAL_PORT] == local_port
+                and words[row + CONNECTION_SLOT]
+            ):
+                slot = slot_row(words[row + CONNECTION_SLOT] - 1)
+                found = {what: words[slot + word] for what, word in _STAMPS.items()}
+                if words[row + CONNECTION_ACTIVE] >= words[slot + SLOT_COMPLETED]:
+                    found["sent"] = words[row + CONNECTION_ACTIVE]
+                return found
+        return {}
+
+    def boxes(self) -> bytes:
+        """All black boxes as they are now; for ``events_in``, which takes its time."""
+        opened = self._open(_BLACK_BOXES)
+        try:
+            # Not mapped: to look at what nobody has written would give it memory.
+            return os.pread(opened, os.fstat(opened).st_size, 0)
+        finally:
+            os.close(opened)
 
     def in_use(self) -> dict[str, int]:
         """What requests and connections hold; nothing, in a fresh or quiet broker."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.stalls import Stalls, overlap_s
+from tests.chaos.stalls import Stalls, latest, overlap_s
 from tests.support.children import wait_until
 
 _TICKS = st.integers(0, 60)
@@ -39,6 +39,13 @@ def test_overlap_is_what_a_count_of_moments_says(intervals, one, other) -> None:
 )
 def test_only_stalls_within_the_pause_count(stalls, expected) -> None:
     assert overlap_s(stalls, 10.0, 20.0) == pytest.approx(expected)
+
+
+@given(_INTERVALS, _TICKS)
+def test_the_latest_are_all_that_matter_from_a_moment_on(intervals, begin) -> None:
+    ended = sorted(intervals, key=lambda each: each[1])
+    found = overlap_s(latest(ended, begin), begin, 99)
+    assert found == overlap_s(ended, begin, 99)
 
 
 def test_standing_still_is_known_while_it_lasts_and_afterwards() -> None:

@@ -47,7 +47,7 @@ class Footprint:
             for target in _open_files(pid):
                 if target.startswith("socket:["):
                     inodes.add(target[len("socket:[") : -1])
-                elif target.startswith(_SHM) and not target.endswith(_DELETED):
+                elif _is_name(target):
                     print_.shared_memory.add(target)
         print_.socket_files = _socket_paths(inodes)
         return print_
@@ -65,7 +65,13 @@ def _mapped_names(pid: int) -> set[str]:
         return set()
     paths = (line.partition("/")[1:] for line in maps.splitlines())
     names = ("".join(path) for path in paths)
-    return {n for n in names if n.startswith(_SHM) and not n.endswith(_DELETED)}
+    return {name for name in names if _is_name(name)}
+
+
+def _is_name(path: str) -> bool:
+    """A name of shared memory; what lies in folders beside them is somebody's files."""
+    name = path.removeprefix(_SHM)
+    return name != path and "/" not in name and not name.endswith(_DELETED)
 
 
 def _open_files(pid: int) -> list[str]:
