@@ -247,16 +247,14 @@ class FetchService:
             if version >= _SESSIONS_FROM and epoch == INITIAL_EPOCH:
                 created = self._create(targets, uses_ids=version >= 13)
             return Answer(targets, created, -1, full=True)
+        claimed = self._channel.session_claim(request.slot)
+        # First: who is killed behind the claim has said whose it is.
+        self._channel.set_session_claim(request.slot, epoch + 1)
         error, base = self._sessions.claim(
-            session_id,
-            epoch,
-            time.monotonic_ns(),
-            self._channel.session_claim(request.slot),
-            uses_ids=version >= 13,
+            session_id, epoch, time.monotonic_ns(), claimed, uses_ids=version >= 13
         )
         if error:
             raise ApiError(error, f"fetch session {session_id} at epoch {epoch}")
-        self._channel.set_session_claim(request.slot, epoch + 1)
         return self._continue(message, version, session_id, base, may_read)
 
     def _create(self, targets: list[Target], *, uses_ids: bool) -> int:

@@ -13,6 +13,7 @@ from mpbroker.protocol.messages.fetch import (
     FetchTopic,
 )
 from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.server.fetch_session import FetchSessions
 from tests.server.plain_stage import Stage, produce_request
 
 VERSION = 12
@@ -71,3 +72,33 @@ def test_a_parked_fetch_notes_nothing_in_the_session_that_came_after_its_own(sta
     (topic,) = fetch(stage, 4, {}, second, 1).responses
     told = {each.partition_index: each.high_watermark for each in topic.partitions}
     assert told == {1: 1, 2: 1}
+
+
+class Killed(BaseException):
+    """In the place of a handler's death."""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fetch_whose_handler_dies_behind_its_claim_goes_on_with_its_session(
+    stage, monkeypatch, times
+):
+    session = fetch(stage, 3, {0: 1 << 20}, 0, 0).session_id
+    claim = FetchSessions.claim
+
+    def claim_and_die(*arguments, **options):
+        claim(*arguments, **options)
+        raise Killed
+
+    stage.publish(fetch_request({}, session, 1), slot=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(FetchSessions, "claim", claim_and_die)
+        for _ in range(times):
+            with pytest.raises(Killed):
+                stage.handler.turn()
+            stage.memory.ring.put_back([3])  # as the supervisor does
+    stage.handler.turn()
+    assert stage.memory.responses[0].pop() == [3]
+    answer = FetchResponse.decode(VERSION, stage.sent(3)[HEADER_BYTES:])
+    assert (answer.error_code, answer.session_id) == (0, session)
+    assert fetch(stage, 3, {}, session, 1).error_code != 0
+    assert fetch(stage, 3, {}, session, 2).error_code == 0
