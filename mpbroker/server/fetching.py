@@ -69,7 +69,7 @@ _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 class Answer:
     """A fetch's partitions and how its answer is made of what they give."""
 
-    __slots__ = ("base", "full", "session_id", "targets")
+    __slots__ = ("again", "base", "full", "session_id", "targets")
 
     def __init__(
         self, targets: list[Target], session_id: int, base: int, *, full: bool
@@ -78,6 +78,8 @@ class Answer:
         self.session_id = session_id
         self.base = base  # the session's handle; -1: none
         self.full = full  # name all partitions, not only those that have something new
+        # It was executed before: what is noted as told may never have been sent.
+        self.again = False
 
 
 class FetchService:
@@ -255,7 +257,9 @@ class FetchService:
         )
         if error:
             raise ApiError(error, f"fetch session {session_id} at epoch {epoch}")
-        return self._continue(message, version, session_id, base, may_read)
+        answer = self._continue(message, version, session_id, base, may_read)
+        answer.again = claimed == epoch + 1
+        return answer
 
     def _create(self, targets: list[Target], *, uses_ids: bool) -> int:
         entries = []
@@ -420,7 +424,8 @@ class FetchService:
         log_start = result.log_start_offset if result is not None else -1
         base = answer.base
         sent = self._sessions.sent(base, target.entry)
-        if sent == (high_watermark, log_start, error) and not error:
+        is_same = sent == (high_watermark, log_start, error)
+        if is_same and not error and not answer.again:
             return result is not None and result.length > 0
         self._sessions.note_sent(
             answer.session_id, base, target.entry, high_watermark, log_start, error

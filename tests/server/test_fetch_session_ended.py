@@ -102,3 +102,33 @@ def test_a_fetch_whose_handler_dies_behind_its_claim_goes_on_with_its_session(
     assert (answer.error_code, answer.session_id) == (0, session)
     assert fetch(stage, 3, {}, session, 1).error_code != 0
     assert fetch(stage, 3, {}, session, 2).error_code == 0
+
+
+def test_what_a_dead_handler_was_about_to_tell_is_told(stage, monkeypatch):
+    """Of partition 1 there is nothing else to tell: its turn to be read is later."""
+    session = fetch(stage, 3, {0: 1 << 20, 1: 0}, 0, 0).session_id
+    assert fetch(stage, 3, {}, session, 1).responses == []
+    for partition in (0, 1):
+        produce(stage, partition)
+    note = FetchSessions.note_sent
+
+    def note_and_die(sessions, session_id, base, index, *told):
+        note(sessions, session_id, base, index, *told)
+        if index == 1:
+            raise Killed
+
+    stage.publish(fetch_request({}, session, 2), slot=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(FetchSessions, "note_sent", note_and_die)
+        with pytest.raises(Killed):
+            stage.handler.turn()
+    stage.memory.ring.put_back([3])
+    stage.handler.turn()
+    assert stage.memory.responses[0].pop() == [3]
+    answer = FetchResponse.decode(VERSION, stage.sent(3)[HEADER_BYTES:])
+    told = {
+        each.partition_index: each.high_watermark
+        for topic in answer.responses
+        for each in topic.partitions
+    }
+    assert told == {0: 1, 1: 1}
