@@ -21,6 +21,7 @@ from mpbroker.ipc.layout import (
     HEADER_PHASE,
     MAX_PROCESSORS,
     ROW_SYNC_OWNER,
+    ROW_WORDS,
     SLOT_CONNECTION,
     SLOT_INTENT,
     SLOT_RESPONSE_KIND,
@@ -200,11 +201,13 @@ class Repair:
 
     def _release_syncs(self, handler: int, partition_rows: int) -> None:
         """A sync whose owner died: whoever needs it starts another."""
+        table = self._memory.table
+        words = table.row(0).words  # those of all rows; most are nothing to us
         for index in range(partition_rows):
-            row = self._memory.table.row(index)
-            if row.words[row.base + ROW_SYNC_OWNER] == handler + 1:
-                with row.locked():
-                    row.words[row.base + ROW_SYNC_OWNER] = 0
+            owner = index * ROW_WORDS + ROW_SYNC_OWNER
+            if words[owner] == handler + 1:
+                with table.row(index).locked():
+                    words[owner] = 0
 
     def _quarantine(self, slot: int) -> None:
         """A request that keeps killing handlers: somebody else answers it."""
