@@ -138,7 +138,7 @@ class SyncRing:
                 self._entries, at, _OP_FSYNC, 0, 0, fd, 0, 0, 0, _FSYNC_DATASYNC, token
             )
         words[self._sq_tail] = (tail + len(syncs)) & 0xFFFF_FFFF
-        submitted = max(0, self._enter(len(syncs), wait_for))
+        submitted = max(0, self._enter(len(syncs), min(wait_for, len(syncs))))
         if submitted < len(syncs):
             # Nobody has seen the others: the kernel only looks when it is called.
             words[self._sq_tail] = (tail + submitted) & 0xFFFF_FFFF

@@ -259,3 +259,10 @@ def test_where_a_sync_is_nothing_they_are_made_in_a_row(disk, file, monkeypatch)
     assert rounds(63) == 0
     assert rounds(1) == 1
     assert rounds(63) == 0
+
+
+@pytest.mark.parametrize("disk", ["io_uring"], indirect=True)
+def test_more_syncs_than_the_ring_has_room_for_are_made_all_the_same(disk, file):
+    # Of a log with that many segments: to wait for what was not begun never ends.
+    assert disk.sync_side_by_side([[file] * 300, [file]]) == [0, 0]
+    assert disk.is_idle and disk.finished() == []
