@@ -203,7 +203,7 @@ def test_toml_may_nest_or_dot_its_keys(tmp_path, name):
 
 def test_a_file_without_telling_suffix_may_be_properties(tmp_path):
     file = tmp_path / "kafka.conf"
-    file.write_text("log.dirs = /a, /b\n")
+    file.write_text("log.dirs = /a, /b,\n")  # nor is what follows another
     assert load(file=file).log_dirs == ("/a", "/b")
 
 
@@ -341,6 +341,8 @@ def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
     [
         ({"queued_max_request_bytes": "5"}, "below socket.request.max.bytes=104857600"),
         ({"log_dirs": "/a,/a"}, "named twice"),
+        ({"log_dirs": ","}, "log.dirs: no directory is named"),
+        ({"log_dirs": "/a/\udcff"}, "log.dirs: '/a/\\udcff' is not UTF-8"),
         ({"log_retention_ms": "0"}, "-1 (no limit) or at least 1"),
         ({"group_min_session_timeout_ms": "9999999"}, "group.max.session.timeout.ms"),
         ({"inter_broker_listener_name": "X"}, "not among the listeners PLAINTEXT"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -195,7 +196,9 @@ class BrokerConfig(BrokerValues):
         put(self, "_resolved", resolved)
         put(self, "_per_listener", reader.per_listener)
         put(self, "_per_mechanism", reader.per_mechanism)
-        put(self, "log_dirs", tuple(_absolute(path) for path in self.log_dirs))
+        # A comma at the end names no directory: not the one where we are started.
+        named = filter(None, self.log_dirs)
+        put(self, "log_dirs", tuple(_absolute(path) for path in named))
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
         put(self, "definition", self._limit_pools())
@@ -391,6 +394,14 @@ class BrokerConfig(BrokerValues):
                 f"{request}, so that the largest request would never fit; raise the"
                 " first or lower the second"
             )
+        if not self.log_dirs:
+            raise ConfigError("log.dirs: no directory is named; give one at least")
+        for path in self.log_dirs:
+            if not path.isascii() and re.search("[\ud800-\udfff]", path):
+                raise ConfigError(
+                    f"log.dirs: {path!r} is not UTF-8, as what tells of it must be;"
+                    " use a directory of another name"
+                )
         if len(set(self.log_dirs)) != len(self.log_dirs):
             raise ConfigError(
                 f"log.dirs={','.join(self.log_dirs)}: a directory is named twice"

@@ -4,9 +4,11 @@ Source: memfd_create(2), mmap(2).
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
+import sys
 from typing import Final
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -47,6 +49,8 @@ class Segment:
         Raises:
             OSError: EMFILE, ENOMEM, or EFBIG when RLIMIT_FSIZE is below its size.
         """
+        if size_bytes > sys.maxsize:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)

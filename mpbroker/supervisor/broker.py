@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker import __version__
 from mpbroker.config import BrokerConfig
+from mpbroker.config.listeners import exposure_warnings
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc import compiled
 from mpbroker.ipc.layout import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 # After the start, when it disturbs nobody; from the second time on it does nothing.
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
 _WARM_UP_S: Final = 1.0
 # Metadata of any size has been read by then; nobody can say so while it is.
 _RECOVERY_S: Final = 300.0
@@ -75,7 +77,8 @@ class Broker:
         """
         log_to_stderr()  # the service manager, or the terminal, keeps it
         for warning in self._config.warnings:
-            _LOG.warning("%s", warning)
+            if warning not in exposure_warnings(self._config.endpoints):
+                _LOG.warning("%s", warning)
         before = _takeover()
         if before is not None and before.is_trial:
             return self._try(before)
@@ -83,17 +86,15 @@ class Broker:
             directories = before.manifest.open_directories()
             ready_fd = None
         else:
-            if pid_file is not None:
-                _try_pid_file(pid_file)
+            _try_files(self._config, pid_file)
             directories = open_log_directories(self._config.log_dirs)
         manifest = None if before is None else before.manifest
         try:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except OSError as error:
-            limit = _limit_behind(error)
-            if not limit:
-                raise
-            raise MpbrokerError(limit) from error
+            if limit := _limit_behind(error, self._config.queued_max_request_bytes):
+                raise MpbrokerError(limit) from error
+            raise
         except Exception as error:
             if manifest is not None and not self._has_children:
                 _go_back(manifest, partial(_same_again, manifest), repr(error))
@@ -161,6 +162,8 @@ class Broker:
             config.socket_receive_buffer_bytes,
             inherited,
         )
+        for warning in exposure_warnings(config.endpoints):
+            _LOG.warning("%s", warning)
         names = [listener.endpoint.listener_name for listener in listeners]
         shares_memory = before is not None and not before.is_generation
         left = None
@@ -529,32 +532,45 @@ def _announce(
 
 
 def _write_pid_file(path: Path) -> None:
-    with _naming_pid_file(path):
+    with _naming("--pid-file ", path):
         path.write_text(f"{os.getpid()}\n")
 
 
-def _try_pid_file(path: Path) -> None:
-    """Find out now, and not when the broker serves, that it cannot be written."""
-    with _naming_pid_file(path):
-        was_there = os.path.lexists(path)
-        path.open("ab").close()  # another broker's stays as it is
-        if not was_there:  # it says that a broker serves
-            path.unlink()
+def _try_files(config: BrokerConfig, pid_file: Path | None) -> None:
+    """Find out now, and not when the broker serves, what cannot be written."""
+    wanted = (
+        ("--pid-file ", pid_file),
+        ("request.log.path=", config.request_log_path),
+        ("client.telemetry.log.path=", config.client_telemetry_log_path),
+    )
+    for name, path in wanted:
+        if not path:
+            continue
+        with _naming(name, path):
+            was_there = os.path.lexists(path)
+            try:
+                # What is there stays as it is.
+                os.close(os.open(path, _APPEND, 0o600))
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a pipe: its reader may come later
+                    raise
+            if not was_there:  # that there is one says that a broker serves
+                os.unlink(path)
 
 
 @contextmanager
-def _naming_pid_file(path: Path) -> Iterator[None]:
+def _naming(name: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise MpbrokerError(
-            f"--pid-file {path}: cannot be written: {error.strerror}; name a file in a"
+            f"{name}{path}: cannot be written: {error.strerror}; name a file in a"
             " directory that this user may write"
         ) from error
 
 
-def _limit_behind(error: OSError) -> str:
-    """Which of this process's limits an error comes from, for people; or nothing."""
+def _limit_behind(error: OSError, queued_bytes: int) -> str:
+    """Which limit or setting an error comes from, for people; or nothing."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
@@ -568,6 +584,11 @@ def _limit_behind(error: OSError) -> str:
             f"out of address space: RLIMIT_AS is {soft}, and a broker maps gigabytes"
             " of which it uses little; take the limit away with ulimit -v unlimited,"
             " or LimitAS=infinity in the unit"
+        )
+    if error.errno == errno.ENOMEM and queued_bytes > 0:
+        return (
+            f"queued.max.request.bytes={queued_bytes}: so much memory cannot be mapped"
+            " for requests; lower it, or leave it at -1"
         )
     return ""
 

@@ -119,6 +119,38 @@ def test_a_pid_file_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> N
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("key", ["request.log.path", "client.telemetry.log.path"])
+def test_a_log_that_cannot_be_written_is_named_at_once(
+    tmp_path: Path, key: str
+) -> None:
+    settings: dict[str, object] = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": tmp_path / "data",
+        key: tmp_path / "nowhere" / "log",
+    }
+    code, said = refusal(settings)
+    expect_one_line(code, said, f"{key}={tmp_path}/nowhere/log", "No such file")
+    assert not (tmp_path / "data").exists()
+
+
+def test_more_memory_for_requests_than_can_be_mapped_is_named(tmp_path: Path) -> None:
+    for most in (1 << 54, (1 << 63) - 1):
+        settings = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": tmp_path / "data",
+            "queued.max.request.bytes": most,
+        }
+        expect_one_line(*refusal(settings), f"queued.max.request.bytes={most}", "lower")
+
+
+def test_who_cannot_listen_is_not_warned_of_what_he_would_have_opened(
+    tmp_path: Path,
+) -> None:
+    listener = "PLAINTEXT://192.0.2.1:0"
+    code, said = refusal({"listeners": listener, "log.dirs": tmp_path / "data"})
+    expect_one_line(code, said, f"listeners={listener}: cannot listen there")
+
+
 def test_a_start_that_is_refused_leaves_anothers_pid_file_as_it_is(
     tmp_path: Path,
 ) -> None:
