@@ -36,6 +36,7 @@ from typing import Final, Protocol
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.telemetry import remove_leftovers
 from mpbroker.logger import get_logger, shut_down
+from mpbroker.storage.meta_properties import FILE_NAME
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
@@ -223,10 +224,17 @@ class Upgrade:
         except BlockingIOError:  # somebody of its own still has the other end
             reason = ""
         os.close(self._reason_fd)
+        # Any program may end well, as one that was named by mistake does.
+        has_served = os.path.exists(f"{self._directory}/{FILE_NAME}")
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory = ""
         self._kill = None
-        if status == 0 and not self._given_up:
+        if status == 0 and not has_served:
+            reason = (
+                f"{self._command[0]} ended without having served; name a command that"
+                " starts mpbroker"
+            )
+        elif status == 0 and not self._given_up:
             self._is_tried = True
             self._new_generation = reason.removeprefix(NEW_GENERATION)
             if reason:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -123,9 +124,22 @@ def test_one_that_is_given_up_ends_with_its_trial(status: int) -> None:
     assert rig.said[-1] == "failed, and nothing has changed: the broker drains"
 
 
+def test_a_program_that_ends_well_but_is_no_broker_replaces_nobody() -> None:
+    rig = Rig()
+    rig.upgrade.begin(["true"])
+    rig.ended[0](0)
+    assert rig.said[-1] == (
+        "failed, and nothing has changed: true ended without having served; name a"
+        " command that starts mpbroker"
+    )
+    rig.is_quiet = True
+    assert rig.upgrade.turn() is None
+
+
 def test_one_that_is_given_up_after_its_trial_replaces_nothing() -> None:
     rig = Rig()
     rig.upgrade.begin(COMMAND)
+    Path(rig.upgrade._directory, "meta.properties").touch()  # what it has served
     rig.ended[0](0)
     rig.upgrade.give_up("the broker drains")
     rig.is_quiet = True
