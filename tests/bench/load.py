@@ -171,6 +171,8 @@ def run_load(
 ) -> LoadResult:
     """Keep `connections` times `depth` requests under way and measure the broker.
 
+    A warm-up lasts until every connection was answered, too.
+
     Raises:
         LoadFailedError: a wrong answer, or a closed connection.
         NoAnswerError: there was none at all.

@@ -14,13 +14,14 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tests.bench.load import Template, load_script
 
 CORRELATION_AT = 8
 SIZE = struct.Struct(">i")
 CHUNK = 1 << 20
+PATIENCE_S = 30.0
 
 
 class LoadError(Exception):
@@ -47,6 +48,7 @@ class _Connection:
         self.in_flight: deque[tuple[int, Template, int]] = deque()
         self._unsent: memoryview | None = None
         self._received = bytearray()
+        self.was_answered = False
 
     def send(self, depth: int) -> None:
         """Write until `depth` requests are under way or the socket is full."""
@@ -98,6 +100,7 @@ class _Connection:
                 raise LoadError("wrong correlation id")
             template.verify(memoryview(received)[at + 4 : end])
             answers.append((size, time.monotonic_ns() - sent_ns))
+            self.was_answered = True
             at = end
         del received[:at]
 
@@ -129,7 +132,8 @@ def _run(
     answers: list[tuple[int, int]] = []
     while True:
         now = time.monotonic()
-        if measured_from is None and now - began >= warmup_s:
+        past_s = now - began
+        if measured_from is None and _is_warm(past_s, warmup_s, connections.values()):
             measured_from = now
             answers = []
             cpu_from = time.process_time()
@@ -141,6 +145,18 @@ def _run(
             connection = connections[fd]
             answers += connection.receive()
             connection.send(depth)
+
+
+def _is_warm(
+    past_s: float, warmup_s: float, connections: Iterable[_Connection]
+) -> bool:
+    if past_s < warmup_s:
+        return False
+    return (
+        not warmup_s
+        or past_s >= warmup_s + PATIENCE_S
+        or all(connection.was_answered for connection in connections)
+    )
 
 
 def _summary(

@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -120,6 +121,47 @@ def test_a_wrong_answer_ends_the_run(
 ) -> None:
     with pytest.raises(LoadFailedError):
         _load(serve(answer), template, connections=1, depth=1)
+
+
+@pytest.mark.usefixtures("load_generator")
+def test_nothing_is_measured_before_every_connection_was_answered(
+    serve: Callable[[Answer], tuple[str, int]],
+) -> None:
+    # Until there is an answer: see _load.
+    for measure_s in (0.2, 1.0, 5.0, 25.0):
+        held = _HoldsOne()
+        with suppress(NoAnswerError):
+            result = run_load(
+                serve(held.answer),
+                ProcessTree(os.getpid()),
+                [Template(REQUEST)],
+                connections=2,
+                warmup_s=0.001,
+                measure_s=measure_s,
+            )
+            break
+    assert held.answered - result.answered >= _HoldsOne.UNTIL
+
+
+class _HoldsOne:
+    """Answers one of its clients only when the others have had many answers."""
+
+    UNTIL = 100
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self._held: int | None = None
+        self._lock = threading.Lock()
+
+    def answer(self, request: bytes) -> bytes:
+        me = threading.get_ident()
+        if self._held is None:
+            self._held = me
+        while self._held == me and self.answered < self.UNTIL:
+            time.sleep(0.001)
+        with self._lock:
+            self.answered += 1
+        return _correlation_id(request) + b"\0\0"
 
 
 def test_record_batches_read_back_as_they_were_written() -> None:
