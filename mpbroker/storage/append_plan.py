@@ -29,9 +29,13 @@ class AppendPlan:
         "structure",
     )
 
-    def __init__(self, row: int, positions: dict[int, tuple[LogSegment, int]]) -> None:
+    def __init__(
+        self, row: int, positions: dict[int, tuple[LogSegment, int]] | None
+    ) -> None:
         self.row = row
-        self.positions = positions  # where waiting fetches will begin to read
+        # Where waiting fetches will begin to read; None while nobody reads here: of
+        # many partitions that is more memory than anything else an append looks at.
+        self.positions = positions
         self.segment: LogSegment | None = None  # None: not to be used
         self.active_base = -1
         self.structure = -1

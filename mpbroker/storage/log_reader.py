@@ -46,6 +46,7 @@ class LogReader(PartitionView):
     """The reading half of a partition's log."""
 
     _read_plan: ReadPlan | None = None
+    _is_read = False  # here: somebody will ask where the next batch begins
 
     def read_plan(self) -> ReadPlan:
         """Return what the compiled core may read by, as it is right now.
@@ -146,6 +147,8 @@ class LogReader(PartitionView):
         self, offset: int, upper: int, state: tuple[int, ...]
     ) -> tuple[LogSegment, int, int]:
         """Return (segment, position of ``offset``, end of what may be read of it)."""
+        if not self._is_read:
+            self._expect_readers()
         found = self._positions.get(offset)
         if found is not None:
             segment, position = found
@@ -199,6 +202,9 @@ class LogReader(PartitionView):
         if first <= max_bytes:
             return max_bytes
         return first if min_one_batch else 0
+
+    def _expect_readers(self) -> None:
+        self._is_read = True
 
     def _remember(self, offset: int, segment: LogSegment, position: int) -> None:
         if len(self._positions) >= _POSITIONS_KEPT:

@@ -131,6 +131,11 @@ class LogSegment:
             os.close(fd)
         self.close_indexes()
 
+    def open_indexes(self) -> None:
+        """Open what an append needs every few KiB. Raises OSError."""
+        self.offset_index.open()
+        self.time_index.open()
+
     def close_indexes(self) -> None:
         """Give the index descriptors back; they open again when needed."""
         self.offset_index.close()

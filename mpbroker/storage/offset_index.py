@@ -121,6 +121,9 @@ class OffsetIndex:
     def sync(self) -> None:
         os.fsync(self._descriptor())
 
+    def open(self) -> None:
+        self._descriptor()
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

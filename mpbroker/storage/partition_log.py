@@ -11,6 +11,7 @@ The batch is stored as received. Base offset and leader epoch are patched in pla
 they lie outside its checksum, and patching them again after a death is harmless.
 """
 
+import contextlib
 import os
 import zlib
 from struct import Struct
@@ -83,10 +84,19 @@ class PartitionLog(LogSync):
         if self._limits_of is not self.config or self._flush_messages < LONG_MAX:
             return None
         if self._plan is None:
-            self._plan = AppendPlan(self.row.index, self._positions)
+            positions = self._positions if self._is_read else None
+            self._plan = AppendPlan(self.row.index, positions)
             self._put_limits_into(self._plan)
             self._put_place_into(self._plan)
+        # The core leaves an entry of an index that is not open to us, which costs more.
+        with contextlib.suppress(OSError):
+            self._active.open_indexes()
         return self._plan
+
+    def _expect_readers(self) -> None:
+        super()._expect_readers()
+        if self._plan is not None:
+            self._plan.positions = self._positions
 
     def append(
         self,

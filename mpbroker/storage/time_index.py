@@ -95,6 +95,9 @@ class TimeIndex:
     def sync(self) -> None:
         os.fsync(self._descriptor())
 
+    def open(self) -> None:
+        self._descriptor()
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

@@ -224,6 +224,20 @@ def test_new_records_are_read_the_short_way(pair, version, isolation):
     assert pair.short.short_ways == 1
 
 
+def test_where_batches_begin_is_noted_once_somebody_reads_here(pair):
+    for each in pair.both:
+        each.stage.registry.create_topic("three", 1)
+        for _ in range(4):
+            each.produce(topic="three")
+    plan = pair.short.stage.channel.compiled.topics["three"][3][0]
+    assert plan.positions is None
+    pair.ask(4, topic="three", max_wait_ms=0)
+    pair.produce(topic="three")
+    assert 4 in plan.positions
+    assert pair.ask(4, topic="three") is not None
+    assert pair.short.short_ways == 1
+
+
 @pytest.mark.parametrize("version", [4, 11, 13])
 def test_a_fetch_that_waits_is_answered_with_what_comes(pair, version):
     assert pair.ask(2, version=version) is None

@@ -323,6 +323,17 @@ def test_a_full_segment_is_rolled_and_indexed_as_ever(pair):
     assert sum(name.endswith(".log") for name in first) > 2
 
 
+def test_the_first_entries_of_an_index_need_nothing_of_the_usual_way(pair):
+    frame = produce_request("one", 0, batch([bytes(3000)]))
+    for stage in pair:
+        warm(stage)
+        for _ in range(6):
+            stage.ask(frame)
+    assert pair[0].short_ways == [PRODUCE] * 6
+    assert pair[0].log("one").row.snapshot().index_entries > 1
+    assert contents(pair[0]) == contents(pair[1])
+
+
 def test_another_process_that_appended_or_rolled_is_seen(short):
     frame = produce_request("one", 0, batch())
     warm(short)
@@ -377,7 +388,7 @@ def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(
 ):
     frame = produce_request("one", 0, batch([bytes(size)]))
     warm(short)
-    for _ in range(2):  # the first index entries open their files, the usual way
+    for _ in range(2):
         short.ask(frame)
     row = short.log("one").row
     total = steps_of(lambda: short.ask(frame))
