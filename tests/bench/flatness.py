@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import resource
+import statistics
 from collections.abc import Callable
 from typing import Final
 
 from tests.bench import wire
-from tests.bench.brokers import Broker
+from tests.bench.bare_writes import BareWrites
+from tests.bench.brokers import Broker, scratch_directory
 from tests.bench.cases import Case, Context
-from tests.bench.load import Template, run_load, same_as
-from tests.bench.small_requests import api_versions, produce_templates
+from tests.bench.load import LoadResult, Template, run_load, same_as
+from tests.bench.small_requests import VALUE_BYTES, api_versions, produce_templates
 
 FEW_CONNECTIONS: Final = 16
 MANY_CONNECTIONS: Final = 2000
 MANY_PARTITIONS: Final = 1000
+_PAIRS: Final = 5
+_SHARE: Final = 1 / 3  # of --seconds, each run
+_TOUCHES: Final = 40
 
 
-def _cpu_us(context: Context, templates: list[Template], connections: int) -> float:
+def _load(context: Context, templates: list[Template], connections: int) -> LoadResult:
     broker = context.broker
-    result = run_load(
+    return run_load(
         broker.address,
         broker.tree,
         templates,
         connections=connections,
-        measure_s=context.seconds,
+        measure_s=context.seconds * _SHARE,
     )
+
+
+def _cpu_us(result: LoadResult) -> float:
     return result.metrics()["cpu_us"]
 
 
@@ -38,10 +46,16 @@ def _produce(broker: Broker, partitions: int) -> list[Template]:
 
 
 def _touched(broker: Broker, templates: list[Template]) -> list[Template]:
-    # The first touch opens files; the question is what the thousandth costs.
-    with broker.connect() as connection:
-        for template in templates:
-            connection.ask(template.request)
+    """Ask all of it often enough for every handler to have done each of it before.
+
+    The first touch opens files, and that of an index does, some twenty requests later;
+    the question is what the thousandth costs.
+    """
+    left = _TOUCHES * len(templates)
+    while left > 0:
+        left -= run_load(
+            broker.address, broker.tree, templates, connections=FEW_CONNECTIONS
+        ).answered
     return templates
 
 
@@ -59,22 +73,83 @@ def _fetch(broker: Broker, partitions: int) -> list[Template]:
                 template = same_as(request, answer)
                 error = (wire.fetch_error_at(topic), b"\0\0")
                 templates.append(template._replace(checks=(error,)))
-        return templates
+        return _touched(broker, templates)
 
     return broker.once(f"flat fetch {partitions}", ask)
+
+
+class _Pairs:
+    """Short runs of few and of many in turn, and what they say of each other.
+
+    A machine whose speed changes from one moment to the next is the same machine for
+    both of a pair.
+    """
+
+    def __init__(
+        self, few: Callable[[], LoadResult], many: Callable[[], LoadResult]
+    ) -> None:
+        pairs = []
+        for number in range(_PAIRS):
+            # Who is first this time is second the next.
+            if number % 2:
+                second = many()
+                first = few()
+            else:
+                first = few()
+                second = many()
+            pairs.append((first, second))
+        self.few_cpu_us = statistics.median(_cpu_us(each) for each, _ in pairs)
+        self.many_cpu_us = statistics.median(_cpu_us(each) for _, each in pairs)
+        self.ratio = statistics.median(_cpu_us(m) / _cpu_us(f) for f, m in pairs)
+        self.per_s = statistics.median(m.answered / m.seconds for _, m in pairs)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "cpu_us": self.many_cpu_us,
+            "few_cpu_us": self.few_cpu_us,
+            "cpu_ratio": self.ratio,
+        }
 
 
 def _over_partitions(
     templates: Callable[[Broker, int], list[Template]],
 ) -> Callable[[Context], dict[str, float]]:
     def run(context: Context) -> dict[str, float]:
-        one = _cpu_us(context, templates(context.broker, 1), FEW_CONNECTIONS)
-        many = _cpu_us(
-            context, templates(context.broker, MANY_PARTITIONS), FEW_CONNECTIONS
-        )
-        return {"cpu_us": many, "cpu_ratio": many / one}
+        return _pairs_over_partitions(context, templates).metrics()
 
     return run
+
+
+def _pairs_over_partitions(
+    context: Context, templates: Callable[[Broker, int], list[Template]]
+) -> _Pairs:
+    one = templates(context.broker, 1)
+    many = templates(context.broker, MANY_PARTITIONS)
+    return _Pairs(
+        lambda: _load(context, one, FEW_CONNECTIONS),
+        lambda: _load(context, many, FEW_CONNECTIONS),
+    )
+
+
+def _produce_over_partitions(context: Context) -> dict[str, float]:
+    """With what the kernel takes more for the same writes to as many files."""
+    pairs = _pairs_over_partitions(context, _produce)
+    record = wire.record_batch([wire.RecordSpec(wire.filler(VALUE_BYTES))])
+    seconds = context.seconds * _SHARE
+    with (
+        scratch_directory() as directory,
+        BareWrites(directory, 1, record) as few,
+        BareWrites(directory, MANY_PARTITIONS, record) as many,
+    ):
+        more_us = statistics.median(
+            -few.cpu_us(pairs.per_s, seconds) + many.cpu_us(pairs.per_s, seconds)
+            for _ in range(_PAIRS)
+        )
+    return {
+        **pairs.metrics(),
+        "bare_more_cpu_us": more_us,
+        "own_cpu_ratio": pairs.ratio - more_us / pairs.few_cpu_us,
+    }
 
 
 def _over_connections(
@@ -83,9 +158,10 @@ def _over_connections(
     def run(context: Context) -> dict[str, float]:
         allow_files(MANY_CONNECTIONS + 100)
         prepared = templates(context.broker)
-        few = _cpu_us(context, prepared, FEW_CONNECTIONS)
-        many = _cpu_us(context, prepared, MANY_CONNECTIONS)
-        return {"cpu_us": many, "cpu_ratio": many / few}
+        return _Pairs(
+            lambda: _load(context, prepared, FEW_CONNECTIONS),
+            lambda: _load(context, prepared, MANY_CONNECTIONS),
+        ).metrics()
 
     return run
 
@@ -98,7 +174,7 @@ def allow_files(count: int) -> None:
 
 
 CASES: Final = [
-    Case("flatness/produce/1000-partitions", _over_partitions(_produce)),
+    Case("flatness/produce/1000-partitions", _produce_over_partitions),
     Case("flatness/fetch/1000-partitions", _over_partitions(_fetch)),
     Case("flatness/api-versions/2000-connections", _over_connections(api_versions)),
     Case(
