@@ -17,7 +17,7 @@ from tests.bench import wire
 from tests.bench.byte_path import fetch_bound, produce_bound
 from tests.bench.load import LoadFailedError, NoAnswerError, Template, run_load
 from tests.bench.processes import ProcessTree
-from tests.bench.wake_path import WakePath
+from tests.bench.wake_path import HandedOverPath, WakePath
 
 Answer = Callable[[bytes], bytes]
 
@@ -190,4 +190,12 @@ def test_the_byte_path_without_a_broker_moves_bytes_and_leaves_nothing(
 def test_a_message_is_passed_on_without_a_broker_and_nothing_is_left(tmp_path):
     with WakePath(tmp_path) as path:
         assert all(path.pass_on(message) > 0 for message in (b"1", b"22", b"333"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_message_is_handed_over_to_threads_and_none_of_them_is_left(tmp_path):
+    threads = threading.active_count()
+    with WakePath(tmp_path) as path, HandedOverPath(path, b"message") as handed:
+        assert all(handed.pass_on() > 0 for _ in range(3))
+    assert threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []

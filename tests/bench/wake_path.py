@@ -13,16 +13,19 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final, Self
 
 from tests.bench.wire import AnswerError
 
 _TIMEOUT_S: Final = 10.0
 _MAX_BYTES: Final = 4096
+_END: Final = b"\0"
 
 
 class WakePath:
@@ -78,18 +81,92 @@ class WakePath:
             AnswerError: it did not come, or another did.
         """
         sent = time.perf_counter()
+        self.send(message)
+        received, arrived = self.receive(_TIMEOUT_S)
+        if received != message:
+            raise AnswerError("another message was passed on")
+        return arrived - sent
+
+    def send(self, message: bytes) -> None:
         self._producer.sendall(message)
+
+    def receive(self, timeout_s: float | None) -> tuple[bytes, float]:
+        """Return what the consumer had, once the producer was answered, and when.
+
+        By `perf_counter`. An empty message: there is nobody any more to pass any on.
+
+        Raises:
+            AnswerError: nothing came in time.
+        """
         arrived: dict[int, float] = {}
+        message = b""
         while len(arrived) < 2:
-            events = self._poll.poll(_TIMEOUT_S * 1e3)
+            events = self._poll.poll(None if timeout_s is None else timeout_s * 1e3)
             if not events:
                 raise AnswerError("a message was not passed on")
             for fd, _ in events:
                 arrived.setdefault(fd, time.perf_counter())
                 sock = self._consumer if fd == self._consumer.fileno() else None
-                if (sock or self._producer).recv(_MAX_BYTES) != message:
-                    raise AnswerError("another message was passed on")
-        return arrived[self._consumer.fileno()] - sent
+                message = (sock or self._producer).recv(_MAX_BYTES)
+                if not message:
+                    return message, arrived[fd]
+        return message, arrived[self._consumer.fileno()]
+
+
+class HandedOverPath:
+    """The same for a client whose own threads speak to the network, as librdkafka's do.
+
+    Who sends wakes a thread that writes to the socket, by a pipe; the thread that reads
+    wakes who receives. Nothing is batched, encoded or counted.
+    """
+
+    def __init__(self, path: WakePath, message: bytes) -> None:
+        self._path = path
+        self._message = message
+        self._asked, self._ask = os.pipe()
+        self._received: SimpleQueue[bytes] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work) for work in (self._send, self._receive)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._ask)
+        for thread in self._threads:
+            thread.join()
+        os.close(self._asked)
+
+    def pass_on(self) -> float:
+        """Return the seconds until who receives had the message.
+
+        Raises:
+            AnswerError: it did not come, or another did.
+        """
+        sent = time.perf_counter()
+        os.write(self._ask, b"1")
+        try:
+            message = self._received.get(timeout=_TIMEOUT_S)
+        except Empty:
+            raise AnswerError("a message was not passed on") from None
+        arrived = time.perf_counter()
+        if message != self._message:
+            raise AnswerError("another message was passed on")
+        return arrived - sent
+
+    def _send(self) -> None:
+        while os.read(self._asked, 1):
+            self._path.send(self._message)
+        self._path.send(_END)
+
+    def _receive(self) -> None:
+        message = self._message
+        while message not in (b"", _END):
+            message, _ = self._path.receive(None)
+            self._received.put(message)
 
 
 def _connected() -> tuple[socket.socket, socket.socket]:
