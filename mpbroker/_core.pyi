@@ -99,6 +99,31 @@ class HandlerEnd:
     def appended(self) -> tuple[tuple[int, int, int], ...]: ...
     def fetch_waits(self) -> tuple[int, tuple[int, ...]]: ...
 
+class CoordinatorEnd:
+    row: int
+    def __new__(
+        cls,
+        rows: memoryview,
+        plan_type: type,
+        segment_type: type,
+        index_type: type,
+        time_index_type: type,
+        state_type: type,
+        entry_type: type,
+        batch_type: type,
+        /,
+    ) -> CoordinatorEnd: ...
+    def append(
+        self,
+        plan: object,
+        records: list[tuple[bytes, bytes | None]],
+        now_ms: int,
+        /,
+    ) -> int | None: ...
+    def append_marker(
+        self, plan: object, marker: bytes, now_ms: int, /
+    ) -> int | None: ...
+
 class ProcessorEnd:
     def __new__(
         cls,

@@ -32,6 +32,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.log_validator import ValidatedBatch
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.protocol.record_encode import RawRecord, encode_records
+from mpbroker.storage.own_appends import OwnAppends
 
 if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
@@ -60,6 +61,7 @@ class OffsetsTopic:
         log: finds a partition's log.
         exists: says whether a partition has a directory.
         num_partitions: if the topic is still to be made.
+        own_appends: appends what is not compressed; None: the usual way only.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class OffsetsTopic:
         codec: Codec,
         load_bytes: int,
         name: str = OFFSETS_TOPIC,
+        own_appends: OwnAppends | None = None,
     ) -> None:
         self.name = name
         self._registry = registry
@@ -82,6 +85,7 @@ class OffsetsTopic:
         self._overrides = overrides
         self._codec = codec
         self._load_bytes = load_bytes
+        self._own = OwnAppends() if own_appends is None or codec else own_appends
 
     @property
     def num_partitions(self) -> int:
@@ -116,7 +120,7 @@ class OffsetsTopic:
     def append(
         self,
         partition: int,
-        records: Sequence[tuple[bytes, bytes | None]],
+        records: list[tuple[bytes, bytes | None]],
         now_ms: int,
     ) -> tuple[PartitionLog, int]:
         """Append records; return the log, and the offset after the last of them.
@@ -125,6 +129,9 @@ class OffsetsTopic:
             ApiError: KAFKA_STORAGE_ERROR or the like; some may have been appended.
         """
         log = self._log(self._topic(), partition)
+        end = self._own.append(log, records, now_ms)
+        if end is not None:
+            return log, end
         end = 0
         for raw in _cut(records, now_ms):
             end = _append(log, raw, self._codec, now_ms)

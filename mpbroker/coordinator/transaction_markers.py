@@ -18,7 +18,7 @@ from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
-from mpbroker.protocol.batch_header import BatchHeader, parse_batch_header
+from mpbroker.protocol.batch_header import parse_batch_header
 from mpbroker.protocol.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
@@ -34,6 +34,7 @@ from mpbroker.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import Topic, TopicRegistry
 
@@ -59,11 +60,13 @@ class MarkerWriter:
         log: FindLog,
         groups: GroupCoordinator,
         appended: Callable[[PartitionLog], None],
+        own_appends: OwnAppends,
     ) -> None:
         self._registry = registry
         self._log = log
         self._groups = groups
         self._appended = appended
+        self._own = own_appends
 
     def append(
         self, markers: Markers, now_ms: int
@@ -75,7 +78,6 @@ class MarkerWriter:
             EndTransactionMarker(markers.commit, markers.coordinator_epoch),
             now_ms,
         )
-        header = parse_batch_header(data)
         results: dict[TopicPartition, ErrorCode] = {}
         awaited = []
         for topic_partition in markers.partitions:
@@ -85,7 +87,7 @@ class MarkerWriter:
                 if topic is None or not 0 <= partition < len(topic.partitions):
                     raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 log = self._log(topic, partition)
-                end = self._append(log, header, bytearray(data), now_ms)
+                end = self._append(log, data, now_ms)
             except ApiError as error:
                 results[topic_partition] = error.error_code
                 _LOG.warning("no marker for %s-%d: %s", name, partition, error)
@@ -98,16 +100,19 @@ class MarkerWriter:
                 )
         return results, awaited
 
-    def _append(
-        self, log: PartitionLog, header: BatchHeader, data: bytearray, now_ms: int
-    ) -> int:
+    def _append(self, log: PartitionLog, data: bytes, now_ms: int) -> int:
+        end = self._own.append_marker(log, data, now_ms)
+        if end is not None:
+            self._appended(log)
+            return end
+        header = parse_batch_header(data)
         batch = ValidatedBatch(
             header,
             header.last_offset_delta,
             header.max_timestamp,
             header.record_count,
             header.last_offset_delta,
-            memoryview(data),
+            memoryview(bytearray(data)),
             -1,
         )
         result = log.append(batch, now_ms=now_ms)

@@ -26,6 +26,7 @@ from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
+from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import TopicRegistry
 
@@ -59,6 +60,7 @@ class Transactions:
         put_back: Callable[[Call], None],
         appended: Callable[[PartitionLog], None],
         offset_metadata_max_bytes: int,
+        own_appends: OwnAppends,
     ) -> None:
         self.topic = topic
         self._shared = SharedOpenTransactions(table, registry)
@@ -70,7 +72,7 @@ class Transactions:
             topic.num_partitions,
             registry.allocate_producer_id,
         )
-        self.markers = MarkerWriter(registry, log, groups, appended)
+        self.markers = MarkerWriter(registry, log, groups, appended, own_appends)
         partitions = TransactionPartitions(
             self.coordinator, outbox, topics, groups.partition_for, put_back
         )

@@ -352,7 +352,19 @@ int parse_plain_produce(uint8_t *body, int64_t size, int version, plain_produce 
 int64_t produce_answer_bound(const plain_produce *p);
 uint8_t *write_produce_answer(uint8_t *at, const plain_produce *p);
 
+/* An AppendPlan as it is just now. */
+typedef struct {
+    int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
+        index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd,
+        producers_end;
+} append_plan;
+
 /* produce.c */
+int read_append_plan(const plan_offsets *at, PyObject *plan, append_plan *a);
+int fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state,
+         int64_t added, int64_t last_offset, int64_t timestamp);
+int write_batch(const append_plan *a, const memory *rows, int64_t version, int64_t *state,
+                const uint8_t *batch, int64_t size);
 int has_plain_header(produce_part *part, int64_t max_message_bytes);
 int has_plain_records(const produce_part *part, int64_t now_ms);
 int64_t progress_room(const memory *control, const memory *arena, int64_t slot,
@@ -360,6 +372,12 @@ int64_t progress_room(const memory *control, const memory *arena, int64_t slot,
 int append_plain(const memory *control, const memory *arena, const memory *rows,
                  const transaction_table *open, const plan_offsets *at, int64_t slot,
                  plain_produce *p, int ordinal);
+
+/* short_cuts.c */
+int find_plan_slots(plan_offsets *at, PyTypeObject *plan, PyTypeObject *segment,
+                    PyTypeObject *index, PyTypeObject *time_index);
+int remember_position(const plan_offsets *at, PyObject *plan, const appended *done);
+int keep_up(const plan_offsets *at, PyObject *plan, const appended *done);
 
 /* transactions.c */
 int take_transactions(transaction_table *t, const memory *segment, int64_t first,
@@ -399,6 +417,15 @@ typedef struct {
         coordinator_epoch, txn_first_offset, batches, last_timestamp, seen_ms;
 } producer_offsets;
 
+/* A marker as every broker writes it: producer_replay.py's _USUAL_MARKER. */
+#define MARKER_BYTES 78
+
+/* What a marker will change in its partition. */
+typedef struct {
+    int has_ended; /* nothing: it is there, or there was nothing to be ended */
+    int64_t unstable; /* the first unstable offset behind it */
+} marker_effect;
+
 int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
                         PyTypeObject *entry, PyTypeObject *batch);
 /* Read a batch's header; 0 if what it says of its producer is not plain. */
@@ -409,6 +436,11 @@ PyObject *expect_batch(const memory *rows, const plan_offsets *p,
 int accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
                  PyObject *entry, const batch_producer *b, int is_transactional,
                  const appended *done, int64_t now_ms);
+int expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+                  PyObject *plan, const uint8_t *marker, int64_t now_ms,
+                  marker_effect *effect);
+int accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+                  const uint8_t *marker, const appended *done, int64_t now_ms);
 
 /* -- plain fetches (fetch.c) --------------------------------------------------------------- */
 
@@ -494,6 +526,6 @@ set_number(PyObject *object, Py_ssize_t offset, int64_t value)
 }
 
 extern PyTypeObject RequestRing_Type, ResponseRing_Type, HandlerEnd_Type,
-    ProcessorEnd_Type;
+    ProcessorEnd_Type, CoordinatorEnd_Type;
 
 #endif

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* Of what is offered here; ipc/compiled.py takes no other. */
-#define CORE_VERSION 14
+#define CORE_VERSION 15
 
 struct layout L;
 static int configured;
@@ -218,7 +218,7 @@ PyMODINIT_FUNC
 PyInit__core(void)
 {
     PyTypeObject *types[] = {&RequestRing_Type, &ResponseRing_Type, &HandlerEnd_Type,
-                             &ProcessorEnd_Type};
+                             &ProcessorEnd_Type, &CoordinatorEnd_Type};
     PyObject *made = PyModule_Create(&module);
     for (size_t i = 0; made != NULL && i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(made, types[i]) < 0)

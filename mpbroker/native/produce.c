@@ -130,12 +130,6 @@ has_plain_records(const produce_part *part, int64_t now_ms)
 
 /* -- the append ------------------------------------------------------------------------ */
 
-typedef struct {
-    int64_t row, active_base, structure, max_size, max_entries, max_time_entries,
-        index_interval, epoch, roll_after, fd, offset_index_fd, time_index_fd,
-        producers_end;
-} append_plan;
-
 /* The descriptor of one of a segment's indexes; -1 if it is not open. */
 static int64_t
 index_fd(PyObject *segment, Py_ssize_t index, Py_ssize_t fd)
@@ -145,8 +139,8 @@ index_fd(PyObject *segment, Py_ssize_t index, Py_ssize_t fd)
     return object != NULL && read_number(object, fd, &value) ? value : -1;
 }
 
-static int
-read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
+int
+read_append_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
 {
     PyObject *segment = get_slot(plan, at->segment);
     if (segment == NULL || segment == Py_None
@@ -168,7 +162,7 @@ read_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
 }
 
 /* Whether the partition is as the plan has it, and has room; under its lock. */
-static int
+int
 fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state,
      int64_t added, int64_t last_offset, int64_t timestamp)
 {
@@ -237,6 +231,32 @@ commit(const memory *rows, int64_t row, int64_t version, const int64_t *state)
     STEP();
 }
 
+/* Write a batch where it goes by `state`, which is committed as `version`, and commit that
+ * it is there; under the lock. 0: the disk has failed, and nothing has happened.
+ */
+int
+write_batch(const append_plan *a, const memory *rows, int64_t version, int64_t *state,
+            const uint8_t *batch, int64_t size)
+{
+    const int64_t last_offset = state[END_OFFSET] + read_big(batch + 23, 4);
+    const int64_t timestamp = read_big(batch + 35, 8), position = state[ACTIVE_SIZE];
+    if (timestamp > state[MAX_TIMESTAMP]) {
+        state[MAX_TIMESTAMP] = timestamp;
+        state[MAX_TIMESTAMP_OFFSET] = last_offset;
+    }
+    if (pwrite((int)a->fd, batch, size, position) != size
+        || (state[BYTES_SINCE_INDEX] > a->index_interval
+            && !write_indexes(a, state, last_offset, position)))
+        return 0;
+    STEP();
+    state[END_OFFSET] = last_offset + 1;
+    state[ACTIVE_SIZE] = position + size;
+    state[BYTES_SINCE_INDEX] += size;
+    state[BYTES_IN] += size;
+    commit(rows, a->row * L.ROW_WORDS, version + 1, state);
+    return 1;
+}
+
 /* The arena's words where a slot notes what of its request is done, one a partition; -1
  * if there is no room for so many.
  */
@@ -262,7 +282,7 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     appended *result = &part->done;
     int owner_died;
     result->row_is_held = 0;
-    if (!read_plan(at, part->plan, &a) || slot < 0
+    if (!read_append_plan(at, part->plan, &a) || slot < 0
         || !has_words(rows, a.row * L.ROW_WORDS, L.ROW_WORDS))
         return 0;
     const int64_t row = a.row * L.ROW_WORDS, words = slot_row(slot);
@@ -305,24 +325,12 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     write_big(part->batch, end_offset, 8);
     write_big(part->batch + 12, a.epoch, 4);
     STEP();
-    if (timestamp > state[MAX_TIMESTAMP]) {
-        state[MAX_TIMESTAMP] = timestamp;
-        state[MAX_TIMESTAMP_OFFSET] = last_offset;
-    }
-    if (pwrite((int)a.fd, part->batch, added, position) != added
-        || (state[BYTES_SINCE_INDEX] > a.index_interval
-            && !write_indexes(&a, state, last_offset, position))) {
+    if (part->is_transactional && state[FIRST_UNSTABLE] < 0)
+        state[FIRST_UNSTABLE] = end_offset;
+    if (!write_batch(&a, rows, version, state, part->batch, added)) {
         result->row_is_held = 1;
         return 0;
     }
-    STEP();
-    state[END_OFFSET] = last_offset + 1;
-    state[ACTIVE_SIZE] = position + added;
-    state[BYTES_SINCE_INDEX] += added;
-    if (part->is_transactional && state[FIRST_UNSTABLE] < 0)
-        state[FIRST_UNSTABLE] = end_offset;
-    state[BYTES_IN] += added;
-    commit(rows, row, version + 1, state);
     /* What clear_intent does: we know what a successor would have to find out. */
     store(arena, p->progress + ordinal, end_offset);
     STEP();

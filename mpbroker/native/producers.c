@@ -18,10 +18,10 @@
 #define CODEC_OR_TIME 0x0F
 #define TRANSACTIONAL 0x10
 #define CONTROL 0x20
-/* A marker as every broker writes it: producer_replay.py's _USUAL_MARKER. */
-#define MARKER_BYTES 78
 /* So many batches of others' are read here; more are a restart, or somebody's pause. */
 #define MAX_CAUGHT_UP 64
+/* Transactions of so many producers in one partition are looked at here. */
+#define MAX_OPEN 64
 
 int
 read_producer(const uint8_t *batch, batch_producer *b)
@@ -273,6 +273,61 @@ accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
 {
     return note_batch(at, plan, entry, b, is_transactional, done->base_offset,
                       done->next_offset - 1, now_ms)
+           && set_number(plan, p->producers_position, done->next_position)
+           && set_number(plan, p->producers_end, done->next_offset);
+}
+
+/* Where the first transaction begins that stays open without a producer's; -1: none.
+ * 0: there are odd ones, or too many to look at; perhaps an exception. */
+static int
+first_open_without(const producer_offsets *at, PyObject *plan, int64_t producer_id,
+                   int64_t *first)
+{
+    PyObject *ongoing = ongoing_of(at, plan), *offset, *producer;
+    if (ongoing == NULL || PyDict_GET_SIZE(ongoing) > MAX_OPEN)
+        return 0;
+    *first = -1;
+    for (Py_ssize_t at_entry = 0; PyDict_Next(ongoing, &at_entry, &offset, &producer);) {
+        const int64_t begins = PyLong_AsLongLong(offset);
+        const int64_t id = PyLong_AsLongLong(producer);
+        if (PyErr_Occurred())
+            return 0;
+        if (id != producer_id && (*first < 0 || begins < *first))
+            *first = begins;
+    }
+    return 1;
+}
+
+/* Whether a marker, to be appended, is of a producer that is known, and ends what this
+ * may end: what is aborted goes into an index. 0: not plain, or an exception.
+ */
+int
+expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+              PyObject *plan, const uint8_t *marker, int64_t now_ms,
+              marker_effect *effect)
+{
+    const int64_t id = read_big(marker + 43, 8), ending = read_big(marker + 51, 2);
+    const int is_commit = read_big(marker + 68, 2) == 1;
+    int64_t epoch, coordinator_epoch, open;
+    if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
+        return 0;
+    PyObject *entry = find_entry(at, plan, id);
+    if (entry == NULL || !read_number(entry, at->epoch, &epoch) || ending < epoch
+        || !read_number(entry, at->coordinator_epoch, &coordinator_epoch)
+        || read_big(marker + 73, 4) < coordinator_epoch
+        || !read_number(entry, at->txn_first_offset, &open)
+        || (open >= 0 && !is_commit))
+        return 0;
+    effect->has_ended = open < 0 && ending == epoch;
+    return first_open_without(at, plan, id, &effect->unstable);
+}
+
+/* The same marker is in the log: move on with it; 0 and an exception. */
+int
+accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+              const uint8_t *marker, const appended *done, int64_t now_ms)
+{
+    return follow_marker(at, plan, marker, now_ms)
            && set_number(plan, p->producers_position, done->next_position)
            && set_number(plan, p->producers_end, done->next_offset);
 }

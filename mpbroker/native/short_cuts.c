@@ -33,7 +33,7 @@
 
 /* -- the tables -------------------------------------------------------------------------- */
 
-static int
+int
 find_plan_slots(plan_offsets *at, PyTypeObject *p, PyTypeObject *s, PyTypeObject *index,
                 PyTypeObject *time_index)
 {
@@ -211,7 +211,7 @@ execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
 }
 
 /* Remember where a waiting fetch of these records will begin to read. */
-static int
+int
 remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
 {
     return remember_place(get_slot(plan, at->positions), get_slot(plan, at->segment),
@@ -219,7 +219,7 @@ remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
 }
 
 /* Whoever knew all producers before this batch still does. */
-static int
+int
 keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
 {
     PyObject *end = get_slot(plan, at->producers_end);

@@ -33,6 +33,7 @@ from mpbroker.server.apis import error_answer
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_directory import directory_name
 from mpbroker.supervisor.internal_topics import internal_topics
 from mpbroker.supervisor.quota_setup import client_quotas
@@ -167,6 +168,7 @@ class CoordinatorRole:
         config, memory = self._config, self._memory
         outbox, timers, clock = Outbox(), Timers(), Clock()
         made = internal_topics(config)
+        own_appends = OwnAppends(memory.table)
         topic = OffsetsTopic(
             registry,
             logs.log,
@@ -175,6 +177,7 @@ class CoordinatorRole:
             overrides=made[OFFSETS_TOPIC].overrides,
             codec=Codec(config.offsets_topic_compression_codec),
             load_bytes=config.offsets_load_buffer_size,
+            own_appends=own_appends,
         )
         self._coordinator = coordinator = GroupCoordinator(
             group_config(config),
@@ -216,6 +219,7 @@ class CoordinatorRole:
                 codec=Codec.NONE,
                 load_bytes=config.transaction_state_log_load_buffer_size,
                 name=TRANSACTION_TOPIC,
+                own_appends=own_appends,
             ),
             coordinator,
             outbox,
@@ -227,6 +231,7 @@ class CoordinatorRole:
             lambda call: channel.give_back(call.request.slot),
             lambda log: purgatory.notify_waiters(log.row),
             config.offset_metadata_max_bytes,
+            own_appends,
         )
         words = memory.control.words
         self._process = CoordinatorProcess(
