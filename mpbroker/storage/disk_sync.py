@@ -8,8 +8,11 @@ asynchronous I/O; where neither is (some sandboxes), the sync is made at once.
 
 That is a thread of the kernel's and two wake-ups a sync, 20 us where the sync itself
 is nothing and 60 us where it is 140 (measured). So a request that nobody else stands
-behind may have its syncs made at once, while the disk is quick: one that took its time
-is not waited for again for a while, and for a longer while each time.
+behind may have its syncs made at once, while the disk is quick. Every disk takes its
+time now and then: that costs eight times what it took, of a credit of some such steps;
+when that is used up, none is waited for until it has come back, and each further one in
+a row costs twice as much. So no more than an eighth of the time is lost by waiting, and
+of a disk that is never quick hardly any.
 
 Source: io_submit(2), io_getevents(2); <linux/aio_abi.h>.
 """
@@ -30,9 +33,11 @@ _NUMBERS: Final = {  # io_setup, io_getevents, io_submit
 _IOCB_CMD_FDSYNC: Final = 3
 _IOCB_FLAG_RESFD: Final = 1
 _MAX_EVENTS: Final = 256
-# What one sync may take to be waited for; and how long none is after a slower one.
+# What one sync may take to be waited for; what a slower one costs, times what it took;
+# what may be owed before none is waited for; and how long that is at most.
 _QUICK_NS: Final = 1_000_000
-_MIN_PAUSE_NS: Final = 100_000_000
+_COST: Final = 8
+_CREDIT_NS: Final = 100_000_000
 _MAX_PAUSE_NS: Final = 30_000_000_000
 # Syncs that take less than this (of a file system in memory) are better made in a row;
 # how often to look whether they do.
@@ -90,8 +95,9 @@ class DiskSync:
         # What each needs until it has ended: a descriptor in the ring, else its iocb.
         self._outstanding: dict[int, int | _Iocb] = {}
         self._done: list[SyncDone] = []
-        self._quick_from_ns = 0
-        self._pause_ns = _MIN_PAUSE_NS
+        # By when all is paid for that slow syncs have cost; and how many came in a row.
+        self._paid_by_ns = 0
+        self._slow_in_a_row = 0
         self._is_nothing = False
         self._looks_in = _LOOK_EVERY
         self._events = (_IoEvent * _MAX_EVENTS)()
@@ -161,7 +167,7 @@ class DiskSync:
         """Whether nothing is under way, and ``sync_now`` is expected to be short."""
         if self._outstanding or self._done:
             return False
-        return time.monotonic_ns() >= self._quick_from_ns
+        return time.monotonic_ns() >= self._paid_by_ns - _CREDIT_NS
 
     def sync_now(self, fds: Sequence[int]) -> int:
         """Make an fdatasync of each; return the errno of one that failed, or 0."""
@@ -177,10 +183,12 @@ class DiskSync:
     def _note_time(self, started: int) -> None:
         ended = time.monotonic_ns()
         if ended - started <= _QUICK_NS:
-            self._pause_ns = _MIN_PAUSE_NS
-        else:
-            self._quick_from_ns = ended + self._pause_ns
-            self._pause_ns = min(2 * self._pause_ns, _MAX_PAUSE_NS)
+            self._slow_in_a_row = 0
+            return
+        cost = _COST * (ended - started) << min(self._slow_in_a_row, 30)
+        paid_by = max(self._paid_by_ns, ended) + cost
+        self._paid_by_ns = min(paid_by, ended + _CREDIT_NS + _MAX_PAUSE_NS)
+        self._slow_in_a_row += 1
 
     def sync_side_by_side(self, files: Sequence[Sequence[int]]) -> list[int]:
         """Make an fdatasync of each file of each group; the errno or 0 of each group.

@@ -140,35 +140,61 @@ def test_a_sync_made_now_says_how_it_went(disk, file):
     os.close(writer)
 
 
-def test_a_disk_that_took_its_time_is_not_waited_for_again_for_a_while(
-    disk, file, monkeypatch
-):
-    now_ns, sync_ns = 10**12, 0
+class Clock:
+    """Time that only passes while something is synced, or waited for."""
 
-    def fdatasync(_fd):
-        nonlocal now_ns
-        now_ns += sync_ns
+    def __init__(self, disk, file, monkeypatch):
+        self._disk, self._file = disk, file
+        self.now_ns, self._sync_ns = 10**12, 0
+        monkeypatch.setattr("time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(os, "fdatasync", self._fdatasync)
 
-    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    disk.sync_now([file])
-    assert disk.is_quick
-    sync_ns, pauses = 5_000_000, []
-    for _ in range(10):
-        disk.sync_now([file])
-        paused_at = now_ns
-        while not disk.is_quick:
-            now_ns += 50_000_000
-        pauses.append((now_ns - paused_at) / 1e9)
-    assert pauses[:3] == [0.1, 0.2, 0.4]
-    assert pauses[-1] == 30
-    sync_ns = 0
-    disk.sync_now([file])
-    assert disk.is_quick
-    sync_ns = 5_000_000
-    disk.sync_now([file])
-    now_ns += 100_000_000
-    assert disk.is_quick
+    def _fdatasync(self, _fd):
+        self.now_ns += self._sync_ns
+
+    def sync(self, took_ms):
+        """Make a sync; how many ms none is waited for after it."""
+        self._sync_ns = int(took_ms * 1e6)
+        self._disk.sync_now([self._file])
+        ended = self.now_ns
+        while not self._disk.is_quick:
+            self.now_ns += 1_000_000
+        return (self.now_ns - ended) // 1_000_000
+
+
+@pytest.fixture
+def clock(disk, file, monkeypatch):
+    return Clock(disk, file, monkeypatch)
+
+
+def test_a_disk_that_is_slow_now_and_then_is_waited_for(clock):
+    """One step in two hundred takes 2 ms, and once in a while one takes 10."""
+    for number in range(3000):
+        took_ms = 10 if number % 1000 == 0 else 2 if number % 200 == 0 else 0.2
+        assert clock.sync(took_ms) == 0
+
+
+def test_a_disk_that_takes_its_time_is_waited_for_less_and_less(clock):
+    pauses = [clock.sync(5) for _ in range(16)]
+    assert pauses[:6] == [0, 15, 155, 315, 635, 1275]
+    assert pauses[-3:] == [30_000] * 3
+    # As long as it does. Then all is paid for, or soon is.
+    for _ in range(1000):
+        assert clock.sync(0.2) == 0
+    assert [clock.sync(5) for _ in range(2)] == [0, 15]
+
+
+def test_one_step_that_takes_very_long_costs_as_much(clock):
+    assert clock.sync(1000) == 7900
+
+
+def test_no_more_than_an_eighth_of_the_time_is_lost_by_waiting(clock):
+    started, lost_ms = clock.now_ns, 0
+    for number in range(2000):
+        took_ms = 3 if number % 2 else 0.5
+        clock.sync(took_ms)
+        lost_ms += took_ms if took_ms > 1 else 0
+    assert 0.1 < lost_ms / ((clock.now_ns - started) / 1e6) < 0.13
 
 
 def test_while_syncs_are_under_way_none_is_made_beside_them(disk, file):
