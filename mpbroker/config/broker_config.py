@@ -28,7 +28,12 @@ from mpbroker.config.listeners import (
     parse_protocol_map,
 )
 from mpbroker.config.live_keys import with_live_modes
-from mpbroker.config.metrics_keys import METRICS_KEYS, parse_metrics_listener
+from mpbroker.config.metrics_keys import (
+    METRICS_KEYS,
+    check_otlp,
+    otlp_defaults,
+    parse_metrics_listener,
+)
 from mpbroker.config.pool_limits import (
     HANDLERS_KEY,
     PROCESSORS_KEY,
@@ -368,6 +373,7 @@ class BrokerConfig(BrokerValues):
 
     def _check_together(self) -> None:
         parse_metrics_listener(self.metrics_listeners)
+        check_otlp(self.otlp_endpoint, self.otlp_headers, self.otlp_resource_attributes)
         self.connection_overrides()
         check_planes(
             self.endpoints,
@@ -535,6 +541,7 @@ def _defaults_here(environ: Mapping[str, str], cores: int) -> dict[str, ConfigVa
         "num.network.threads": min(3, max(1, cores // 2)),
         "num.io.threads": max(2, min(8, cores)),
         "log.dirs": (_default_log_dir(environ),),
+        **otlp_defaults(environ),
     }
 
 

@@ -171,6 +171,11 @@ class BrokerValues:
     metrics_kafka_names_enable: bool
     request_log_path: str | None
     slow_request_log_threshold_ms: int
+    otlp_endpoint: str | None
+    otlp_interval_ms: int
+    otlp_timeout_ms: int
+    otlp_headers: str | None
+    otlp_resource_attributes: tuple[str, ...]
     telemetry_max_bytes: int
     client_telemetry_log_path: str | None
     client_telemetry_receiver_class_name: str

@@ -1,7 +1,7 @@
 """OpenTelemetry's metrics, as clients push them: plain values made protobuf.
 
-The few messages that a client needs: sums and gauges of doubles with attributes of
-text. `otlp_metrics` reads them.
+The few messages that are needed here: sums, gauges and histograms of doubles with
+attributes of text. `otlp_metrics` reads them.
 
 Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
 encoding guide.
@@ -9,7 +9,7 @@ encoding guide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ _UINT64: Final = Struct("<Q")
 
 _GAUGE: Final = 5  # fields of Metric
 _SUM: Final = 7
+_HISTOGRAM: Final = 9
 _DELTA: Final = b"\x10\x01"  # of a Sum: aggregation_temporality, field 2
 _CUMULATIVE: Final = b"\x10\x02"
 _MONOTONIC: Final = b"\x18\x01"  # field 3
@@ -48,9 +49,40 @@ class Metric(NamedTuple):
     is_sum: bool
     is_delta: bool
     points: list[Point]
+    unit: str = ""  # UCUM's
+    description: str = ""
 
 
-def encode_metrics(resource: Mapping[str, str], metrics: Iterable[Metric]) -> bytes:
+class HistogramPoint(NamedTuple):
+    """How values were distributed.
+
+    Attributes:
+        number: how many values there were.
+        counts: of each bucket, one more than there are bounds; empty: not known.
+    """
+
+    number: int
+    total: float
+    counts: Sequence[int]
+    start_ns: int
+    time_ns: int
+    attributes: Mapping[str, str]
+
+
+class Distribution(NamedTuple):
+    """Cumulative histograms of one name; ``bounds``: where buckets end, the last but
+    one: upwards of it there is one more."""
+
+    name: str
+    bounds: Sequence[float]
+    points: list[HistogramPoint]
+    unit: str = ""
+    description: str = ""
+
+
+def encode_metrics(
+    resource: Mapping[str, str], metrics: Iterable[Metric | Distribution]
+) -> bytes:
     """Return a MetricsData of one resource, with these attributes; empty for none."""
     scope = b"".join(_sized(2, _metric(metric)) for metric in metrics)
     if not scope:
@@ -58,9 +90,19 @@ def encode_metrics(resource: Mapping[str, str], metrics: Iterable[Metric]) -> by
     return _sized(1, _sized(1, _attributes(1, resource)) + _sized(2, scope))
 
 
-def _metric(metric: Metric) -> bytes:
-    points = b"".join(_sized(1, _point(point)) for point in metric.points)
+def _metric(metric: Metric | Distribution) -> bytes:
     name = _sized(1, metric.name.encode())
+    if metric.description:
+        name += _sized(2, metric.description.encode())
+    if metric.unit:
+        name += _sized(3, metric.unit.encode())
+    if isinstance(metric, Distribution):
+        bounds = b"".join(map(_DOUBLE.pack, metric.bounds))
+        points = b"".join(
+            _sized(1, _histogram_point(point, bounds)) for point in metric.points
+        )
+        return name + _sized(_HISTOGRAM, points + _CUMULATIVE)
+    points = b"".join(_sized(1, _point(point)) for point in metric.points)
     if not metric.is_sum:
         return name + _sized(_GAUGE, points)
     temporality = _DELTA if metric.is_delta else _CUMULATIVE
@@ -75,6 +117,23 @@ def _point(point: Point) -> bytes:
             _fixed(3, _UINT64.pack(point.time_ns)),
             _fixed(4, _DOUBLE.pack(point.value)),
             _attributes(7, point.attributes),
+        )
+    )
+
+
+def _histogram_point(point: HistogramPoint, bounds: bytes) -> bytes:
+    buckets = b""
+    if point.counts:
+        counts = b"".join(map(_UINT64.pack, point.counts))
+        buckets = _sized(6, counts) + _sized(7, bounds)
+    return b"".join(
+        (
+            _fixed(2, _UINT64.pack(point.start_ns)),
+            _fixed(3, _UINT64.pack(point.time_ns)),
+            _fixed(4, _UINT64.pack(point.number)),
+            _fixed(5, _DOUBLE.pack(point.total)),
+            buckets,
+            _attributes(9, point.attributes),
         )
     )
 

@@ -370,7 +370,9 @@ class Roles:
     def has_exporter(self) -> bool:
         """Whether anybody wants to know what was counted."""
         config = self._config
-        return bool(config.metrics_listeners or config.request_log_path)
+        return bool(
+            config.metrics_listeners or config.request_log_path or config.otlp_endpoint
+        )
 
     def run_exporter(self) -> None:
         # Imported here: most brokers have no such process.

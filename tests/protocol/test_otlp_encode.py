@@ -13,13 +13,21 @@ attributes = st.dictionaries(texts, texts, max_size=5)
 times = st.integers(0, (1 << 64) - 1)
 points = st.builds(Point, st.floats(allow_nan=False), times, times, attributes)
 metrics = st.builds(
-    Metric, texts, st.booleans(), st.booleans(), st.lists(points, max_size=5)
+    Metric,
+    texts,
+    st.booleans(),
+    st.booleans(),
+    st.lists(points, max_size=5),
+    unit=texts,
+    description=texts,
 )
 
 
 def as_read(metric):
     """What a reader makes of it."""
     found = {"name": metric.name, "type": "sum" if metric.is_sum else "gauge"}
+    if metric.unit:
+        found["unit"] = metric.unit
     if metric.is_sum:
         found["temporality"] = "delta" if metric.is_delta else "cumulative"
         found["monotonic"] = True

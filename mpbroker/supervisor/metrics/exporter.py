@@ -1,4 +1,5 @@
-"""Exporter: the loop of one process that serves pages and writes the request log."""
+"""Exporter: the loop of one process that serves pages, pushes metrics to a collector,
+and writes the request log."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import orjson
 
 from mpbroker.ipc.layout import HEADER, HEADER_PHASE, HEADER_SUPERVISOR_PID, Phase
 from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.metrics.client_ids import ClientIds
 from mpbroker.supervisor.metrics.collector import Collector, is_ready
 from mpbroker.supervisor.metrics.exposition import CONTENT_TYPE, Family, render
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.storage.topics import TopicRegistry
     from mpbroker.supervisor.memory import BrokerMemory
+    from mpbroker.supervisor.metrics.otlp import OtlpPusher
+
+_LOG = get_logger(__name__)
 
 _TURN_S: Final = 0.5
 _IDLE_LOOK_S: Final = 2.0
@@ -45,7 +50,7 @@ class Exporter:
     """One exporter process.
 
     Args:
-        sock: where metrics are asked for; None: only a request log is written.
+        sock: where metrics are asked for; None: nobody asks.
         registry: of this process.
         listeners: names of the broker's listeners, by index.
     """
@@ -97,6 +102,15 @@ class Exporter:
                 ),
                 ClientIds(self._words, memory.arena),
             )
+        self._otlp: OtlpPusher | None = None
+        self._push_s = config.otlp_interval_ms / 1e3
+        self._next_push = time.monotonic() + self._push_s
+        if config.otlp_endpoint:
+            # HTTP's client and threads: few need them.
+            from mpbroker.supervisor.metrics.otlp import OtlpPusher, target_of
+
+            target = target_of(config, self._told())
+            self._otlp = OtlpPusher(target) if target is not None else None
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         # Everybody's eventfd for "look at the phase": never read, so it is ours too.
         bell = memory.housekeeper_bell.fd
@@ -114,6 +128,8 @@ class Exporter:
 
     def turn(self, timeout_s: float) -> None:
         """Wait for somebody, and do what is due."""
+        if self._otlp is not None:
+            timeout_s = min(timeout_s, max(0.0, self._next_push - time.monotonic()))
         for fd, _ in self._epoll.poll(timeout_s):
             if self._server is not None:
                 self._server.ready(fd)
@@ -125,8 +141,18 @@ class Exporter:
             self._next_idle_look = now + _IDLE_LOOK_S
             self._idle.look(time.monotonic_ns())
             self._selectors.look(time.monotonic_ns())
+        if self._otlp is not None and now >= self._next_push:
+            self._next_push = now + self._push_s
+            self._push(self._otlp)
         if self._request_log is not None:
             self._request_log.drain()
+
+    def _push(self, otlp: OtlpPusher) -> None:
+        started = float(self._told().get("started", 0))
+        try:
+            otlp.push(self.families(), started, time.time_ns())
+        except Exception:  # noqa: BLE001 - as of a page: the next one may be luckier
+            _LOG.exception("metrics: nothing could be pushed; this is a bug")
 
     # -- pages -----------------------------------------------------------------------
 

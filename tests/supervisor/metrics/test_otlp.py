@@ -1,0 +1,370 @@
+"""Metrics pushed to an OpenTelemetry collector."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from mpbroker.config import BrokerConfig
+from mpbroker.config.metrics_keys import parse_otlp_endpoint, parse_pairs
+from mpbroker.config_def import ConfigError
+from mpbroker.ipc.request_metrics import Histogram, bounds_s
+from mpbroker.protocol.otlp_encode import encode_metrics
+from mpbroker.protocol.otlp_metrics import read_metrics
+from mpbroker.supervisor.metrics import otlp
+from mpbroker.supervisor.metrics.exposition import counter, gauge, histogram, summary
+from mpbroker.supervisor.metrics.otlp import OtlpPusher, Target, otlp_metrics
+from tests.supervisor.metrics.asking import get, pids_of, samples, told, wait_until
+from tests.supervisor.metrics.collecting import collector
+from tests.support.broker import Broker
+
+START, NOW = 1_700_000_000_000_000_000, 1_700_000_060_000_000_000
+RESOURCE = {"service.name": "mpbroker", "service.instance.id": "abc/1"}
+
+
+def some_families():
+    requests = counter("mpbroker_requests_total", "Requests answered.")
+    requests.add(5, api="Fetch")
+    requests.add(7, api="Produce")
+    memory = gauge("mpbroker_request_memory_bytes", "Memory.")
+    memory.add(1.5, state="used")
+    times = histogram("mpbroker_request_stage_seconds", "Time.")
+    counts = [0] * (len(bounds_s()) + 1)
+    counts[0], counts[3], counts[-1] = 2, 1, 4
+    times.add_histogram(Histogram(counts, 3_000_000_000), api="Fetch", stage="total")
+    times.add_histogram(Histogram(counts, 500_000_000), api="Fetch", stage="send")
+    again = summary("mpbroker_reauthentication_seconds", "Again.")
+    again.add_summary(2.5, 3)
+    theirs = counter("kafka_server_brokertopicmetrics_bytesin_total", "Theirs.")
+    theirs.add(1)
+    nothing = gauge("mpbroker_idle_ratio", "Nothing yet.")
+    return [requests, memory, times, again, theirs, nothing]
+
+
+def encoded(families=None):
+    metrics = otlp_metrics(families or some_families(), START, NOW)
+    return encode_metrics(RESOURCE, metrics)
+
+
+# -- what is sent ----------------------------------------------------------------------
+
+
+def test_counters_gauges_and_histograms_are_read_back():
+    [resource] = read_metrics(encoded())
+    assert resource["attributes"] == RESOURCE
+    by_name = {metric["name"]: metric for metric in resource["metrics"]}
+    assert list(by_name) == [
+        "mpbroker_requests_total",
+        "mpbroker_request_memory_bytes",
+        "mpbroker_request_stage_seconds",
+        "mpbroker_reauthentication_seconds",
+    ]
+    requests = by_name["mpbroker_requests_total"]
+    assert requests["type"] == "sum" and requests["monotonic"]
+    assert requests["temporality"] == "cumulative"
+    assert [(each["value"], each["attributes"]) for each in requests["points"]] == [
+        (5.0, {"api": "Fetch"}),
+        (7.0, {"api": "Produce"}),
+    ]
+    memory = by_name["mpbroker_request_memory_bytes"]
+    assert (memory["type"], memory["unit"]) == ("gauge", "By")
+    assert memory["points"][0]["time_ns"] == NOW
+    times = by_name["mpbroker_request_stage_seconds"]
+    assert (times["type"], times["unit"]) == ("histogram", "s")
+    assert [(each["count"], each["sum"]) for each in times["points"]] == [
+        (7, 3.0),
+        (7, 0.5),
+    ]
+    again = by_name["mpbroker_reauthentication_seconds"]["points"]
+    assert [(each["count"], each["sum"]) for each in again] == [(3, 2.5)]
+
+
+def test_a_small_push_is_these_bytes():
+    """After the protobuf encoding guide, by hand."""
+    family = counter("mpbroker_a_total", "B.")
+    family.add(2, c="d")
+    point = bytes.fromhex(
+        "11"
+        "000022e3e3159717"  # start_time_unix_nano
+        "19"
+        "0088 75db f115 9717"  # time_unix_nano
+        "21"
+        "0000000000000040"  # as_double: 2.0
+        "3a08"
+        "0a0163"
+        "1203"
+        "0a0164"  # attributes: c is d
+    )
+    start, now = 0x1797_15E3_E322_0000, 0x1797_15F1_DB75_8800
+    metric = (
+        bytes([0x0A, 16]) + b"mpbroker_a_total" + b"\x12\x02B."
+        + bytes([0x3A, len(point) + 2 + 4, 0x0A, len(point)]) + point
+        + b"\x10\x02\x18\x01"  # cumulative, monotonic
+    )  # fmt: skip
+    scope = bytes([0x12, len(metric)]) + metric
+    resource = b"\x0a\x0d\x0a\x0b\x0a\x01e\x12\x06\x0a\x04fghi"
+    whole = resource + bytes([0x12, len(scope)]) + scope
+    sent = encode_metrics({"e": "fghi"}, otlp_metrics([family], start, now))
+    assert sent.hex() == (bytes([0x0A, len(whole)]) + whole).hex()
+
+
+def test_the_official_package_reads_the_same():
+    service = pytest.importorskip(
+        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2"
+    )
+    request = service.ExportMetricsServiceRequest.FromString(encoded())
+    [resource] = request.resource_metrics
+    said = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert said == RESOURCE
+    requests, memory, times, again = resource.scope_metrics[0].metrics
+    assert requests.sum.is_monotonic and requests.sum.aggregation_temporality == 2
+    assert [point.as_double for point in requests.sum.data_points] == [5.0, 7.0]
+    assert requests.sum.data_points[0].start_time_unix_nano == START
+    assert requests.description == "Requests answered."
+    assert memory.gauge.data_points[0].as_double == 1.5 and memory.unit == "By"
+    point = times.histogram.data_points[0]
+    assert times.histogram.aggregation_temporality == 2
+    assert (point.count, point.sum) == (7, 3.0)
+    assert list(point.explicit_bounds) == bounds_s()
+    assert len(point.bucket_counts) == len(bounds_s()) + 1
+    assert (point.bucket_counts[0], point.bucket_counts[3]) == (2, 1)
+    assert point.bucket_counts[-1] == 4 and sum(point.bucket_counts) == 7
+    assert {each.key: each.value.string_value for each in point.attributes} == {
+        "api": "Fetch",
+        "stage": "total",
+    }
+    assert not again.histogram.data_points[0].bucket_counts
+    assert again.histogram.data_points[0].count == 3
+
+
+# -- how it is sent --------------------------------------------------------------------
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.01)
+    with collector() as made:
+        yield made
+
+
+def pusher(url, timeout_s=90.0, **headers):
+    return OtlpPusher(Target(url, headers, timeout_s, RESOURCE))
+
+
+def push_and_wait(made):
+    """One push, whatever comes of it."""
+    made.push(some_families(), START / 1e9, NOW)
+    assert made._thread is not None
+    made._thread.join(90)
+    assert not made._thread.is_alive()
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_push_is_a_post_with_the_headers_that_were_set(receiver):
+    made = pusher(receiver.url, authorization="Bearer x")
+    push_and_wait(made)
+    [push] = receiver.pushes
+    assert push.path == "/v1/metrics"
+    assert push.headers["content-type"] == "application/x-protobuf"
+    assert push.headers["authorization"] == "Bearer x"
+    assert push.body == encoded()
+    assert (made.pushed, made.left) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_collector_that_cannot_now_is_asked_again(receiver, status, caplog):
+    receiver.statuses = (status, status, 200)
+    receiver.retry_after = "1"
+    made = pusher(receiver.url)
+    push_and_wait(made)
+    assert len({push.body for push in receiver.pushes}) == 1
+    assert len(receiver.pushes) == 3
+    assert (made.pushed, made.left) == (1, 0) and not warnings(caplog)
+
+
+def test_one_that_refuses_is_not_and_the_log_says_so_once(receiver, caplog):
+    receiver.statuses = (400, 401, 400, 200, 500)
+    made = pusher(receiver.url)
+    with caplog.at_level(logging.INFO, "mpbroker"):
+        for _ in range(3):
+            push_and_wait(made)
+        assert len(receiver.pushes) == 3
+        [line] = warnings(caplog)
+        assert line.startswith(f"otlp.endpoint={receiver.url}: ")
+        assert "it answers 400 Bad Request" in line
+        push_and_wait(made)
+        assert "takes metrics again" in caplog.records[-1].getMessage()
+        push_and_wait(made)
+    assert len(warnings(caplog)) == 2
+    assert (made.pushed, made.left) == (1, 4)
+
+
+def test_tries_are_bounded(receiver, caplog):
+    receiver.statuses = (503,)
+    made = pusher(receiver.url)
+    push_and_wait(made)
+    assert len(receiver.pushes) == 4
+    assert (made.pushed, made.left) == (0, 1)
+    assert len(warnings(caplog)) == 1
+
+
+def test_nobody_there_and_nobody_who_speaks_http_are_told_to_the_log(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    made = pusher(f"http://127.0.0.1:{port}/")
+    push_and_wait(made)
+    [line] = warnings(caplog)
+    assert "refused" in line
+    assert made.left == 1
+
+
+def test_while_a_push_waits_nothing_else_does(receiver):
+    receiver.may_answer.clear()
+    made = pusher(receiver.url)
+    made.push(some_families(), START / 1e9, NOW)
+    wait_until(lambda: receiver.pushes)
+    made.push(some_families(), START / 1e9, NOW)  # returns at once, and is left out
+    assert (made.pushed, made.left) == (0, 1)
+    receiver.may_answer.set()
+    made._thread.join(90)
+    assert (made.pushed, len(receiver.pushes)) == (1, 1)
+
+
+def test_a_broker_pushes_what_its_port_shows(tmp_path):
+    with collector() as receiver:
+        config = {
+            "metrics.listeners": "HTTP://127.0.0.1:0",
+            "otlp.endpoint": receiver.url,
+            "otlp.interval.ms": "200",
+            "otlp.headers": "x-tenant=a%20b",
+            "otlp.resource.attributes": "deployment.environment.name=test",
+        }
+        with Broker(tmp_path / "data", config) as made:
+            wait_until(lambda: len(receiver.pushes) > 2)
+            status, text = get(made)
+            assert status == 200
+            ours = {key.partition("{")[0] for key in samples(text)}
+            told_cluster = told(made)["cluster_id"]
+        push = receiver.pushes[-1]
+        assert push.headers["x-tenant"] == "a b"
+        [resource] = read_metrics(push.body)
+        attributes = resource["attributes"]
+        assert attributes["service.name"] == "mpbroker"
+        assert attributes["service.instance.id"] == f"{told_cluster}/1"
+        assert attributes["service.version"]
+        assert attributes["deployment.environment.name"] == "test"
+        names = {metric["name"] for metric in resource["metrics"]}
+        assert {"mpbroker_connections", "mpbroker_produced_bytes_total"} <= names & ours
+
+
+def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
+    with collector() as receiver:
+        config = {"otlp.endpoint": receiver.url, "otlp.interval.ms": "200"}
+        with Broker(tmp_path / "data", config) as made:
+            wait_until(lambda: receiver.pushes)
+            assert pids_of(made, "exporter") and "metrics" not in told(made)
+
+
+# -- settings --------------------------------------------------------------------------
+
+
+def load(environ=None, **settings):
+    texts = {key.replace("_", "."): value for key, value in settings.items()}
+    environ = {"HOME": "/tmp", **(environ or {})}
+    return BrokerConfig.load(texts, None, environ, cores=2)
+
+
+def test_unless_somebody_asks_for_it_nothing_is_pushed():
+    assert load().otlp_endpoint is None
+    assert otlp.target_of(load(), {}) is None
+
+
+def test_opentelemetrys_own_variables_are_the_defaults():
+    config = load(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/",
+            "OTEL_EXPORTER_OTLP_HEADERS": "api-key=k%3D1",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+            "OTEL_METRIC_EXPORT_INTERVAL": "15000",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,team=a%20b",
+            "OTEL_SERVICE_NAME": "flights",
+        }
+    )
+    assert config.otlp_interval_ms == 15_000
+    target = otlp.target_of(config, {"cluster_id": "abc", "version": "1.2"})
+    assert target == Target(
+        "http://collector:4318/v1/metrics",
+        {"api-key": "k=1"},
+        2.5,
+        {
+            "service.name": "flights",
+            "service.version": "1.2",
+            "service.instance.id": "abc/1",
+            "deployment.environment.name": "test",
+            "team": "a b",
+        },
+    )
+
+
+def test_the_more_special_variable_and_a_setting_win():
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4318",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://metrics:4318/in",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "2",
+    }
+    assert load(environ).otlp_endpoint == "http://metrics:4318/in"
+    assert load(environ).otlp_timeout_ms == 2
+    assert load(environ, otlp_endpoint="http://own/").otlp_endpoint == "http://own/"
+    assert load({**environ, "OTEL_SDK_DISABLED": "true"}).otlp_endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://127.0.0.1:4318/v1/metrics", (False, "127.0.0.1", 4318, "/v1/metrics")),
+        ("https://collector", (True, "collector", 443, "/")),
+        ("HTTP://[::1]:80/x?y=1", (False, "::1", 80, "/x?y=1")),
+    ],
+)
+def test_endpoints_are_urls(text, expected):
+    assert parse_otlp_endpoint(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "collector:4318",
+        "grpc://collector:4317",
+        "http://",
+        "http://a:99999/",
+        "http://u:p@a/",
+    ],
+)
+def test_what_is_no_url_is_refused_at_the_start(text):
+    with pytest.raises(ConfigError, match=r"otlp\.endpoint"):
+        load(otlp_endpoint=text)
+
+
+@pytest.mark.parametrize("text", ["secret", "a b=secret", "=secret", "a=secret%0d%0ab"])
+def test_headers_that_cannot_be_sent_are_refused_and_not_repeated(text):
+    with pytest.raises(ConfigError, match=r"otlp\.headers: item 1") as caught:
+        load(otlp_endpoint="http://a/", otlp_headers=text)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="OTEL_METRIC_EXPORT_INTERVAL"):
+        load({"OTEL_METRIC_EXPORT_INTERVAL": "soon"})
+
+
+def test_of_a_header_that_comes_twice_the_last_counts():
+    assert parse_pairs("otlp.headers", ["a=1", " b = 2 ", "a=3"]) == {
+        "a": "3",
+        "b": "2",
+    }
