@@ -13,7 +13,7 @@ from tests.bench.small_requests import KINDS
 
 _CHECKOUT: Final = Path(__file__).parents[2]
 # Of one principal, so that no topic is open to everybody: each sender is asked about.
-_GUARDED: Final = (
+GUARDED: Final = (
     "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users=User:ANONYMOUS",
 )
@@ -36,7 +36,7 @@ def _case(kind: str) -> Case:
         open_to_all, guarded = [], []
         with (
             CheckoutBroker(_CHECKOUT).broker() as without,
-            CheckoutBroker(_CHECKOUT, settings=_GUARDED).broker() as with_authorizer,
+            CheckoutBroker(_CHECKOUT, settings=GUARDED).broker() as with_authorizer,
         ):
             for _ in range(_ROUNDS):
                 open_to_all.append(measure(context, without))

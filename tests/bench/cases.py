@@ -138,6 +138,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("machinery/produce-acks1/16", "cost_percent"): Limit(5),
     ("machinery/api-versions/16", "cost_percent"): Limit(5),
     ("machinery/fetch-1KiB/16", "cost_percent"): Limit(5),
+    ("everything/produce-acks1/16", "cost_percent"): Limit(10),
+    ("everything/api-versions/16", "cost_percent"): Limit(10),
     ("flatness/produce/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/fetch/1000-partitions", "cpu_ratio"): Limit(1.3),
     ("flatness/api-versions/2000-connections", "cpu_ratio"): Limit(1.3),

@@ -238,7 +238,7 @@ def is_fair(one: Run, other: Run) -> bool:
     )
 
 
-def _together(
+def together(
     brokers: Sequence[tuple[Broker, list[Template]]], seconds: float
 ) -> list[Run] | None:
     """Load both at the same time; None: one of them was not answered at all.
@@ -267,37 +267,57 @@ def _together(
             return None
 
 
+def compare(
+    one: Broker,
+    other: Broker,
+    prepare: Callable[[Broker], list[Template]],
+    seconds: float,
+) -> list[tuple[float, float]]:
+    """Return the CPU a request of both, us, in each fair pair of runs.
+
+    Raises:
+        BrokerStartError: there are not enough of them.
+    """
+    pairs: list[tuple[float, float]] = []
+    brokers = [(each, prepare(each)) for each in (one, other)]
+    together(brokers, seconds)  # what they touch for the first time
+    for attempt in range(_ATTEMPTS):
+        # Who is first this time is second the next.
+        turn = -1 if attempt % 2 else 1
+        runs = together(brokers[::turn], seconds * _SHARE)
+        if runs is not None and is_fair(*runs):
+            with_it, without = runs[::turn]
+            pairs.append((with_it.cpu_us, without.cpu_us))
+        if len(pairs) == _PAIRS:
+            break
+    if len(pairs) < 2:
+        raise BrokerStartError("this machine stands still all the time")
+    return pairs
+
+
+def figures_of(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """What is given of the pairs: medians, and quartiles of the cost."""
+    low, middle, high = statistics.quantiles(costs_percent(pairs), n=4)
+    return {
+        "cpu_us": statistics.median(each for each, _ in pairs),
+        "bare_cpu_us": statistics.median(each for _, each in pairs),
+        "cost_percent": middle,
+        "cost_low_percent": low,
+        "cost_high_percent": high,
+        "pairs": len(pairs),
+    }
+
+
 def _case(name: str, prepare: Callable[[Broker], list[Template]], cut: bool) -> Case:
     def run(context: Context) -> dict[str, float]:
-        pairs: list[tuple[float, float]] = []
         with (
             _copy(is_cut=False) as whole,
             _copy(is_cut=cut) as other,
             CheckoutBroker(whole).broker() as protected,
             CheckoutBroker(other).broker() as bare,
         ):
-            brokers = [(each, prepare(each)) for each in (protected, bare)]
-            _together(brokers, context.seconds)  # what they touch for the first time
-            for attempt in range(_ATTEMPTS):
-                # Who is first this time is second the next.
-                turn = -1 if attempt % 2 else 1
-                runs = _together(brokers[::turn], context.seconds * _SHARE)
-                if runs is not None and is_fair(*runs):
-                    with_it, without = runs[::turn]
-                    pairs.append((with_it.cpu_us, without.cpu_us))
-                if len(pairs) == _PAIRS:
-                    break
-        if len(pairs) < 2:
-            raise BrokerStartError("machinery: this machine stands still all the time")
-        low, middle, high = statistics.quantiles(costs_percent(pairs), n=4)
-        return {
-            "cpu_us": statistics.median(each for each, _ in pairs),
-            "bare_cpu_us": statistics.median(each for _, each in pairs),
-            "cost_percent": middle,
-            "cost_low_percent": low,
-            "cost_high_percent": high,
-            "pairs": len(pairs),
-        }
+            pairs = compare(protected, bare, prepare, context.seconds)
+        return figures_of(pairs)
 
     return Case(f"machinery/{name}/{_CONNECTIONS}", run, starts_brokers=True)
 
