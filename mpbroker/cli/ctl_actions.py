@@ -18,6 +18,7 @@ from mpbroker.cli.ctl_connection import (
 from mpbroker.cli.ctl_status import json_option
 from mpbroker.cli.ctl_text import duration, plural
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import Seconds
 from mpbroker.cli.output import print_json, print_table
 
 _ROLES = (
@@ -29,10 +30,14 @@ _ROLES = (
     "keeper",
 )
 
+# What a message can carry; what makes sense, the broker knows.
+_COUNT = click.IntRange(min=-(2**31), max=2**31 - 1)
+_NUMBER = click.IntRange(min=0, max=2**31 - 1)
+
 wait_option = click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0, max=86400),
+    type=Seconds(min=0, max=86400),
     default=60.0,
     show_default=True,
     help="Seconds to wait until it is done; 0: only ask for it.",
@@ -40,9 +45,9 @@ wait_option = click.option(
 
 
 @click.command("resize")
-@click.option("--handlers", type=int, help="Processes that execute requests.")
+@click.option("--handlers", type=_COUNT, help="Processes that execute requests.")
 @click.option(
-    "--processors", type=int, help="Processes for connections, each listener."
+    "--processors", type=_COUNT, help="Processes for connections, each listener."
 )
 @wait_option
 @target_options
@@ -61,7 +66,7 @@ def resize(
 
 @click.command("restart")
 @click.argument("role", type=click.Choice(["processor", "handler", "acceptor"]))
-@click.argument("number", metavar="[ID]", type=click.IntRange(min=0), required=False)
+@click.argument("number", metavar="[ID]", type=_NUMBER, required=False)
 @wait_option
 @target_options
 def restart(target: Target, role: str, number: int | None, wait_s: float) -> int:
@@ -111,7 +116,7 @@ def _until_settled(target: Target, wait_s: float) -> int:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0, max=86400),
+    type=Seconds(min=0, max=86400),
     default=180.0,
     show_default=True,
     help="Seconds to wait until it is done; 0: only ask for it.",
@@ -239,10 +244,10 @@ def _until_gone(pid: int, wait_s: float, pidfd: int | None = None) -> int:
     type=click.Choice(["kill", "stop", "continue", "slow", "fail-sync", "full-ring"]),
 )
 @click.argument("role", type=click.Choice(_ROLES))
-@click.argument("number", metavar="ID", type=click.IntRange(min=0))
+@click.argument("number", metavar="ID", type=_NUMBER)
 @click.option(
     "--value",
-    type=click.IntRange(min=0),
+    type=_NUMBER,
     help="slow: milliseconds a request; fail-sync: the errno; 0 ends it.",
 )
 @target_options

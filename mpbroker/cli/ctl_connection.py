@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import Seconds
 from mpbroker.errors import MpbrokerError
 from mpbroker.supervisor.control_attach import FoundBroker, find_brokers
 from mpbroker.supervisor.control_protocol import (
@@ -237,7 +238,7 @@ def target_options(run: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0.1, max=86400),
+        type=Seconds(min=0.1, max=86400),
         default=5.0,
         show_default=True,
         help="Seconds to wait for an answer.",

@@ -21,6 +21,7 @@ from mpbroker.cli.ctl_rates import Look, Page, compare, render
 from mpbroker.cli.ctl_status import json_option, status_without_supervisor
 from mpbroker.cli.ctl_text import duration
 from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.options import Seconds
 from mpbroker.cli.output import print_json_line
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -42,7 +43,7 @@ _PLAIN: Final = "\x1b[0m"
     "-n",
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Seconds(min=0.1, max=3600),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",

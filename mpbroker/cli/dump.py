@@ -94,10 +94,13 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
         raise click.UsageError("name at least one FILE")
     expanded: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            expanded.append(path)
-            continue
-        found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        try:
+            if not path.is_dir():
+                expanded.append(path)
+                continue
+            found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        except OSError as error:  # a name that is too long, say
+            raise _unreadable(path, error) from error
         if not found:
             raise CliError(f"{path}: no segments in this directory", ExitCode.NOT_FOUND)
         expanded += found

@@ -31,6 +31,18 @@ def default_bootstrap() -> str:
     return os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
 
 
+class Seconds(click.FloatRange):
+    """A range of seconds; nan, which no range of click's excludes, is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        found = super().convert(value, param, ctx)
+        if found != found:
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
+
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SETTINGS: Final = "mpbroker.client_settings"  # in a click context's meta
 
@@ -125,7 +137,7 @@ _bootstrap_option = click.option(
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1, max=86400),
+    type=Seconds(min=0.1, max=86400),
     default=10.0,
     show_default=True,
     help="Seconds to wait for a connection or an answer.",

@@ -150,7 +150,7 @@ def _file_descriptor(options: dict[str, str]) -> int | None:
         raise _usage(f"--ready-fd {text!r} is not a file descriptor number")
     try:
         os.fstat(int(text))
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, ValueError):  # by how many digits it has
         raise _usage(f"--ready-fd {text}: no such open file descriptor") from None
     return int(text)
 

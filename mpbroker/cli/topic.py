@@ -65,11 +65,14 @@ _config_option = click.option(
 @command.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), help="Default: the broker's."
+    "-p",
+    "--partitions",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    help="Default: the broker's.",
 )
 @click.option(
     "--replication-factor",
-    type=int,
+    type=click.IntRange(min=-(2**15), max=2**15 - 1),
     default=-1,
     help="1, or -1 for the broker's: an mpbroker has one replica of everything.",
 )
@@ -279,7 +282,10 @@ def _print_description(entry: dict[str, Any]) -> None:
 @command.command("alter")
 @click.argument("name", shell_complete=complete_topic)
 @click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), help="Raise the number to this."
+    "-p",
+    "--partitions",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    help="Raise the number to this.",
 )
 @_config_option
 @click.option(

@@ -122,3 +122,28 @@ def test_completion_without_a_broker_offers_no_topics(monkeypatch, capfd):
     with pytest.raises(SystemExit):
         main([])
     assert capfd.readouterr().out.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["topic", "create", "t", "--partitions", 10**14], "--partitions"),
+        (["topic", "create", "t", "--replication-factor", 10**8], "factor"),
+        (["topic", "alter", "t", "--partitions", 10**14], "--partitions"),
+        (["topic", "list", "--timeout", "nan"], "--timeout"),
+        (["ctl", "status", "-d", "/", "--timeout", "nan"], "--timeout"),
+        (["ctl", "drain", "-d", "/", "--wait", "nan"], "--wait"),
+        (["ctl", "resize", "-d", "/", "--handlers", 10**30], "--handlers"),
+        (["ctl", "restart", "-d", "/", "handler", 10**30], "ID"),
+        (["serve", "--ready-fd", "1" * 5000], "--ready-fd"),
+    ],
+)
+def test_a_number_that_nothing_can_carry_is_a_usage_error(mpbroker, arguments, named):
+    result = mpbroker(*arguments)
+    assert result.code == ExitCode.USAGE
+    assert named in result.err
+
+
+def test_a_file_whose_name_is_too_long_cannot_be_dumped(mpbroker):
+    result = mpbroker("dump", "0" * 5000 + ".log")
+    assert result.code == ExitCode.ERROR and "name too long" in result.err
