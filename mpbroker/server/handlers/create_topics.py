@@ -24,8 +24,8 @@ from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from mpbroker.storage.topics import NewTopic, Topic
 
+# Of any version, as in Kafka, whose own client alone heeds that it is of version 4.
 _BROKER_DEFAULT: Final = -1
-_DEFAULTS_SINCE: Final = 4  # KIP-464: -1 takes the broker's default
 _CONFIGS_SINCE: Final = 5  # KIP-525
 _SOURCE_TOPIC: Final = 1
 _SOURCE_DEFAULT: Final = 5
@@ -84,7 +84,7 @@ def handle_create_topics(
                     f"Create topics request from client contains duplicate topic"
                     f" {topic.name}.",
                 )
-            new = _new_topic(topic, version, node_id, num_partitions)
+            new = _new_topic(topic, node_id, num_partitions)
         except ApiError as error:
             results[topic.name] = _refusal(topic.name, error)
         else:
@@ -126,7 +126,7 @@ def _permitted(
 
 
 def _new_topic(
-    topic: CreatableTopic, version: int, node_id: int, default_partitions: int
+    topic: CreatableTopic, node_id: int, default_partitions: int
 ) -> NewTopic:
     overrides: dict[str, str] = {}
     for config in topic.configs:
@@ -139,20 +139,20 @@ def _new_topic(
     if topic.assignments:
         count = _assigned(topic, node_id)
     else:
-        _check_replication(topic.replication_factor, version)
+        _check_replication(topic.replication_factor)
         count = topic.num_partitions
-        if count == _BROKER_DEFAULT and version >= _DEFAULTS_SINCE:
+        if count == _BROKER_DEFAULT:
             count = default_partitions
     return NewTopic(topic.name, count, overrides)
 
 
-def _check_replication(factor: int, version: int) -> None:
+def _check_replication(factor: int) -> None:
     """One broker can keep one replica.
 
     Raises:
         ApiError: INVALID_REPLICATION_FACTOR, in Kafka's words.
     """
-    if factor == 1 or (factor == _BROKER_DEFAULT and version >= _DEFAULTS_SINCE):
+    if factor in (1, _BROKER_DEFAULT):
         return
     if factor < 1:
         raise ApiError(

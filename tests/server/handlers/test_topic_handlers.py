@@ -85,6 +85,14 @@ def test_minus_one_takes_the_brokers_defaults(registry):
     assert create_one(registry, partitions=-1, factor=-1).num_partitions == 5
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_minus_one_takes_them_in_old_versions_too(registry, version):
+    # kafkajs knows no newer one, and has -1 where nothing is said.
+    result = create_one(registry, version=version, partitions=-1, factor=-1)
+    assert result.error_code == ErrorCode.NONE
+    assert len(registry.topic("new").partitions) == 5
+
+
 @pytest.mark.parametrize(
     ("topic", "code"),
     [
