@@ -167,7 +167,9 @@ def test_bytes_are_shown_by_topic_and_of_all_under_kafkas_names_too(broker):
     records = wait_until(lambda: client.consume(1, 1))
     client.close()
     assert records[0].error() is None
-    now = metrics(broker)
+    # A page may be half a second old.
+    fetched = 'mpbroker_topic_fetched_bytes_total{topic="flights"}'
+    now = wait_until(lambda: (found := metrics(broker))[fetched] and found)
     for kind, name in (("produced", "bytesin"), ("fetched", "bytesout")):
         ours = now[f'mpbroker_topic_{kind}_bytes_total{{topic="flights"}}']
         assert now[f"mpbroker_{kind}_bytes_total"] >= ours > 100
