@@ -89,8 +89,11 @@ class PartitionLog(LogSync):
             self._put_limits_into(self._plan)
             self._put_place_into(self._plan)
         # The core leaves an entry of an index that is not open to us, which costs more.
-        with contextlib.suppress(OSError):
-            self._active.open_indexes()
+        # But opening makes what is not there: not of a segment that others have left,
+        # and retention perhaps removed.
+        if self.committed()[1] == self._active_base:
+            with contextlib.suppress(OSError):
+                self._active.open_indexes()
         return self._plan
 
     def _expect_readers(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mpbroker.protocol.control_record import (
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.retention import apply_retention
 from tests.storage.batches import batch, batches_in, read_all, read_bytes, validated
 from tests.storage.conftest import OpenLog
 from tests.support.children import die, fork, kill_at_step, steps_of
@@ -144,6 +146,23 @@ def test_a_log_goes_on_the_usual_way_where_a_segment_is_full(
         last = done
     assert 40 < short < 60
     assert [offset for offset, _ in read_all(log)] == list(range(62))
+
+
+def test_nothing_is_made_of_a_segment_that_is_gone(
+    open_log: OpenLog, own: OwnAppends
+) -> None:
+    """Others have rolled since, and retention has removed what they left."""
+    pair = Pair(open_log, "t-0", retention_bytes=0)
+    pair.log.append(batch(b"first", timestamp=NOW), now_ms=NOW)
+    with pair.others.row.locked():
+        pair.others.roll_locked(NOW)
+    pair.others.append(batch(b"second", timestamp=NOW), now_ms=NOW)
+    assert apply_retention(pair.others, NOW)
+    directory = Path(pair.log.directory)
+    for path in directory.glob("*.deleted"):
+        path.unlink()
+    assert own.append(pair.log, [(b"k", b"v")], NOW) is None
+    assert not list(directory.glob("00000000000000000000.*"))
 
 
 # -- markers ---------------------------------------------------------------------------
