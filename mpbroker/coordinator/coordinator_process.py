@@ -421,7 +421,7 @@ class CoordinatorProcess:
         awaited = self._awaited(after)
         if awaited is None:
             for answer in answers:
-                self._give_error(answer.call)
+                self._give_error(answer)
             return
         self._when_durable(
             awaited, lambda failed: self._complete(answers, cast("list[int]", failed))
@@ -487,14 +487,16 @@ class CoordinatorProcess:
             _LOG.exception("an answer cannot be given: the authorizer has failed")
             self._channel.close_connection(request.slot)
 
-    def _give_error(self, call: Call) -> None:
+    def _give_error(self, answer: Answer) -> None:
         """What it asked for could not be written."""
-        request: Request = call.request
+        request: Request = answer.call.request
         body = self._answer_error(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if body is None:
-            self._channel.close_connection(request.slot)
-        else:
+        if body is not None:
             self._channel.send_bytes(request.slot, request.frame(body))
+        elif answer.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            self._send(answer)
+        else:
+            self._channel.close_connection(request.slot)
 
     def _complete(self, answers: list[Answer], lost: list[int]) -> None:
         """What answers waited for is on disk, or (lost logs) never will be.
@@ -503,7 +505,7 @@ class CoordinatorProcess:
         """
         for answer in answers:
             if lost:
-                self._give_error(answer.call)
+                self._give_error(answer)
             else:
                 self._send(answer)
         for log in lost:

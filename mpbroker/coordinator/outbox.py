@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.message import Message
+from mpbroker.protocol.message import Message, Struct
 
 if TYPE_CHECKING:
     from mpbroker.server.authorisation import Access
@@ -73,6 +73,14 @@ class Answer(NamedTuple):
     call: Call
     response: Message
     after: tuple[int, ...]  # logs
+
+    def refuse(self, error_code: ErrorCode) -> bool:
+        """Put an error into all rows of the response that have none.
+
+        Returns:
+            Whether it is now said anywhere: not all responses have rows with errors.
+        """
+        return _refuse_rows(self.response, error_code)
 
 
 class Step(NamedTuple):
@@ -184,3 +192,17 @@ class Outbox:
     def take_steps(self) -> list[Step]:
         steps, self.steps = self.steps, []
         return steps
+
+
+def _refuse_rows(response: Struct, error_code: ErrorCode) -> bool:
+    said = False
+    for field in response.__fields__:
+        rows = getattr(response, field.name)
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, Struct):
+                continue
+            if getattr(row, "error_code", None) == ErrorCode.NONE:
+                row.error_code = error_code  # type: ignore[attr-defined]
+                said = True
+            said |= _refuse_rows(row, error_code)
+    return said

@@ -14,6 +14,18 @@ from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.message import Message, Struct
+from mpbroker.protocol.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsResponse,
+)
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.server.apis import error_answer
 from tests.coordinator.test_durability import FakeLog, FakeNotices
 
 PARTITION = 3
@@ -96,3 +108,62 @@ def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
     stage.out.then((PARTITION,), told.append)
     stage.process._flush()
     assert told == [False, True]
+
+
+TWO_COMMITS = [
+    OffsetCommitResponsePartition(partition_index=0, error_code=0),
+    OffsetCommitResponsePartition(
+        partition_index=1, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (
+            OffsetCommitResponse(
+                topics=[OffsetCommitResponseTopic(name="t", partitions=TWO_COMMITS)]
+            ),
+            ["COORDINATOR_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PARTITION"],
+        ),
+        (
+            DeleteGroupsResponse(
+                results=[DeletableGroupResult(group_id="g", error_code=0)]
+            ),
+            ["COORDINATOR_NOT_AVAILABLE"],
+        ),
+    ],
+    ids=["OffsetCommit", "DeleteGroups"],
+)
+def test_what_cannot_be_written_is_said_in_rows_where_an_answer_has_no_other_place(
+    stage: Stage, response: Message, expected: list[str]
+) -> None:
+    """As Kafka does. A connection that is closed says nothing of why."""
+    version = response.valid_versions[-1]
+    request = SimpleNamespace(
+        slot=1,
+        api_key=response.api_key,
+        api_version=version,
+        throttle_ms=0,
+        frame=lambda body: body,
+    )
+    stage.process._answer_error = error_answer
+    stage.out.write(PARTITION, b"k", b"v")
+    stage.out.answer(Call(version, "c", "h", request), response, (PARTITION,))
+    stage.process._flush()
+    (sent,) = stage.sent
+    told = type(response).decode(version, memoryview(sent))  # type: ignore[arg-type]
+    assert [ErrorCode(code).name for code in error_codes(told)] == expected
+
+
+def error_codes(message: Struct) -> list[int]:
+    """Those of all rows of a message, in their order."""
+    codes = []
+    for field in message.__fields__:
+        value = getattr(message, field.name)
+        if field.name == "error_code":
+            codes.append(value)
+        for row in value if isinstance(value, list) else ():
+            codes += error_codes(row)
+    return codes
