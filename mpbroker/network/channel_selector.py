@@ -39,13 +39,14 @@ class ChannelSelector:
     """One processor's epoll set, and the system calls on its sockets.
 
     Attributes:
-        found: how many events the last poll came back with, of whatever kind.
+        last_poll: how many events, of whatever kind, the last poll came back with, and
+            how long (seconds) it might have waited for them.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self.fd = self._epoll.fileno()  # for the compiled core, which waits too
-        self.found = 0
+        self.last_poll = (0, 0.0)
 
     def watch(self, fd: int) -> None:
         """Watch something that is no channel, level-triggered."""
@@ -73,7 +74,7 @@ class ChannelSelector:
     def poll(self, timeout_s: float) -> list[tuple[int, int]]:
         """Return (fd, events); at most a few hundred a turn, the others next time."""
         events = self._epoll.poll(timeout_s, _MAX_EVENTS)
-        self.found = len(events)
+        self.last_poll = (len(events), timeout_s)
         return events
 
     def receive(self, channel: Channel, into: memoryview) -> int:

@@ -34,13 +34,13 @@ class Polls:
         self._before: int = words[self._empty_word]
         self._quiet_until_ns = 0
 
-    def count(self, found: int, waited_ns: int, wait_s: float) -> None:
+    def count(self, last_poll: tuple[int, float], waited_ns: int) -> None:
         """A poll has come back.
 
         Args:
-            found: events, of whatever kind.
-            wait_s: how long it might have waited; 0: it only looked.
+            last_poll: of the selector; where it was not to wait, it only looked.
         """
+        found, wait_s = last_poll
         words = self._words
         words[self._polls_word] += 1
         # Half of it: clocks and timers do not agree to the nanosecond.

@@ -243,7 +243,7 @@ class Processor:
         started = time.monotonic_ns()
         events = self._selector.poll(wait_s)
         self._now = time.monotonic_ns()
-        self._polls.count(self._selector.found, self._now - started, wait_s)
+        self._polls.count(self._selector.last_poll, self._now - started)
         if not is_waiting_for_room:
             self._busy = bool(events)
             if wait_s:

@@ -12,6 +12,7 @@ from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import PROCESSOR_COUNTERS, processor_row
 from mpbroker.ipc.layout import ProcessorCounter as C
 from mpbroker.network.polls import Polls
+from mpbroker.network.secure_selector import SecureSelector
 from tests.network.rig import frame
 from tests.support.memory import broker_memory
 
@@ -32,13 +33,13 @@ def counts(memory, processor=0):
 
 def test_only_who_waited_and_came_back_early_with_nothing_is_an_empty_poll(memory):
     polls = Polls(0, memory.control.words)
-    polls.count(0, 0, 0.0)  # it only looked
-    polls.count(1, 0, 0.3)  # there was something
-    polls.count(0, 299_000_000, 0.3)  # its time was over, or nearly
+    polls.count((0, 0.0), 0)  # it only looked
+    polls.count((1, 0.3), 0)  # there was something
+    polls.count((0, 0.3), 299_000_000)  # its time was over, or nearly
     assert counts(memory) == (3, 0)
-    polls.count(0, 1000, 0.3)
+    polls.count((0, 0.3), 1000)
     assert counts(memory) == (4, 1)
-    Polls(0, memory.control.words).count(0, 0, 0.3)  # a successor goes on
+    Polls(0, memory.control.words).count((0, 0.3), 0)  # a successor goes on
     assert counts(memory) == (5, 2)
 
 
@@ -47,11 +48,11 @@ def test_many_of_them_are_told_to_the_log_once_a_minute(memory, caplog):
     with caplog.at_level(logging.WARNING, "mpbroker"):
         for second in range(90):
             for _ in range(1000):
-                polls.count(0, 0, 0.3)
+                polls.count((0, 0.3), 0)
             polls.look(second * S)
             # An accident now and then is none of it.
             quiet = Polls(4, memory.control.words)
-            quiet.count(0, 0, 0.3)
+            quiet.count((0, 0.3), 0)
             quiet.look(second * S)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 and all("processor 3: 1000 polls" in line for line in told)
@@ -79,10 +80,23 @@ def test_a_poll_in_vain_is_counted_by_either_twin(make_rig, monkeypatch):
         if IS_COMPILED:
             interrupted(rig.processor.turn)
         else:
-            patch.setattr(rig.processor._selector, "poll", lambda timeout_s: [])
-            rig.processor._selector.found = 0
+            patch.setattr(type(rig.processor._selector), "poll", in_vain)
             rig.processor.turn()
     assert rig.counter(C.EMPTY_POLLS) == before + 1
+
+
+def in_vain(selector, timeout_s):
+    selector.last_poll = (0, timeout_s)
+    return []
+
+
+def test_who_has_to_look_at_clients_soon_polls_in_vain_and_does_not_spin(memory):
+    selector = SecureSelector()
+    selector.due_s = lambda: 0.0
+    polls = Polls(0, memory.control.words)
+    selector.poll(1000.0)
+    polls.count(selector.last_poll, 10)
+    assert counts(memory) == (1, 0)
 
 
 def interrupted(sleep):
