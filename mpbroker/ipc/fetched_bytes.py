@@ -3,7 +3,8 @@ gave them.
 
 Whoever fetches takes no lock, so a handler adds to words of its own, which its
 successors go on with; a reader adds up those of all handlers. They lie behind the rows
-in the partition segment, and cost memory only where partitions are fetched from:
+in the partition segment. A page of them (512 rows of a handler) costs memory once a
+partition there was fetched from, or somebody has read how much that was:
 
     +--------------------------+  0
     | partition rows           |  see layout.py

@@ -24,6 +24,8 @@ from mpbroker.ipc.layout import (
     HANDLER_INCARNATION,
     HANDLER_PID,
     HANDLER_READY,
+    HEADER,
+    HEADER_BOOT_ID,
     MAX_HANDLERS,
     MAX_PROCESSORS,
     PROCESSOR_COUNTERS,
@@ -130,6 +132,12 @@ class Peek:
         for mapped in self._maps:
             mapped.close()
 
+    @property
+    def boot_ns(self) -> int:
+        """Since when there is this memory, and what it counts: Unix time, ns."""
+        boot: int = self._words[HEADER + HEADER_BOOT_ID]
+        return boot
+
     def serving(self, role: str) -> dict[int, int]:
         """Process ids by number, of the handlers or processors that serve now."""
         words = self._words
@@ -164,7 +172,7 @@ class Peek:
             if (
                 words[row + CONNECTION_PEER_PORT] == peer_port
                 and words[row + CONNECTION_LOCAL_PORT] == local_port
-                and words[row + CONNECTION_SLOT]
+                and words[row + CONNECTION_SLOT] > 0
             ):
                 slot = slot_row(words[row + CONNECTION_SLOT] - 1)
                 found = {what: words[slot + word] for what, word in _STAMPS.items()}

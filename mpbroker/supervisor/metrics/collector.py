@@ -148,7 +148,7 @@ class Collector:
             *new_connections(self._words, self._listeners),
             request_memory(self._words, self._arena_layout),
             *self._logs(logs),
-            *topic_families(self._table, self._partitions.registry, self._ever()),
+            *topic_families(self._table, self._partitions.registry, self._ever()[:-1]),
             *self._groups(logs),
         ]
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from mpbroker.ipc.layout import HEADER, HEADER_PHASE, HEADER_SUPERVISOR_PID, Phase
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_BOOT_ID,
+    HEADER_PHASE,
+    HEADER_SUPERVISOR_PID,
+    Phase,
+)
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.metrics.client_ids import ClientIds
@@ -148,7 +154,8 @@ class Exporter:
             self._request_log.drain()
 
     def _push(self, otlp: OtlpPusher) -> None:
-        started = float(self._told().get("started", 0))
+        # Not of this program's start: it may go on with what another one has counted.
+        started = self._words[HEADER + HEADER_BOOT_ID]
         try:
             otlp.push(self.families(), started, time.time_ns())
         except Exception:  # noqa: BLE001 - as of a page: the next one may be luckier

@@ -93,24 +93,24 @@ class OtlpPusher:
         self.pushed = 0  # pushes that the collector took
         self.left = 0  # pushes that were given up, or left out
 
-    def push(self, families: Sequence[Family], started_s: float, now_ns: int) -> None:
+    def push(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
         """Send these, unless the push before them is still under way.
 
         Args:
-            started_s: since when counters count, Unix time.
+            started_ns: since when counters count, Unix time.
             now_ns: Unix time of the figures.
         """
         if self._thread is not None and self._thread.is_alive():
             self.left += 1
             return
         self._thread = threading.Thread(
-            target=self._run, args=(families, started_s, now_ns), daemon=True
+            target=self._run, args=(families, started_ns, now_ns), daemon=True
         )
         self._thread.start()
 
-    def _run(self, families: Sequence[Family], started_s: float, now_ns: int) -> None:
+    def _run(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
         try:
-            metrics = otlp_metrics(families, int(started_s * 1e9), now_ns)
+            metrics = otlp_metrics(families, started_ns, now_ns)
             body = encode_metrics(self._target.resource, metrics)
             if body:
                 self._deliver(body)

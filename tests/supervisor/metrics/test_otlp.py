@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import struct
 
 import pytest
 
@@ -16,6 +18,7 @@ from mpbroker.protocol.otlp_metrics import read_metrics
 from mpbroker.supervisor.metrics import otlp
 from mpbroker.supervisor.metrics.exposition import counter, gauge, histogram, summary
 from mpbroker.supervisor.metrics.otlp import OtlpPusher, Target, otlp_metrics
+from tests.chaos.peek import Peek
 from tests.supervisor.metrics.asking import get, pids_of, samples, told, wait_until
 from tests.supervisor.metrics.collecting import collector
 from tests.support.broker import Broker
@@ -155,7 +158,7 @@ def pusher(url, timeout_s=90.0, **headers):
 
 def push_and_wait(made):
     """One push, whatever comes of it."""
-    made.push(some_families(), START / 1e9, NOW)
+    made.push(some_families(), START, NOW)
     assert made._thread is not None
     made._thread.join(90)
     assert not made._thread.is_alive()
@@ -229,9 +232,9 @@ def test_nobody_there_and_nobody_who_speaks_http_are_told_to_the_log(
 def test_while_a_push_waits_nothing_else_does(receiver):
     receiver.may_answer.clear()
     made = pusher(receiver.url)
-    made.push(some_families(), START / 1e9, NOW)
+    made.push(some_families(), START, NOW)
     wait_until(lambda: receiver.pushes)
-    made.push(some_families(), START / 1e9, NOW)  # returns at once, and is left out
+    made.push(some_families(), START, NOW)  # returns at once, and is left out
     assert (made.pushed, made.left) == (0, 1)
     receiver.may_answer.set()
     made._thread.join(90)
@@ -253,6 +256,8 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
             assert status == 200
             ours = {key.partition("{")[0] for key in samples(text)}
             told_cluster = told(made)["cluster_id"]
+            with contextlib.closing(Peek(made.pid)) as peek:
+                counted_since_ns = peek.boot_ns
         push = receiver.pushes[-1]
         assert push.headers["x-tenant"] == "a b"
         [resource] = read_metrics(push.body)
@@ -263,6 +268,8 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
         assert attributes["deployment.environment.name"] == "test"
         names = {metric["name"] for metric in resource["metrics"]}
         assert {"mpbroker_connections", "mpbroker_produced_bytes_total"} <= names & ours
+        # Of the counters, which outlive the program by an upgrade; not of the program.
+        assert struct.pack("<Q", counted_since_ns) in push.body
 
 
 def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
