@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -180,7 +181,11 @@ def median_ms(times_s: list[float]) -> float:
 
 @dataclass
 class Resizes:
-    """Other numbers of handlers and processors, each once the last is settled."""
+    """Other numbers of handlers and processors, each once the last is settled.
+
+    A thread asks the supervisor: it answers when it has time, and clients that waited
+    with us for that would blame nobody for their pauses.
+    """
 
     broker: Broker
     wanted: int
@@ -189,7 +194,9 @@ class Resizes:
     done: int = 0
     respawn_s: list[float] = field(default_factory=list)
     name: str = "resize 1 to 8"
+    _asker: ThreadPoolExecutor | None = None
     _client: ControlClient | None = None
+    _is_resizing: Future[bool] | None = None
     _asked_at: float = 0.0
     _look_at: float = 0.0
 
@@ -197,23 +204,33 @@ class Resizes:
         if now < self._look_at:
             return
         self._look_at = now + 4 * _LOOK_S
-        if self._client is None:
-            self._client = ControlClient(control_socket(self.broker), 30.0)
-        if self._asked_at:
-            if self._client.request("figures")["resizing"]:
+        if self._asker is None:
+            self._asker = ThreadPoolExecutor(1)
+        if self._is_resizing is not None:
+            if not self._is_resizing.done():
+                return
+            if self._is_resizing.result():
+                self._is_resizing = self._asker.submit(self._look)
                 return
             self.respawn_s.append(now - self._asked_at)
-            self._asked_at = 0.0
+            self._is_resizing = None
             self.done += 1
             self.note("resize settled")
         if self.done < self.wanted:
-            self._ask(self.rng.randint(1, 8), self.rng.randint(1, 8))
+            handlers, processors = self.rng.randint(1, 8), self.rng.randint(1, 8)
+            self.note(f"resize to {handlers} handlers, {processors} processors")
+            self._is_resizing = self._asker.submit(self._ask, handlers, processors)
             self._asked_at = now
 
-    def _ask(self, handlers: int, processors: int) -> None:
-        assert self._client is not None
-        self.note(f"resize to {handlers} handlers, {processors} processors")
+    def _ask(self, handlers: int, processors: int) -> bool:
+        if self._client is None:
+            self._client = ControlClient(control_socket(self.broker), 30.0)
         self._client.request("resize", handlers=handlers, processors=processors)
+        return True
+
+    def _look(self) -> bool:
+        assert self._client is not None
+        return bool(self._client.request("figures")["resizing"])
 
     def back_to(self, handlers: int, processors: int) -> None:
         """The sizes it was started with; return when they are reached, or cannot be."""
@@ -226,6 +243,9 @@ class Resizes:
                 time.sleep(_LOOK_S)
 
     def close(self) -> None:
+        if self._asker is not None:
+            self._asker.shutdown()
+            self._asker = None
         if self._client is not None:
             self._client.__exit__()
             self._client = None
