@@ -541,10 +541,10 @@ class Processor:
         """Give away what may go now: connections with nothing in flight."""
         departures = self._departures
         reading = [each for each in self._channels.values() if each.state == _READING]
-        limit = _DEPARTURES_A_TURN
-        if departures.left != ALL:
-            limit = min(limit, departures.left)
-        ready = [each for each in reading[:limit] if self._reader.can_leave(each)]
+        left, staying = departures.left, self._reader.staying
+        limit = _DEPARTURES_A_TURN if left == ALL else min(left, _DEPARTURES_A_TURN)
+        free = [each for each in reading if each.connection not in staying]
+        ready = [each for each in free[:limit] if self._reader.can_leave(each)]
         gone = departures.give(ready)
         for channel in gone:
             self._reader.lend(channel)

@@ -418,8 +418,6 @@ class RequestReader:
 
     def can_leave(self, channel: Channel) -> bool:
         """Whether another process can go on with what there is of a frame."""
-        if channel.connection in self.staying:
-            return False
         self.leave_if_empty(channel)
         return not channel.spilled or self._take_slot(channel)
 

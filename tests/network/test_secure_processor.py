@@ -344,6 +344,21 @@ def test_who_authenticates_again_goes_elsewhere_when_that_is_done(
     two.pump(lambda: two.other.connections == 1)
 
 
+def test_others_go_elsewhere_in_the_place_of_who_authenticates_again(
+    make_rig, monkeypatch
+):
+    monkeypatch.setattr(secure_processor, "_REAUTH_NS", 1 << 62)
+    two = make_rig(kind=SecureTwo, security=security(sasl=with_sessions(3_600_000)))
+    busy, idle = two.connect(), two.connect()
+    for client in (busy, idle):
+        two.log_in(client)
+    busy.send(frame(handshake("PLAIN")))
+    two.pump(busy.frames)
+    two.move(1)
+    two.pump(lambda: two.other.connections == 1)
+    assert two.connections == 1
+
+
 def test_who_takes_long_to_authenticate_again_holds_nobody_up(make_rig, monkeypatch):
     monkeypatch.setattr(secure_processor, "_REAUTH_NS", 0)
     two = make_rig(kind=SecureTwo, security=security(sasl=with_sessions(3_600_000)))
