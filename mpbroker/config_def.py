@@ -19,6 +19,7 @@ from mpbroker.errors import MpbrokerError
 
 LONG_MAX: Final = 2**63 - 1
 INT_MAX: Final = 2**31 - 1
+HIDDEN: Final = "[hidden]"  # what is shown of a password
 
 
 class ConfigError(MpbrokerError):
@@ -208,6 +209,10 @@ class ConfigKey:
             return ",".join(value)
         return str(value)
 
+    def shown(self, text: str) -> str:
+        """Return a text of this key as people may see it."""
+        return HIDDEN if self.is_sensitive else text
+
     def with_default(self, default: ConfigValue) -> ConfigKey:
         """Return this key with another default."""
         return self._with(default, self.validator)
@@ -272,15 +277,17 @@ class ConfigKey:
     def _refusal(self, text: str | None) -> ConfigError:
         if text is not None and len(text) > 100:
             text = text[:100] + "..."
-        shown = "[hidden]" if self.is_sensitive else text
         default = "" if self.default is None else f" (default {self._default_text})"
         return ConfigError(
-            f"{self.name}={shown}: not accepted; it must be {self.limit}{default}"
+            f"{self.name}={self.shown(str(text))}: not accepted;"
+            f" it must be {self.limit}{default}"
         )
 
     @property
     def _default_text(self) -> str:
-        return "empty" if self.default in ("", ()) else str(self.format(self.default))
+        if self.default in ("", ()):
+            return "empty"
+        return self.shown(str(self.format(self.default)))
 
 
 _KIND: Final[Mapping[ConfigType, str]] = {

@@ -514,6 +514,11 @@ def test_explain_tells_meaning_limits_and_where_the_value_comes_from():
 def test_explain_hides_passwords_and_offers_near_spellings():
     config = load({"ssl.key.password": "hunter2"})
     assert "hunter2" not in explain("ssl.key.password", config).text()
+    config = load(environ={"OTEL_EXPORTER_OTLP_HEADERS": "x=hunter2"})
+    explained = explain("otlp.headers", config)
+    assert explained.default == explained.value == "[hidden]"
+    assert "hunter2" not in explained.text()
+    assert explain("ssl.key.password", config).default is None
     with pytest.raises(ConfigError, match=r"did you mean retention\.ms\?"):
         explain("retention.mss")
 

@@ -12,6 +12,7 @@ from mpbroker.config_def import (
     at_least,
     list_of,
     minus_one_or,
+    one_of,
     type_of,
 )
 
@@ -127,3 +128,12 @@ def test_an_unknown_key_is_told_its_nearest_spelling():
         definition.key("utterly different")
     assert "did you mean" not in str(refusal.value)
     assert definition.key("log.dir").name == "log.dirs"
+
+
+def test_a_refusal_shows_neither_a_password_nor_the_one_that_is_the_default():
+    key = ConfigKey("p", ConfigType.PASSWORD, "hunter2", "", validator=one_of("a"))
+    with pytest.raises(ConfigError) as caught:
+        key.parse("hunter3")
+    assert str(caught.value) == (
+        "p=[hidden]: not accepted; it must be a password, one of a (default [hidden])"
+    )

@@ -127,7 +127,7 @@ def _add_override(overrides: dict[str, str], argument: str) -> None:
             f"{argument!r} is not KEY=VALUE; a file is given as --config {argument}"
         )
     if key in overrides:
-        raise _usage(f"{key} is given twice: {overrides[key]!r} and {value!r}")
+        raise _usage(f"{key} is given twice")  # and the values may be secret
     overrides[key] = value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
+from mpbroker.config_def import HIDDEN, ConfigDef, ConfigError, ConfigKey
 from mpbroker.storage.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
@@ -89,7 +89,7 @@ def _explain_broker_key(key: ConfigKey, config: BrokerConfig | None) -> Explanat
     if config is None:
         return _explanation(key, "broker", related, None, None)
     resolved = config.resolved(key.name)
-    value = "[hidden]" if key.is_sensitive else key.format(resolved.value)
+    value = HIDDEN if key.is_sensitive else key.format(resolved.value)
     return _explanation(key, "broker", related, value, resolved.origin)
 
 
@@ -100,6 +100,7 @@ def _explanation(
     value: str | None,
     origin: str | None,
 ) -> Explanation:
+    default = key.format(key.default)
     return Explanation(
         name=key.name,
         scope=scope,
@@ -107,7 +108,7 @@ def _explanation(
         documentation=key.documentation,
         type=key.type.name.lower(),
         limit=key.limit,
-        default=key.format(key.default),
+        default=None if default is None else key.shown(default),
         update_mode=key.update_mode.value,
         importance=key.importance.value,
         since=key.since,

@@ -13,6 +13,7 @@ from typing import Any
 from mpbroker.config import BrokerConfig
 from mpbroker.config.live_keys import PER_LISTENER, READER_OF, Reader, reader_of
 from mpbroker.config.pool_limits import PROCESSORS_KEY
+from mpbroker.config_def import ConfigKey
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.supervisor import Supervisor
 
@@ -52,16 +53,22 @@ class Reload:
         applied: Listed = []
         waiting: Listed = []
         for key in changed:
-            is_live = reader_of(new.definition.key(key)) is not None
+            definition = new.definition.key(key)
+            is_live = reader_of(definition) is not None
             (applied if is_live else waiting).append(
-                _entry(key, before[key], after[key])
+                _entry(definition, key, before[key], after[key])
             )
         for name in new.advertised:
             for key in sorted(PER_LISTENER):
                 old, own = self._config.own_value(name, key), new.own_value(name, key)
                 if old != own:
                     (waiting if key == PROCESSORS_KEY else applied).append(
-                        _entry(f"listener.name.{name.lower()}.{key}", old, own)
+                        _entry(
+                            new.definition.key(key),
+                            f"listener.name.{name.lower()}.{key}",
+                            old,
+                            own,
+                        )
                     )
         if any(READER_OF.get(key) is Reader.POOLS for key in changed):
             self._supervisor.resize(new.num_io_threads, new.num_network_threads)
@@ -73,11 +80,13 @@ class Reload:
         return {"applied": applied, "needs_restart": waiting}
 
 
-def _entry(setting: str, before: object, after: object) -> dict[str, Any]:
-    return {"setting": setting, "from": _text(before), "to": _text(after)}
+def _entry(
+    key: ConfigKey, setting: str, before: object, after: object
+) -> dict[str, Any]:
+    return {"setting": setting, "from": _text(key, before), "to": _text(key, after)}
 
 
-def _text(value: object) -> str:
+def _text(key: ConfigKey, value: object) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)
+        value = ",".join(map(str, value))
+    return "" if value is None else key.shown(str(value))
