@@ -191,7 +191,10 @@ class BrokerConfig(BrokerValues):
         Raises:
             ConfigError: names the setting, the value, the limit and the way out.
         """
-        definition = BROKER_CONFIG_DEF.with_defaults(_defaults_here(environ, cores))
+        otlp = otlp_defaults(environ)
+        definition = BROKER_CONFIG_DEF.with_defaults(
+            {**_defaults_here(environ, cores), **otlp.values}
+        )
         reader = _Reader(definition)
         reader.read(settings)
         resolved = reader.resolved
@@ -212,7 +215,16 @@ class BrokerConfig(BrokerValues):
         put(
             self,
             "warnings",
-            (*reader.warnings, *self._replication_warnings(), *exposed),
+            (
+                *reader.warnings,
+                *(
+                    text
+                    for name, text in otlp.warnings
+                    if resolved[name].source is Source.DEFAULT
+                ),
+                *self._replication_warnings(),
+                *exposed,
+            ),
         )
 
     @classmethod
@@ -541,7 +553,6 @@ def _defaults_here(environ: Mapping[str, str], cores: int) -> dict[str, ConfigVa
         "num.network.threads": min(3, max(1, cores // 2)),
         "num.io.threads": max(2, min(8, cores)),
         "log.dirs": (_default_log_dir(environ),),
-        **otlp_defaults(environ),
     }
 
 

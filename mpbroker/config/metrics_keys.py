@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 from mpbroker.config_def import (
     ConfigError,
@@ -12,6 +13,7 @@ from mpbroker.config_def import (
     ConfigType,
     ConfigValue,
     at_least,
+    between,
 )
 
 METRICS_KEYS: Final = [
@@ -54,7 +56,8 @@ METRICS_KEYS: Final = [
         "URL of an OpenTelemetry collector to which the metrics are pushed as OTLP over"
         " HTTP, for example http://127.0.0.1:4318/v1/metrics. Unset, what"
         " OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says;"
-        " without them nothing is pushed.",
+        " without them, or where OTEL_METRICS_EXPORTER asks for another exporter,"
+        " nothing is pushed. It is shown as it is: a secret belongs in otlp.headers.",
     ),
     ConfigKey(
         "otlp.interval.ms",
@@ -71,7 +74,7 @@ METRICS_KEYS: Final = [
         "How long a push waits for the collector, whichever step it is at;"
         " OTEL_EXPORTER_OTLP_METRICS_TIMEOUT or OTEL_EXPORTER_OTLP_TIMEOUT gives the"
         " default.",
-        validator=at_least(1),
+        validator=between(1, 3_600_000),
     ),
     ConfigKey(
         "otlp.headers",
@@ -92,8 +95,8 @@ METRICS_KEYS: Final = [
     ),
 ]
 
-# The first that is set counts. Source: OpenTelemetry specification, "OTLP Exporter" and
-# "Environment Variable Specification".
+# The first that can be used counts. Source: OpenTelemetry specification, "OTLP
+# Exporter" and "Environment Variable Specification".
 _OTEL_VARIABLES: Final = {
     "otlp.interval.ms": ("OTEL_METRIC_EXPORT_INTERVAL",),
     "otlp.timeout.ms": (
@@ -106,6 +109,8 @@ _OTEL_VARIABLES: Final = {
     ),
     "otlp.resource.attributes": ("OTEL_RESOURCE_ATTRIBUTES",),
 }
+
+_Read = Callable[[str, str], ConfigValue]  # of a variable's name and text
 
 _LISTENER: Final = re.compile(
     r"HTTP://(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9_.\-]*)):(\d{1,5})"
@@ -131,32 +136,101 @@ def parse_metrics_listener(items: Sequence[str]) -> tuple[str, int] | None:
     return match[1] or match[2], int(match[3])
 
 
-def otlp_defaults(environ: Mapping[str, str]) -> dict[str, ConfigValue]:
-    """Defaults of the otlp. keys, from OpenTelemetry's own variables.
+class OtlpDefaults(NamedTuple):
+    """Defaults of the otlp. keys, and what of the environment could not be used.
 
-    Raises:
-        ConfigError: one of them cannot be such a value.
+    ``warnings`` has pairs of the key and a sentence that names the variable.
     """
-    found: dict[str, ConfigValue] = {}
-    keys = {key.name: key for key in METRICS_KEYS}
-    for name, variables in _OTEL_VARIABLES.items():
+
+    values: dict[str, ConfigValue]
+    warnings: list[tuple[str, str]]
+
+
+def otlp_defaults(environ: Mapping[str, str]) -> OtlpDefaults:
+    """Read OpenTelemetry's own variables; what cannot be used is as if not set.
+
+    They are there for all programs of a machine: none keeps a broker from starting.
+    """
+    values: dict[str, ConfigValue] = {}
+    warnings: list[tuple[str, str]] = []
+
+    def take(name: str, variables: Sequence[str], read: _Read) -> None:
         for variable in variables:
             if environ.get(variable):
                 try:
-                    found.setdefault(name, keys[name].parse(environ[variable]))
+                    values[name] = read(variable, environ[variable])
                 except ConfigError as error:
-                    raise ConfigError(f"{error} ({variable})") from None
-    endpoint = environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-    if not endpoint and environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
-        endpoint = environ["OTEL_EXPORTER_OTLP_ENDPOINT"].rstrip("/") + "/v1/metrics"
-    if endpoint and environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
-        found["otlp.endpoint"] = endpoint
-    if environ.get("OTEL_SERVICE_NAME"):
-        others = found.get("otlp.resource.attributes", ())
-        assert isinstance(others, tuple)
-        name = f"service.name={environ['OTEL_SERVICE_NAME']}"
-        found["otlp.resource.attributes"] = (*others, name)
-    return found
+                    warnings.append((name, f"{variable} is not used: {error}"))
+                else:
+                    return
+
+    for key in METRICS_KEYS:
+        if key.type is ConfigType.LONG and key.name in _OTEL_VARIABLES:
+            take(key.name, _OTEL_VARIABLES[key.name], partial(_read_number, key))
+    take("otlp.headers", _OTEL_VARIABLES["otlp.headers"], _read_headers)
+    attributes = "otlp.resource.attributes"
+    take(attributes, _OTEL_VARIABLES[attributes], _read_attributes)
+    others = values.get(attributes, ())
+    assert isinstance(others, tuple)
+    take(
+        attributes,
+        ("OTEL_SERVICE_NAME",),
+        lambda _, text: (*others, *_read_service_name(text)),
+    )
+    if _wants_otlp(environ):
+        take("otlp.endpoint", _ENDPOINT_VARIABLES, partial(_read_endpoint, environ))
+    return OtlpDefaults(values, warnings)
+
+
+_ENDPOINT_VARIABLES: Final = (
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+)
+_PROTOCOL_VARIABLES: Final = (
+    "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+)
+
+
+def _wants_otlp(environ: Mapping[str, str]) -> bool:
+    exporters = environ.get("OTEL_METRICS_EXPORTER", "").lower()
+    return environ.get("OTEL_SDK_DISABLED", "").lower() != "true" and (
+        not exporters or "otlp" in [each.strip() for each in exporters.split(",")]
+    )
+
+
+def _read_number(key: ConfigKey, variable: str, text: str) -> ConfigValue:
+    return key.parse(text)
+
+
+def _read_headers(variable: str, text: str) -> str:
+    parse_headers(text)
+    return text
+
+
+def _read_attributes(variable: str, text: str) -> tuple[str, ...]:
+    items = tuple(item.strip() for item in text.split(",") if item.strip())
+    parse_pairs("otlp.resource.attributes", items)
+    return items
+
+
+def _read_service_name(text: str) -> tuple[str, ...]:
+    item = "service.name=" + text.replace("%", "%25").replace(",", "%2C")
+    parse_pairs("otlp.resource.attributes", (item,))
+    return (item,)
+
+
+def _read_endpoint(environ: Mapping[str, str], variable: str, text: str) -> str:
+    protocol = next(filter(None, map(environ.get, _PROTOCOL_VARIABLES)), "")
+    if protocol.lower().startswith("grpc"):
+        raise ConfigError(
+            "the protocol of OTEL_EXPORTER_OTLP_PROTOCOL is gRPC, and metrics are"
+            " pushed by OTLP over HTTP only"
+        )
+    if variable == "OTEL_EXPORTER_OTLP_ENDPOINT":
+        text = text.strip().rstrip("/") + "/v1/metrics"
+    parse_otlp_endpoint(text)
+    return text
 
 
 _ENDPOINT: Final = re.compile(
@@ -173,35 +247,78 @@ def parse_otlp_endpoint(text: str) -> tuple[bool, str, int, str]:
     """
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or int(match[4] or 0) > 65535:
+        # A password may be in it, before the host or after a question mark.
+        shown = "what is set" if "@" in text else f"{text.partition('?')[0]!r:.100}"
         raise ConfigError(
-            f"otlp.endpoint: {text!r:.100} is not a URL of HTTP or HTTPS, and no user"
-            " in it, for example http://127.0.0.1:4318/v1/metrics"
+            f"otlp.endpoint: {shown} is not a URL of HTTP or HTTPS with no user in it,"
+            " for example http://127.0.0.1:4318/v1/metrics"
         )
     is_secure = match[1].lower() == "https"
     port = int(match[4]) if match[4] else 443 if is_secure else 80
     return is_secure, match[2] or match[3], port, match[5] or "/"
 
 
+def shown_endpoint(text: str) -> str:
+    """Return the part of an endpoint that may be logged: what asks may hold a secret.
+
+    Raises:
+        ConfigError: it is no endpoint.
+    """
+    is_secure, host, port, path = parse_otlp_endpoint(text)
+    named = f"[{host}]" if ":" in host else host
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://{named}:{port}{path.partition('?')[0]}"
+
+
 def parse_pairs(key: str, items: Sequence[str]) -> dict[str, str]:
     """Read NAME=VALUE, values as in a URL; the last of a name counts.
 
     Raises:
-        ConfigError: one is not of that form, or has what no header may have. It is not
+        ConfigError: one is not of that form, or has what cannot be sent. It is not
             repeated: it may be secret.
     """
+    return {name: value for _, name, value in _pairs(key, items)}
+
+
+def _pairs(key: str, items: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Where it is, for people, name and value of each that is not empty."""
     from urllib.parse import unquote
 
-    found = {}
     for number, item in enumerate(items, 1):
+        where = f"{key}: item {number}"
         name, equals, value = item.strip().partition("=")
         name, value = name.strip(), unquote(value.strip())
+        if not (name or equals):
+            continue
         if not equals or not name.isascii() or not name.isprintable() or " " in name:
-            raise ConfigError(f"{key}: item {number} is not of the form NAME=VALUE")
+            raise ConfigError(f"{where} is not of the form NAME=VALUE")
         if not name or not value.isprintable():
-            raise ConfigError(
-                f"{key}: item {number} has characters that cannot be sent"
-            )
-        found[name] = value
+            raise ConfigError(f"{where} has characters that cannot be sent")
+        yield where, name, value
+
+
+# Source: RFC 9110, section 5.6.2.
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_OUR_OWN: Final = ("content-length", "host", "transfer-encoding")
+
+
+def parse_headers(text: str | None) -> dict[str, str]:
+    """Read otlp.headers; names in small letters, as they mean the same in any.
+
+    Raises:
+        ConfigError: HTTP cannot send them. None of it is repeated: a name may hold
+            a secret, too, where a colon was written for the "=".
+    """
+    found = {}
+    items = text.split(",") if text else ()
+    for where, name, value in _pairs("otlp.headers", items):
+        if not _TOKEN.fullmatch(name):
+            raise ConfigError(f"{where} is not of the form NAME=VALUE")
+        if name.lower() in _OUR_OWN:
+            raise ConfigError(f"{where} is a header that each push has of its own")
+        if any(character > "\xff" for character in value):
+            raise ConfigError(f"{where} has characters that cannot be sent")
+        found[name.lower()] = value
     return found
 
 
@@ -211,5 +328,5 @@ def check_otlp(
     """Raise ConfigError if metrics cannot be pushed by these."""
     if endpoint:
         parse_otlp_endpoint(endpoint)
-        parse_pairs("otlp.headers", headers.split(",") if headers else ())
+        parse_headers(headers)
         parse_pairs("otlp.resource.attributes", attributes)

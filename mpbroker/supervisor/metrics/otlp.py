@@ -20,7 +20,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mpbroker.config.metrics_keys import parse_otlp_endpoint, parse_pairs
+from mpbroker.config.metrics_keys import (
+    parse_headers,
+    parse_otlp_endpoint,
+    parse_pairs,
+    shown_endpoint,
+)
 from mpbroker.ipc.request_metrics import bounds_s
 from mpbroker.logger import get_logger
 from mpbroker.protocol.otlp_encode import (
@@ -51,7 +56,7 @@ class Target(NamedTuple):
     """Where metrics go, and what is said of whose they are."""
 
     endpoint: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # names in small letters
     timeout_s: float
     resource: Mapping[str, str]
 
@@ -73,7 +78,7 @@ def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None
     }
     return Target(
         endpoint,
-        parse_pairs("otlp.headers", headers.split(",") if headers else ()),
+        parse_headers(headers),
         config.otlp_timeout_ms / 1e3,
         resource,
     )
@@ -87,6 +92,7 @@ class OtlpPusher:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._shown = shown_endpoint(target.endpoint)
         self._thread: threading.Thread | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._fails = False
@@ -150,7 +156,7 @@ class OtlpPusher:
         kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
         connection = kind(host, port, timeout=target.timeout_s)
         try:
-            headers = {"Content-Type": "application/x-protobuf", **target.headers}
+            headers = {"content-type": "application/x-protobuf", **target.headers}
             connection.request("POST", path, body, headers)
             answer = connection.getresponse()
             answer.read(_MAX_ANSWER_BYTES)
@@ -162,7 +168,7 @@ class OtlpPusher:
         self.pushed += 1
         if self._fails:
             self._fails = False
-            _LOG.info("otlp.endpoint=%s: takes metrics again", self._target.endpoint)
+            _LOG.info("otlp.endpoint=%s: takes metrics again", self._shown)
 
     def _say_failure(self, failure: str) -> None:
         self.left += 1
@@ -171,7 +177,7 @@ class OtlpPusher:
             _LOG.warning(
                 "otlp.endpoint=%s: cannot push metrics: %s; every otlp.interval.ms is"
                 " another try, and nothing more is said until one succeeds",
-                self._target.endpoint,
+                self._shown,
                 failure,
             )
 

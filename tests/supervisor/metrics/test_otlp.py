@@ -10,7 +10,11 @@ import struct
 import pytest
 
 from mpbroker.config import BrokerConfig
-from mpbroker.config.metrics_keys import parse_otlp_endpoint, parse_pairs
+from mpbroker.config.metrics_keys import (
+    parse_headers,
+    parse_otlp_endpoint,
+    shown_endpoint,
+)
 from mpbroker.config_def import ConfigError
 from mpbroker.ipc.request_metrics import Histogram, bounds_s
 from mpbroker.protocol.otlp_encode import encode_metrics
@@ -361,17 +365,142 @@ def test_what_is_no_url_is_refused_at_the_start(text):
         load(otlp_endpoint=text)
 
 
-@pytest.mark.parametrize("text", ["secret", "a b=secret", "=secret", "a=secret%0d%0ab"])
+def test_what_is_refused_as_an_endpoint_shows_no_password():
+    for text in ("http://u:secret@a/", "ftp://a/?key=secret", "u:secret@a"):
+        with pytest.raises(ConfigError, match=r"otlp\.endpoint") as caught:
+            load(otlp_endpoint=text)
+        assert "secret" not in str(caught.value)
+
+
+def test_of_an_endpoint_the_log_shows_no_query(monkeypatch, caplog):
+    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+    assert shown_endpoint("HTTPS://[::1]/in?key=secret") == "https://[::1]:443/in"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    push_and_wait(pusher(f"http://127.0.0.1:{port}/in?key=secret"))
+    [line] = warnings(caplog)
+    assert line.startswith(f"otlp.endpoint=http://127.0.0.1:{port}/in: cannot push")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret",
+        "a b=secret",
+        "=secret",
+        "a=secret%0d%0ab",
+        "authorization:secret=",  # as it would be written in HTTP
+        "a=secret%E2%82%AC",  # not of latin-1
+        "Host=secret",
+        "content-length=secret",
+        "Transfer-Encoding=secret",
+    ],
+)
 def test_headers_that_cannot_be_sent_are_refused_and_not_repeated(text):
     with pytest.raises(ConfigError, match=r"otlp\.headers: item 1") as caught:
         load(otlp_endpoint="http://a/", otlp_headers=text)
     assert "secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match="OTEL_METRIC_EXPORT_INTERVAL"):
-        load({"OTEL_METRIC_EXPORT_INTERVAL": "soon"})
+    config = load(
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_HEADERS": text}
+    )
+    assert config.otlp_endpoint and config.otlp_headers is None
+    [warning] = config.warnings
+    assert warning.startswith("OTEL_EXPORTER_OTLP_HEADERS is not used: otlp.headers: ")
+    assert "secret" not in warning
 
 
 def test_of_a_header_that_comes_twice_the_last_counts():
-    assert parse_pairs("otlp.headers", ["a=1", " b = 2 ", "a=3"]) == {
-        "a": "3",
-        "b": "2",
+    assert parse_headers("a=1, b = 2 ,,A=%C3%BC,") == {"a": "ü", "b": "2"}
+    assert parse_headers(None) == {}
+
+
+def test_a_content_type_of_ones_own_is_not_a_second_one(receiver):
+    push_and_wait(pusher(receiver.url, **parse_headers("Content-Type=a/b,x=%C3%BC")))
+    [push] = receiver.pushes
+    assert push.headers["content-type"] == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:secret@collector:4318"),
+        ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "collector"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "50"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "soon"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "10s"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team"),
+        ("OTEL_SERVICE_NAME", "a\nb"),
+    ],
+)
+def test_what_the_environment_has_and_cannot_be_used_is_a_warning(variable, text):
+    config, bare = load({variable: text}), load()
+    [warning] = config.warnings
+    assert warning.startswith(f"{variable} is not used: otlp.")
+    assert "secret" not in warning
+    assert config.broker_values() == bare.broker_values()
+
+
+def test_a_setting_makes_the_variable_and_its_warning_go_away():
+    assert not load({"OTEL_EXPORTER_OTLP_TIMEOUT": "0"}, otlp_timeout_ms="5").warnings
+
+
+def test_the_general_variable_stands_in_for_a_special_one_that_cannot_be_used():
+    config = load(
+        {
+            "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "10s",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+        }
+    )
+    assert config.otlp_timeout_ms == 2500 and len(config.warnings) == 1
+
+
+def test_commas_too_many_and_services_with_commas_are_no_harm():
+    config = load(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x=1,",
+            "OTEL_RESOURCE_ATTRIBUTES": "team=a,,",
+            "OTEL_SERVICE_NAME": "50%25, all",
+        }
+    )
+    assert not config.warnings
+    target = otlp.target_of(config, {})
+    assert target is not None and target.headers == {"x": "1"}
+    assert target.resource["team"] == "a"
+    assert target.resource["service.name"] == "50%25, all"
+    assert config.otlp_resource_attributes[0] == "team=a"
+
+
+@pytest.mark.parametrize("exporters", ["none", "prometheus,console"])
+def test_who_asks_for_other_exporters_gets_no_push(exporters):
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318",
+        "OTEL_METRICS_EXPORTER": exporters,
     }
+    config = load(environ)
+    assert config.otlp_endpoint is None and not config.warnings
+    environ["OTEL_METRICS_EXPORTER"] = "console, otlp"
+    assert load(environ).otlp_endpoint == "http://a:4318/v1/metrics"
+
+
+def test_an_endpoint_of_grpc_is_not_taken():
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+    }
+    config = load(environ)
+    assert config.otlp_endpoint is None
+    [warning] = config.warnings
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT is not used" in warning and "gRPC" in warning
+    environ["OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"] = "http/protobuf"
+    assert load(environ).otlp_endpoint == "http://a:4317/v1/metrics"
+
+
+def test_a_timeout_that_no_socket_takes_is_refused():
+    assert load(otlp_timeout_ms="3600000").otlp_timeout_ms == 3_600_000
+    for text in ("3600001", str(1 << 62)):
+        with pytest.raises(ConfigError, match=r"otlp\.timeout\.ms"):
+            load(otlp_timeout_ms=text)
