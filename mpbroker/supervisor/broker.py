@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from mpbroker.supervisor.upgrade import Upgrade
 
 _LOG = get_logger(__name__)
-# After the start, when it disturbs nobody; from the second time on it does nothing.
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+# After the start, when it disturbs nobody; from the second time on it does nothing.
 _WARM_UP_S: Final = 1.0
 # Metadata of any size has been read by then; nobody can say so while it is.
 _RECOVERY_S: Final = 300.0
@@ -92,7 +92,7 @@ class Broker:
         try:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except OSError as error:
-            if limit := _limit_behind(error, self._config.queued_max_request_bytes):
+            if limit := _limit_behind(error, self._config, self._has_children):
                 raise MpbrokerError(limit) from error
             raise
         except Exception as error:
@@ -569,7 +569,7 @@ def _naming(name: str, path: Path | str) -> Iterator[None]:
         ) from error
 
 
-def _limit_behind(error: OSError, queued_bytes: int) -> str:
+def _limit_behind(error: OSError, config: BrokerConfig, has_memory: bool) -> str:
     """Which limit or setting an error comes from, for people; or nothing."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -585,11 +585,9 @@ def _limit_behind(error: OSError, queued_bytes: int) -> str:
             " of which it uses little; take the limit away with ulimit -v unlimited,"
             " or LimitAS=infinity in the unit"
         )
-    if error.errno == errno.ENOMEM and queued_bytes > 0:
-        return (
-            f"queued.max.request.bytes={queued_bytes}: so much memory cannot be mapped"
-            " for requests; lower it, or leave it at -1"
-        )
+    queued = config.queued_max_request_bytes
+    if error.errno == errno.ENOMEM and queued > 0 and not has_memory:
+        return f"queued.max.request.bytes={queued}: so much cannot be mapped; lower it"
     return ""
 
 

@@ -1,0 +1,28 @@
+"""Which setting an error of the system is blamed on."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from mpbroker.config import BrokerConfig
+from mpbroker.errors import MpbrokerError
+from mpbroker.supervisor.broker import Broker
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_memory_that_lacks_while_it_serves_is_no_settings_fault(
+    tmp_path, monkeypatch, serves
+):
+    settings = {"log.dirs": str(tmp_path), "queued.max.request.bytes": "200000000"}
+    broker = Broker(BrokerConfig.load(settings, None, {}, cores=2))
+
+    def fail(*arguments):
+        broker._has_children = serves
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(broker, "_serve", fail)
+    with pytest.raises(OSError if serves else MpbrokerError) as caught:
+        broker.serve(ready_fd=None, pid_file=None)
+    assert ("queued.max.request.bytes" in str(caught.value)) is not serves
