@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
+from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
@@ -87,16 +88,6 @@ _LOAD_PATIENCE_S: Final = 0.5
 # A turn's share of loading, once requests are served beside it.
 _LOAD_TURN_S: Final = 0.02
 _LOOK_AGAIN_MS: Final = 2000
-
-
-class Clock:
-    """Wall-clock milliseconds that never go back: session timers must not either."""
-
-    def __init__(self) -> None:
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
-
-    def now_ms(self) -> int:
-        return (time.monotonic_ns() + self._offset_ns) // 1_000_000
 
 
 class CoordinatorProcess:
@@ -212,6 +203,9 @@ class CoordinatorProcess:
 
     def _work(self, slots: list[int]) -> None:
         self._catch_up()
+        self._see_to_topics()
+        if self.must_restart and self._words[HEADER + HEADER_PHASE] < Phase.DRAINING:
+            return  # what is claimed, and all that waits, is its successor's
         # Then what it asks for may be synced at once: nobody is held up by that.
         self._commit.is_alone = len(slots) <= 1 and not self._held
         if slots:
@@ -357,14 +351,12 @@ class CoordinatorProcess:
     def _failed(self, log: int, error: ApiError) -> None:
         """A log cannot be written."""
         _LOG.error("the coordinator's records cannot be written: %s", error)
-        groups, transactions = self._coordinator, self._transactions
-        if (
-            groups.num_partitions != self._topic.num_partitions
-            or transactions.coordinator.num_partitions
-            != transactions.topic.num_partitions
-        ):
-            self.must_restart = True
+        self._see_to_topics()
         self._lose(log)
+
+    def _see_to_topics(self) -> None:
+        if self._topic.has_changed or self._transactions.topic.has_changed:
+            self.must_restart = True
 
     def _lose(self, log: int) -> None:
         self._lost.add(log)

@@ -3,6 +3,11 @@
 It is made when the first group has something to keep; a partition's files when the
 first group of that partition has.
 
+A group's records are in the partition that its id hashes to, by the number of
+partitions at the coordinator's start. So nothing is ever written to a topic with
+another number, nor to the successor of one that was deleted: only a new start knows who
+is in which partition of that.
+
 Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
 """
 
@@ -81,16 +86,24 @@ class OffsetsTopic:
         self._registry = registry
         self._log = log
         self._exists = exists
-        self._configured = num_partitions
+        self._used = registry.topic(name)  # what the records are in
+        self.num_partitions: Final = (
+            num_partitions if self._used is None else len(self._used.partitions)
+        )
         self._overrides = overrides
         self._codec = codec
         self._load_bytes = load_bytes
         self._own = OwnAppends() if own_appends is None or codec else own_appends
 
     @property
-    def num_partitions(self) -> int:
+    def has_changed(self) -> bool:
+        """Whether it is another topic by now, or one of another size."""
         topic = self._registry.topic(self.name)
-        return self._configured if topic is None else len(topic.partitions)
+        if topic is None:
+            return self._used is not None
+        if self._used is not None and self._used is not topic:
+            return True
+        return len(topic.partitions) != self.num_partitions
 
     def partitions_to_load(self) -> list[int]:
         """Which partitions may hold something."""
@@ -105,16 +118,21 @@ class OffsetsTopic:
 
     def _topic(self) -> Topic:
         topic = self._registry.topic(self.name)
-        if topic is None:
+        if topic is None and self._used is None:
             try:
                 topic = self._registry.create_topic(
-                    self.name, self._configured, self._overrides
+                    self.name, self.num_partitions, self._overrides
                 )
             except ApiError as error:
                 if error.error_code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
                 topic = self._registry.topic(self.name)
-                assert topic is not None
+        if topic is None or self.has_changed:
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{self.name} was deleted, or made by somebody else",
+            )
+        self._used = topic
         return topic
 
     def append(
@@ -126,7 +144,8 @@ class OffsetsTopic:
         """Append records; return the log, and the offset after the last of them.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR or the like; some may have been appended.
+            ApiError: KAFKA_STORAGE_ERROR or the like; some may have been appended. Or
+                UNKNOWN_TOPIC_OR_PARTITION: it is another topic by now.
         """
         log = self._log(self._topic(), partition)
         end = self._own.append(log, records, now_ms)

@@ -8,7 +8,8 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
+from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_coordinator import GroupCoordinator

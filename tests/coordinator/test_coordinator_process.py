@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.coordinator_process import Clock, CoordinatorProcess
+from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
@@ -39,16 +41,19 @@ class Stage:
         self.out = Outbox()
         self.sent: list[str] = []
         self.bell = os.eventfd(0)
-        topic = MagicMock()
+        self.topic = topic = MagicMock()
+        topic.has_changed = False
         topic.append.side_effect = lambda *_: (self.log, 5)
         transactions = MagicMock()
         transactions.handlers = {}
+        transactions.topic.has_changed = False
+        self.transactions = transactions
         disk = SimpleNamespace(event_fd=-1, is_idle=True)
-        channel = MagicMock()
+        self.channel = channel = MagicMock()
         channel.send_bytes.side_effect = lambda slot, body: self.sent.append(body)
         self.coordinator = MagicMock()
         self.process = CoordinatorProcess(
-            SimpleNamespace(words=[0] * 100_000),  # type: ignore[arg-type]
+            SimpleNamespace(words=defaultdict(int)),  # type: ignore[arg-type]
             MagicMock(),
             channel,
             SimpleNamespace(fd=self.bell),  # type: ignore[arg-type]
@@ -108,6 +113,39 @@ def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
     stage.out.then((PARTITION,), told.append)
     stage.process._flush()
     assert told == [False, True]
+
+
+@pytest.mark.parametrize("name", ["groups", "transactions"])
+def test_nothing_is_done_for_a_topic_that_is_another_by_now(
+    stage: Stage, name: str
+) -> None:
+    """Requests stay claimed, as those of a dead process do, for its successor."""
+    topic = stage.topic if name == "groups" else stage.transactions.topic
+
+    def catch_up() -> None:
+        topic.has_changed = True
+
+    stage.process._catch_up = catch_up
+    stage.out.write(PARTITION, b"k", b"v")
+    stage.out.answer(stage.call(), MagicMock(), (PARTITION,))
+    stage.process._work([1, 2])
+    assert stage.process.must_restart
+    stage.channel.request.assert_not_called()
+    stage.topic.append.assert_not_called()
+    assert stage.sent == []
+
+
+def test_nothing_is_done_once_it_is_known_that_the_topic_was_deleted(
+    stage: Stage,
+) -> None:
+    def catch_up() -> None:
+        stage.process.must_restart = True
+
+    stage.process._catch_up = catch_up
+    stage.out.write(PARTITION, b"k", b"v")
+    stage.process._work([1])
+    stage.channel.request.assert_not_called()
+    stage.topic.append.assert_not_called()
 
 
 TWO_COMMITS = [

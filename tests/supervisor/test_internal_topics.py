@@ -7,10 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import create_topic, delete_topic, describe_topic_configs
+from mpbroker.client.admin import (
+    LATEST,
+    create_topic,
+    delete_topic,
+    describe_topic_configs,
+    list_offsets,
+)
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.client.group_admin import alter_offsets, committed_offsets
+from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.protocol.errors import ApiError
 from tests.support.children import wait_until
 
@@ -62,6 +69,20 @@ def test_groups_go_on_in_a_topic_that_was_made_with_fewer_partitions(cluster):
     create_topic(cluster, OFFSETS, partitions=2)
     commit_for_all(cluster, 1)
     assert len(cluster.topic(OFFSETS).partitions) == 2
+
+
+def test_groups_are_kept_where_their_ids_say_in_a_topic_with_more_partitions(cluster):
+    """Where a successor looks for them, and keeps what is committed later."""
+    assert committed_offsets(cluster, "g") == {}  # there is a coordinator
+    create_topic(cluster, OFFSETS, partitions=20)
+    commit_for_all(cluster, 1)
+    leaders = {
+        TopicPartition(OFFSETS, each.partition_index): each.leader_id
+        for each in cluster.topic(OFFSETS).partitions
+    }
+    ends = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
+    used = {partition.partition for partition, end in ends.items() if end.offset}
+    assert used == {java_hash(group) % 20 for group in GROUPS}
 
 
 def test_groups_go_on_in_a_topic_that_was_made_again(cluster):

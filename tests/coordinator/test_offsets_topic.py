@@ -1,0 +1,126 @@
+"""__consumer_offsets: only the topic that it began with is written to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
+from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+CONFIGURED = 5
+
+
+class FakeRegistry:
+    """At most the one topic."""
+
+    def __init__(self, there: int = 0) -> None:
+        self.found: Any = None
+        self.unseen: Any = None  # made by another process, and not yet replayed
+        if there:
+            self.found = topic_of(there)
+
+    def topic(self, name: str) -> Any:
+        assert name == OFFSETS_TOPIC
+        return self.found
+
+    def create_topic(self, name: str, count: int, overrides: object) -> Any:
+        assert self.found is None
+        if self.unseen is not None:
+            self.found = self.unseen
+            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS)
+        self.found = topic_of(count)
+        return self.found
+
+
+def topic_of(count: int) -> Any:
+    return SimpleNamespace(name=OFFSETS_TOPIC, partitions=list(range(count)))
+
+
+def offsets_topic(registry: FakeRegistry) -> tuple[OffsetsTopic, MagicMock]:
+    own_appends = MagicMock()
+    own_appends.append.return_value = 1
+    made = OffsetsTopic(
+        registry,  # type: ignore[arg-type]
+        MagicMock(),
+        lambda topic, partition: True,
+        num_partitions=CONFIGURED,
+        overrides={},
+        codec=Codec.NONE,
+        load_bytes=1,
+        own_appends=own_appends,
+    )
+    return made, own_appends.append
+
+
+def append(topic: OffsetsTopic) -> None:
+    topic.append(0, [(b"k", b"v")], 0)
+
+
+@pytest.mark.parametrize("there", [0, CONFIGURED, 7])
+def test_what_is_there_or_made_is_written_to(there: int) -> None:
+    registry = FakeRegistry(there)
+    topic, written = offsets_topic(registry)
+    assert topic.num_partitions == (there or CONFIGURED)
+    for count in range(1, 3):
+        append(topic)
+        assert written.call_count == count
+    assert not topic.has_changed
+
+
+def test_what_another_makes_as_it_is_configured_is_written_to() -> None:
+    registry = FakeRegistry()
+    topic, written = offsets_topic(registry)
+    registry.unseen = topic_of(CONFIGURED)
+    append(topic)
+    assert written.called
+    assert not topic.has_changed
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_what_another_makes_with_more_or_fewer_partitions_is_not(count: int) -> None:
+    """Nor when that is seen only as it would be made."""
+    for seen in (True, False):
+        registry = FakeRegistry()
+        topic, written = offsets_topic(registry)
+        if seen:
+            registry.found = topic_of(count)
+            assert topic.has_changed
+        else:
+            registry.unseen = topic_of(count)
+        with pytest.raises(ApiError):
+            append(topic)
+        assert not written.called
+        assert topic.has_changed
+        assert topic.num_partitions == CONFIGURED  # what groups were divided by
+
+
+def test_a_topic_that_was_deleted_is_not_made_again() -> None:
+    """Its successor may have another number of partitions: a new start sees to it."""
+    registry = FakeRegistry()
+    topic, written = offsets_topic(registry)
+    append(topic)
+    registry.found = None
+    assert topic.has_changed
+    with pytest.raises(ApiError):
+        append(topic)
+    registry.found = topic_of(CONFIGURED)  # somebody else did
+    with pytest.raises(ApiError):
+        append(topic)
+    assert topic.has_changed
+    assert written.call_count == 1
+
+
+def test_a_topic_that_grows_is_another() -> None:
+    registry = FakeRegistry(CONFIGURED)
+    topic, written = offsets_topic(registry)
+    registry.found.partitions.append(CONFIGURED)
+    assert topic.has_changed
+    with pytest.raises(ApiError):
+        append(topic)
+    assert not written.called
