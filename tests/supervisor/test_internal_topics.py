@@ -9,6 +9,7 @@ import pytest
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import (
     LATEST,
+    create_partitions,
     create_topic,
     delete_topic,
     describe_topic_configs,
@@ -18,6 +19,7 @@ from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.client.group_admin import alter_offsets, committed_offsets
 from mpbroker.coordinator.java_hash import java_hash
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.support.children import wait_until
 
@@ -83,6 +85,15 @@ def test_groups_are_kept_where_their_ids_say_in_a_topic_with_more_partitions(clu
     ends = list_offsets(cluster, dict.fromkeys(leaders, LATEST), leaders)
     used = {partition.partition for partition, end in ends.items() if end.offset}
     assert used == {java_hash(group) % 20 for group in GROUPS}
+
+
+@pytest.mark.parametrize("name", [OFFSETS, TRANSACTIONS])
+def test_the_coordinators_topics_do_not_grow(cluster, name):
+    before = len(cluster.topic(name, auto_create=True).partitions)
+    with pytest.raises(ApiError, match="cannot be changed") as refused:
+        create_partitions(cluster, name, before + 1)
+    assert refused.value.error_code is ErrorCode.INVALID_PARTITIONS
+    assert len(cluster.topic(name).partitions) == before
 
 
 def test_groups_go_on_in_a_topic_that_was_made_again(cluster):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -20,6 +20,12 @@ from mpbroker.protocol.messages.create_partitions import (
 )
 from mpbroker.server.intent import NO_INTENT, Intent
 from mpbroker.storage.topics import Topic
+
+# Of its own Kafka says that they "should not change after deployment": groups and
+# transactions would be looked for where they are not.
+_FIXED: Final = (
+    "The number of partitions of {} cannot be changed: what is in it is found by it."
+)
 
 
 class Registry(Protocol):
@@ -65,6 +71,8 @@ def handle_create_partitions(
                 topic.partitions
             ):
                 continue
+            if topic is not None and topic.is_internal:
+                raise ApiError(ErrorCode.INVALID_PARTITIONS, _FIXED.format(topic.name))
             _check_assignments(wanted, topic, node_id)
             if permit is not None and topic is not None:
                 registry.create_partitions(

@@ -417,6 +417,17 @@ def test_topics_are_deleted_once_whoever_dies_over_it(registry, by_id):
     assert change("at once", Notes())[1][0] != ErrorCode.NONE  # another request
 
 
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_the_coordinators_topics_do_not_grow(registry, name, validate_only):
+    """Groups and transactions are found in them by the number of partitions."""
+    registry.create_topic(name, 2)
+    for count in (1, 2, 3):
+        (code,) = grow_all(registry, (name, count, None), validate_only=validate_only)
+        assert code is ErrorCode.INVALID_PARTITIONS
+    assert len(registry.topic(name).partitions) == 2
+
+
 def test_topics_grow_once_whoever_dies_over_it(registry):
     names = {"at once": "one", "after a death": "two"}
     for name in names.values():
