@@ -59,13 +59,7 @@ def test_all_processes_start_again_on_fresh_memory_and_nothing_is_lost(
     scribble(broker, word)
     # A death makes the supervisor look at once; without one it takes some seconds.
     os.kill(min(before), signal.SIGKILL)
-
-    def all_new() -> bool:
-        # Not by its telemetry, which may not be there just now.
-        now = broker.processes().keys() - {pid}
-        return bool(now) and not now & before
-
-    wait_until("all children are new", all_new, WITHIN_S)
+    wait_for_new_children(broker, before)
     assert broker.pid == pid and broker.is_running
     # Where it was, though the port was any: the sockets are the same.
     with wire.Connection(address_of(broker), WITHIN_S) as connection:
@@ -79,11 +73,24 @@ def test_damage_is_noticed_without_any_death(
     make_broker: Callable[..., Broker],
 ) -> None:
     broker = make_broker()
+    before = set(children(broker).values())
     scribble(broker, CONTROL_WORDS - 1)
     said = "shared memory is damaged"
     wait_until("it is noticed", lambda: said in broker.log_tail(), WITHIN_S)
+    wait_for_new_children(broker, before)  # the old ones take connections with them
     with wire.Connection(address_of(broker), WITHIN_S) as connection:
         connection.ask(wire.api_versions())
+
+
+def wait_for_new_children(broker: Broker, before: set[int]) -> None:
+    """Until there are some, and none of those before."""
+
+    def all_new() -> bool:
+        # Not by its telemetry, which may not be there just now.
+        now = broker.processes().keys() - {broker.pid}
+        return bool(now) and not now & before
+
+    wait_until("all children are new", all_new, WITHIN_S)
 
 
 def test_fences_are_words_of_the_segment_each_with_a_place_of_its_own() -> None:
