@@ -48,4 +48,10 @@ def make_consumer_telemetry(
 
     collector = MetricsCollector(snapshot, resource, time.time_ns)
     telemetry = ClientTelemetry(collector, random.Random())
-    return TelemetrySender(cluster.client, cluster.addresses, telemetry, monotonic_ms)
+    return TelemetrySender(
+        cluster.client,
+        cluster.addresses,
+        telemetry,
+        monotonic_ms,
+        timeout_ms=float("inf"),  # it may stand behind a Fetch that waits for records
+    )

@@ -36,6 +36,7 @@ _RESPONSES: Final[dict[type[Message], type[Message]]] = {
 }
 _LOOK_AGAIN_MS: Final = 1000.0
 LAST_PUSH_MS: Final = 10_000.0  # closing waits for its answer no longer
+SHORT_LAST_PUSH_MS: Final = 1000.0  # likewise, where somebody's thread waits for it
 
 
 class TelemetrySender:
@@ -47,6 +48,7 @@ class TelemetrySender:
         metadata: Metadata,
         telemetry: ClientTelemetry,
         clock: Callable[[], float],
+        timeout_ms: float | None = None,
     ) -> None:
         """Send nothing yet.
 
@@ -55,11 +57,13 @@ class TelemetrySender:
             metadata: the client's.
             telemetry: says what and when.
             clock: the client's, in ms.
+            timeout_ms: of a request; None: request.timeout.ms.
         """
         self._client = client
         self._metadata = metadata
         self._telemetry = telemetry
         self._clock = clock
+        self._timeout_ms = timeout_ms
         self._node: int | None = None
         self._look_after_ms = -float("inf")
         self._end_by_ms: float | None = None
@@ -99,14 +103,21 @@ class TelemetrySender:
         ready = [node for node in able if client.is_ready(node, now_ms)]
         if not ready:
             return _LOOK_AGAIN_MS  # not all that it may wait for ends a poll
-        if self._node not in ready:
+        if self._node not in ready or self._end_by_ms is not None:
             self._node = min(ready, key=client.in_flight)
         request = self._telemetry.next_request(now_ms)
         if request is None:
             return self._telemetry.delay_ms(now_ms)
         assert self._node is not None
         response_type = _RESPONSES[type(request)]
-        client.send(self._node, request, response_type, self._take, now_ms)
+        client.send(
+            self._node,
+            request,
+            response_type,
+            self._take,
+            now_ms,
+            timeout_ms=self._timeout_ms,
+        )
         return float("inf")
 
     def _serves(self, node: int) -> bool:
@@ -127,14 +138,14 @@ class TelemetrySender:
             poll: has come what comes, waiting no longer than so many ms.
         """
         now_ms = self._clock()
-        while self.must_end(now_ms):
+        while self.must_end(now_ms, SHORT_LAST_PUSH_MS):
             poll(self.step(now_ms))
             now_ms = self._clock()
 
-    def must_end(self, now_ms: float) -> bool:
+    def must_end(self, now_ms: float, limit_ms: float | None = None) -> bool:
         """Begin to end; return whether the last push has yet to be answered."""
         if self._end_by_ms is None:
-            self._end_by_ms = now_ms + LAST_PUSH_MS
+            self._end_by_ms = now_ms + (LAST_PUSH_MS if limit_ms is None else limit_ms)
             self._telemetry.begin_end(now_ms)
         return not self._is_over(now_ms)
 

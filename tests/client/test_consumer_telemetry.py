@@ -12,6 +12,7 @@ from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.config_admin import Resource, ResourceType
 from mpbroker.client.consumer import Consumer
+from mpbroker.client.network_client import NetworkClient
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
@@ -69,6 +70,7 @@ def asking(fake_broker, monkeypatch):
         raising=False,
     )
     fake_broker.append("t", 0, batch_of(b"0", b"1"))
+    monkeypatch.setattr(telemetry_sender, "SHORT_LAST_PUSH_MS", TIMEOUT_S * 1000.0)
     return fake_broker
 
 
@@ -129,7 +131,7 @@ def test_a_consumer_that_is_not_asked_pushes_nothing_and_closes_at_once(fake_bro
 def test_a_broker_that_keeps_silent_about_the_last_push_is_not_waited_for_for_ever(
     asking, monkeypatch
 ):
-    monkeypatch.setattr(telemetry_sender, "LAST_PUSH_MS", 50.0)
+    monkeypatch.setattr(telemetry_sender, "SHORT_LAST_PUSH_MS", 50.0)
     consumer = Consumer(
         bootstrap_servers=str(asking.address), auto_offset_reset="earliest"
     )
@@ -143,10 +145,24 @@ def test_a_broker_that_keeps_silent_about_the_last_push_is_not_waited_for_for_ev
     consumer.close()
 
 
+def test_a_push_that_stands_behind_a_fetch_ends_no_connection(asking, monkeypatch):
+    limits = []
+    send = NetworkClient.send
+
+    def note(client, node, request, *arguments, **options):
+        if isinstance(request, PushTelemetryRequest):
+            limits.append(options.get("timeout_ms"))
+        send(client, node, request, *arguments, **options)
+
+    monkeypatch.setattr(NetworkClient, "send", note)
+    read(asking)
+    assert set(limits) == {float("inf")}
+
+
 def test_a_members_metrics_are_in_the_brokers_telemetry_log_by_kips_names(
     make_broker, tmp_path, topic_name, monkeypatch
 ):
-    monkeypatch.setattr(telemetry_sender, "LAST_PUSH_MS", TIMEOUT_S * 1000.0)
+    monkeypatch.setattr(telemetry_sender, "SHORT_LAST_PUSH_MS", TIMEOUT_S * 1000.0)
     path = tmp_path / "telemetry.log"
     broker = make_broker({"client.telemetry.log.path": path})
     with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
