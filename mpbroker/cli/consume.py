@@ -41,6 +41,7 @@ from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.client.fetcher import (
     FetchedBatch,
     LeaderLostError,
+    LogTruncationError,
     OffsetOutOfRangeError,
 )
 from mpbroker.protocol.record_batch import Record, iter_records
@@ -431,8 +432,18 @@ class _Reader:
                 self._consumer.pause([partition])
 
     def _put_right(self, error: OffsetOutOfRangeError, started: bool) -> None:
-        """Go on at the first offset there is, if records were deleted meanwhile."""
+        """Go on at the first offset there is, if records were deleted meanwhile.
+
+        Where a new leader has others than were read, go on with those.
+        """
         partition, consumer = error.partition, self._consumer
+        if isinstance(error, LogTruncationError) and error.divergent_offset is not None:
+            self._warn(
+                f"{partition}: a new leader lacks what was read from offset"
+                f" {error.divergent_offset} on; going on there"
+            )
+            consumer.seek(partition, error.divergent_offset)
+            return
         first = consumer.offsets_for([partition], EARLIEST)[partition]
         if started and error.offset < first:
             self._warn(

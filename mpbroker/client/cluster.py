@@ -109,14 +109,6 @@ class Broker:
         self._cluster.connect(self._number)
         return self._cluster.client.version_for(self._number, request, max_version)
 
-    def is_known_to_speak(self, request: type[Message], version: int) -> bool:
-        """Return whether requests can go in a version; False while that is unknown."""
-        client = self._cluster.client
-        return (
-            client.is_connected(self._number)
-            and client.version_for(self._number, request) >= version
-        )
-
     def request(
         self,
         request: Message,
@@ -378,6 +370,10 @@ class Cluster:
         if node_id not in self._nodes:
             raise BrokerUnavailableError(f"no broker has the id {node_id}")
         return self.at(self._nodes[node_id])
+
+    def is_named(self, node_id: int) -> bool:
+        """Return whether the newest metadata says where a broker is."""
+        return node_id in self._nodes
 
     def is_reachable(self, node_id: int) -> bool:
         """Return whether it may be of use to wait for a broker.

@@ -6,8 +6,7 @@
             print(record.partition, record.offset, record.value)
 
 One thread uses a consumer, of the process that made it: a forked child makes its own.
-Records come from `poll` (or iteration), and only there are
-partitions given and taken away.
+Records come from `poll` (or iteration); only there are partitions given and taken.
 
 Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalancing.
 """
@@ -31,8 +30,6 @@ from mpbroker.client.consumer_record import ConsumerRecord, records_of
 from mpbroker.client.consumer_telemetry import make_consumer_telemetry
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
 from mpbroker.client.fetcher import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
     FetchedBatch,
     Fetcher,
     LeaderLostError,
@@ -155,6 +152,7 @@ class Consumer:
         self._assigned = partitions
         kept = set(partitions)
         self._paused &= kept
+        self._lookup.epochs.keep(kept)
         self._positions = {w: at for w, at in self._positions.items() if w in kept}
         self._records = deque(r for r in self._records if (r[0], r[1]) in kept)
         self._fetcher = None
@@ -246,7 +244,7 @@ class Consumer:
     ) -> None:
         missing = [where for where in partitions if where not in self._positions]
         if missing and self._member is not None:
-            self._positions |= self._member.committed(missing)
+            self._positions |= self._member.committed(missing, goes_there=True)
             missing = [where for where in missing if where not in self._positions]
         if missing:
             self._positions |= ask(missing, self._lookup.reset_time(missing))
@@ -379,10 +377,15 @@ class Consumer:
         settings = self._settings
         self._left_out = False
         leaders = self._lookup.find_leaders(self._assigned, self._prepare)
+        epochs = self._lookup.epochs
+        doubts = find_truncations(self._cluster, epochs, leaders, self._positions)
+        for where in doubts.open:
+            leaders.pop(where, None)
+            if self._fetcher is not None:
+                self._fetcher.positions.pop(where, None)
         if not leaders.keys() >= set(self._assigned):
             self._look_again()
-        epochs = self._lookup.epochs
-        for lost in find_truncations(self._cluster, epochs, leaders, self._positions):
+        for lost in doubts.lost:
             self._go_back(lost)
         positions = {
             where: self._positions[where]
@@ -396,9 +399,7 @@ class Consumer:
             self._cluster,
             positions,
             leaders,
-            isolation_level=(
-                READ_COMMITTED if settings.read_committed else READ_UNCOMMITTED
-            ),
+            isolation_level=int(settings.read_committed),
             max_wait_ms=settings.fetch_max_wait_ms,
             min_bytes=settings.fetch_min_bytes,
             max_bytes=settings.fetch_max_bytes,
@@ -534,10 +535,9 @@ class Consumer:
         self._metrics.network.follow(self._counts(), monotonic_ms())
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return Kafka's metrics by group: consumer-metrics,
-        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION),
-        consumer-coordinator-metrics and consumer-node-metrics.node-N. Any thread may
-        ask.
+        """Return Kafka's, by group: consumer-metrics, consumer-coordinator-metrics,
+        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION) and
+        consumer-node-metrics.node-N. Any thread may ask.
         """
         return self._measure(".")
 

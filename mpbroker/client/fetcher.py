@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
@@ -39,7 +38,6 @@ from mpbroker.protocol.record_batch import (
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
-_EPOCHS_SINCE: Final = 12  # an answer may tell where the logs of two leaders differ
 _NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
 _ABORT: Final = 0
 
@@ -193,8 +191,7 @@ class Fetcher:
         Control batches are left out, and with READ_COMMITTED what was aborted.
 
         Raises:
-            OffsetOutOfRangeError: put a position right, and go on. LogTruncationError
-                if the leader knows that it has not what was read before it.
+            OffsetOutOfRangeError: put a position right, and go on.
             LeaderLostError: learn the leaders anew, with a new fetcher.
             ApiError: refused otherwise, such as a topic that was deleted.
             ProtocolError: a batch whose CRC is wrong.
@@ -338,7 +335,6 @@ class Fetcher:
                         partition=partition.partition,
                         current_leader_epoch=self._epochs.leader_epoch(partition),
                         fetch_offset=offset,
-                        last_fetched_epoch=self._epochs.before(partition, offset),
                         partition_max_bytes=self._partition_max_bytes,
                     )
                 )
@@ -356,9 +352,6 @@ class Fetcher:
             )
             broker = self._cluster.named(leader)
             failures = broker.failures
-            if not broker.is_known_to_speak(FetchRequest, _EPOCHS_SINCE):
-                for entry in chain.from_iterable(topics.values()):
-                    entry.last_fetched_epoch = NO_EPOCH
             pending = broker.send_if_ready(
                 request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
             )
@@ -387,12 +380,12 @@ class Fetcher:
     ) -> Iterator[FetchedBatch]:
         position = self.positions[partition]
         if data.error_code:
+            if data.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH:
+                self._epochs.refuse(partition)
             _raise_partition_error(partition, position, data.error_code)
-        diverging = data.diverging_epoch
-        if diverging is not None and 0 <= diverging.end_offset < position:
-            raise LogTruncationError(
-                partition, position, diverging.end_offset, diverging.epoch
-            )
+        if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
+            self._epochs.forget(partition)  # only followers ask that
+            return
         records = data.records
         if not isinstance(records, (bytes, bytearray, memoryview)):
             return
@@ -408,7 +401,7 @@ class Fetcher:
             self.positions[partition] = header.next_offset
             self._epochs.note(
                 partition,
-                header.base_offset,
+                min(position, header.base_offset),  # there is nothing in between
                 header.next_offset,
                 header.partition_leader_epoch,
             )

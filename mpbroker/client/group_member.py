@@ -547,9 +547,9 @@ class GroupMember:
         )
 
     def committed(
-        self, partitions: Iterable[TopicPartition]
+        self, partitions: Iterable[TopicPartition], *, goes_there: bool = False
     ) -> dict[TopicPartition, int]:
-        """Return stored positions; partitions without one are left out."""
+        """Return stored positions, to be taken or not; some may have none."""
         topics: dict[str, list[int]] = {}
         for topic, partition in partitions:
             topics.setdefault(topic, []).append(partition)
@@ -581,7 +581,8 @@ class GroupMember:
                     if entry.committed_offset >= 0:
                         found[where] = at = entry.committed_offset
                         epoch = entry.committed_leader_epoch
-                        self._epochs.note(where, at - 1, at, epoch)
+                        if goes_there:
+                            self._epochs.note(where, at - 1, at, epoch)
             if not unstable:
                 return found
             if time.monotonic() > deadline:

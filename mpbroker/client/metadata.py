@@ -219,11 +219,11 @@ class Metadata:
         leaders, epochs = [NO_NODE] * count, [-1] * count
         old = self.snapshot
         known_info = old.topics.get(name)
+        topic_id = topic.topic_id
+        if known_info is not None and topic_id == _NO_TOPIC_ID:
+            topic_id = known_info.topic_id  # an older broker tells none
         # One that was deleted and made again begins again with its epochs.
-        is_same = known_info is not None and (
-            known_info.topic_id == topic.topic_id
-            or _NO_TOPIC_ID in (known_info.topic_id, topic.topic_id)
-        )
+        is_same = known_info is not None and known_info.topic_id == topic_id
         for entry in topic.partitions:
             index = entry.partition_index
             if not 0 <= index < count:
@@ -236,7 +236,7 @@ class Metadata:
             elif entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE:
                 leader = NO_NODE
             leaders[index], epochs[index] = leader, epoch
-        return TopicInfo(tuple(leaders), tuple(epochs), topic.topic_id)
+        return TopicInfo(tuple(leaders), tuple(epochs), topic_id)
 
     def update_leader(
         self, topic: str, partition: int, leader: int, epoch: int, address: Address

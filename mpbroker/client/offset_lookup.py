@@ -65,13 +65,16 @@ class OffsetLookup:
     def offset_after(self, lost: OffsetOutOfRangeError) -> int:
         """Return where to go on when the records that come next are not there."""
         where = lost.partition
-        self.epochs.forget(where)
         if isinstance(lost, LogTruncationError) and lost.divergent_offset is not None:
+            self.epochs.forget(where)
             offset = lost.divergent_offset
             _log.warning("%s: going on at %d", lost, offset)
             self.epochs.note(where, offset - 1, offset, lost.divergent_epoch)
             return offset
-        return self.offsets_for([where], self.reset_time([where]))[where]
+        # May fail; what was lost is known until there is somewhere to go on.
+        offset = self.offsets_for([where], self.reset_time([where]))[where]
+        self.epochs.forget(where)
+        return offset
 
     def ask(
         self, wanted: list[TopicPartition], timestamp: int, *, waits: bool = True
@@ -92,13 +95,19 @@ class OffsetLookup:
             if not waits and not self._cluster.is_reachable(leader):
                 raise BrokerUnavailableError(f"the leader of {where} is unreachable")
         epochs = {where: self.epochs.leader_epoch(where) for where in leaders}
-        answers = list_offsets(
-            self._cluster,
-            dict.fromkeys(wanted, timestamp),
-            leaders,
-            read_committed=self._read_committed,
-            epochs=epochs,
-        )
+        try:
+            answers = list_offsets(
+                self._cluster,
+                dict.fromkeys(wanted, timestamp),
+                leaders,
+                read_committed=self._read_committed,
+                epochs=epochs,
+            )
+        except ApiError as error:
+            if error.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH:
+                for where in wanted:  # no matter to those of which it is not true
+                    self.epochs.refuse(where)
+            raise
         missing = [where for where, answer in answers.items() if answer.offset < 0]
         ends = list_offsets(
             self._cluster, dict.fromkeys(missing, LATEST), leaders, epochs=epochs
@@ -136,7 +145,8 @@ class OffsetLookup:
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"{where}: the topic has no such partition",
                 )
-            if leaders[where] < 0:
+            if not self._cluster.is_named(leaders[where]):
+                # There is none, or it is known from before, and where it is is not.
                 raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where}: no leader")
         return {where: leaders[where] for where in partitions}
 
@@ -178,12 +188,15 @@ class OffsetLookup:
         """
         names = list(dict.fromkeys(partition.topic for partition in partitions))
         answer = self._cluster.metadata(names, auto_create=self._auto_create)
-        leaders = {
-            (topic.name, entry.partition_index): entry.leader_id
-            for topic in answer.topics
-            for entry in topic.partitions
-            if not topic.error_code and entry.leader_id >= 0
-        }
+        leaders = {}
+        for topic in answer.topics:
+            for entry in topic.partitions if not topic.error_code else ():
+                where = TopicPartition(topic.name or "", entry.partition_index)
+                leader = self.epochs.lead(
+                    where, entry.leader_id, entry.leader_epoch, topic.topic_id
+                )
+                if self._cluster.is_named(leader):
+                    leaders[where] = leader
         groups: dict[tuple[str, int], list[TopicPartition]] = {}
         for where in partitions:
             if where in leaders:

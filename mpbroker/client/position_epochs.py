@@ -10,6 +10,8 @@ Source: KIP-320.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import TopicPartition
@@ -17,6 +19,9 @@ from mpbroker.client.cluster import TopicPartition
 NO_EPOCH: Final = -1
 _KEPT: Final = 8  # epochs of a partition: positions are near what was read last
 _NO_TOPIC_ID: Final = bytes(16)
+_REFUSALS: Final = 5  # of an epoch by the leader, before a lower one is believed
+
+_log = logging.getLogger(__name__)
 
 
 class _Led(NamedTuple):
@@ -36,6 +41,8 @@ class PositionEpochs:
         self._read: dict[TopicPartition, dict[int, tuple[int, int]]] = {}
         # By partition: the leader's epoch that has confirmed what was read.
         self._confirmed: dict[TopicPartition, int] = {}
+        # By partition: how often the leader known has not known its own epoch.
+        self._refused: dict[TopicPartition, int] = {}
 
     # -- leaders -----------------------------------------------------------------------
 
@@ -55,14 +62,38 @@ class PositionEpochs:
         """
         known = self._led.get(partition)
         if known is not None:
-            ids = known.topic_id, topic_id
-            if ids[0] != ids[1] and _NO_TOPIC_ID not in ids:
-                self._read.pop(partition, None)  # another topic of that name
-                self._confirmed.pop(partition, None)
+            if topic_id == _NO_TOPIC_ID:
+                topic_id = known.topic_id
+            if topic_id != known.topic_id:
+                self._begin_anew(partition)  # another topic of that name
             elif 0 <= epoch < known.epoch:
-                return known.leader
+                if self._refused.get(partition, 0) < _REFUSALS:
+                    return known.leader
+                _log.warning(
+                    "%s: its leader does not know epoch %d; going on in epoch %d:"
+                    " the topic was deleted and made again?",
+                    partition,
+                    known.epoch,
+                    epoch,
+                )
+                self._begin_anew(partition)
+            else:
+                self._refused.pop(partition, None)
         self._led[partition] = _Led(leader, epoch, topic_id)
         return leader
+
+    def _begin_anew(self, partition: TopicPartition) -> None:
+        self._read.pop(partition, None)
+        self._confirmed.pop(partition, None)
+        self._refused.pop(partition, None)
+
+    def refuse(self, partition: TopicPartition) -> None:
+        """Note that the leader known does not know its epoch.
+
+        Metadata that says a lower one all the while is right in the end: without ids of
+        topics, one that was made again cannot be told from news that are old.
+        """
+        self._refused[partition] = self._refused.get(partition, 0) + 1
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         """Return the epoch of the leader that is known; NO_EPOCH if it is not."""
@@ -76,13 +107,20 @@ class PositionEpochs:
         if epoch < 0:
             return
         read = self._read.setdefault(partition, {})
-        known = read.get(epoch)
-        if known is not None:
-            # Epochs never fall along a log, so what lies between is of this one too.
+        for other, (start, stop) in list(read.items()):
+            # What was read of others there is there no more: epochs never fall.
+            if other < epoch and stop > first:
+                read[other] = start, first
+                if start >= first:
+                    del read[other]
+            elif other > epoch and start < end:
+                del read[other]
+        known = read.pop(epoch, None)  # the oldest note stays first
+        if known is not None and known[0] <= end and first <= known[1]:
             first, end = min(first, known[0]), max(end, known[1])
         read[epoch] = first, end
         if len(read) > _KEPT:
-            del read[min(read)]
+            del read[next(iter(read))]
 
     def before(self, partition: TopicPartition, offset: int) -> int:
         """Return the epoch of what comes before an offset; NO_EPOCH if not known."""
@@ -94,6 +132,11 @@ class PositionEpochs:
     def forget(self, partition: TopicPartition) -> None:
         """Forget what was read: it is not there any more."""
         self._read.pop(partition, None)
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what was read of all other partitions."""
+        for partition in self._read.keys() - set(partitions):
+            del self._read[partition]
 
     # -- what must be asked ------------------------------------------------------------
 

@@ -7,12 +7,17 @@ SubscriptionState.maybeCompleteValidation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Broker, Cluster, TopicPartition
-from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    UnsupportedVersionError,
+    error_code_of,
+)
 from mpbroker.client.fetcher import LogTruncationError
 from mpbroker.client.position_epochs import PositionEpochs
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
@@ -26,16 +31,22 @@ _FOR_CONSUMERS_SINCE: Final = 3
 _CONSUMER: Final = -1
 
 
+class Doubts(NamedTuple):
+    """What came of asking."""
+
+    lost: list[LogTruncationError]
+    open: list[TopicPartition]  # not to be read before their leaders have answered
+
+
 def find_truncations(
     cluster: Cluster,
     epochs: PositionEpochs,
     leaders: Mapping[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
-) -> list[LogTruncationError]:
+) -> Doubts:
     """Ask leaders about positions that others than they have written.
 
-    Leaders that cannot be asked, now or at all, are left out: what they think is asked
-    again with the next Fetch, or found out by nobody.
+    Those that cannot be asked at all, being too old or refusing it, are believed.
 
     Args:
         cluster: where.
@@ -44,21 +55,33 @@ def find_truncations(
         positions: what is read next.
 
     Raises:
-        BrokerUnavailableError: a leader does not answer.
+        BrokerUnavailableError: no leader of any partition can be asked now.
     """
     by_leader: dict[int, list[TopicPartition]] = {}
     for partition, leader in leaders.items():
         if epochs.is_in_doubt(partition, positions[partition]):
             by_leader.setdefault(leader, []).append(partition)
-    found = []
+    found: list[LogTruncationError] = []
+    waiting: list[TopicPartition] = []
+    failure: BrokerUnavailableError | None = None
     for leader, partitions in by_leader.items():
-        if not cluster.is_reachable(leader):
+        try:
+            if not cluster.is_reachable(leader):
+                raise BrokerUnavailableError(f"broker {leader} cannot be reached")
+            answers = _ask(cluster.broker(leader), epochs, positions, partitions)
+        except BrokerUnavailableError as error:
+            failure = error
+            waiting += partitions
             continue
-        for partition, end in _ask(
-            cluster.broker(leader), epochs, positions, partitions
-        ):
+        for partition, end in answers:
             position = positions[partition]
-            if end.end_offset < 0 or end.leader_epoch < 0:
+            code = error_code_of(end.error_code)
+            if code:
+                if code == ErrorCode.UNKNOWN_LEADER_EPOCH:
+                    epochs.refuse(partition)
+                if code.retriable:
+                    waiting.append(partition)
+            elif end.end_offset < 0 or end.leader_epoch < 0:
                 found.append(LogTruncationError(partition, position))
             elif end.end_offset < position:
                 found.append(
@@ -68,7 +91,9 @@ def find_truncations(
                 )
             else:
                 epochs.confirm(partition)
-    return found
+    if failure is not None and len(waiting) == len(leaders):
+        raise failure
+    return Doubts(found, waiting)
 
 
 def _ask(
@@ -103,6 +128,5 @@ def _ask(
         (TopicPartition(topic.topic, entry.partition), entry)
         for topic in response.topics
         for entry in topic.partitions
-        if not entry.error_code
-        and TopicPartition(topic.topic, entry.partition) in partitions
+        if TopicPartition(topic.topic, entry.partition) in partitions
     ]

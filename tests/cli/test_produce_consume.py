@@ -397,6 +397,34 @@ def test_records_deleted_while_reading_are_skipped_with_a_warning(
     assert "one-0: records 5..6 were deleted before they were read" in result.err
 
 
+def test_what_a_new_leader_lacks_is_said_and_its_own_records_are_read(
+    fake_broker, mpbroker
+):
+    def write(*numbers):
+        for number in numbers:
+            fill(fake_broker, (1000 + number, None, b"%d" % number))
+
+    def elect(request):
+        fake_broker.elect("one", 0, end=2)
+        write(*range(12, 20))
+
+    write(*range(10))
+    fake_broker.answer_with(ApiKey.FETCH, lambda request: None, elect)
+    # Only four fit an answer.
+    size = len(fake_broker.logs["one", 0][0])
+    original = fake_broker._partition
+
+    def answer(topic, entry):
+        entry.partition_max_bytes = 4 * size
+        return original(topic, entry)
+
+    fake_broker._partition = answer
+    result = mpbroker("consume", "-t", "one", "-e", "-f", "%s ")
+    assert result.code == ExitCode.OK
+    assert result.out == b"0 1 2 3 12 13 14 15 16 17 18 19 "
+    assert "one-0: a new leader lacks what was read from offset 2 on" in result.err
+
+
 def test_a_lost_connection_is_made_again(ten_records, mpbroker):
     ten_records.answer_with(ApiKey.FETCH, lambda request: CLOSE)
     result = mpbroker("consume", "-t", "one", "-e", "-f", "%o ")

@@ -151,7 +151,7 @@ def test_answers_behind_the_word_to_bootstrap_again_are_lost_and_told():
     assert lost.disconnected
 
 
-def test_a_topic_that_was_made_again_begins_again_with_its_leaders_epochs():
+def learner():
     metadata = Metadata()
 
     def learn(topic_id, leader, epoch):
@@ -165,6 +165,19 @@ def test_a_topic_that_was_made_again_begins_again_with_its_leaders_epochs():
         metadata.update(MetadataResponse(brokers=nodes, topics=[topic]), 0)
         return metadata.snapshot.leader("t", 0)
 
+    return learn
+
+
+def test_a_topic_that_was_made_again_begins_again_with_its_leaders_epochs():
+    learn = learner()
     assert learn(1, leader=0, epoch=5) == 0
     assert learn(1, leader=1, epoch=4) == 0  # from a broker that has not heard yet
     assert learn(2, leader=1, epoch=0) == 1
+    assert learn(0, leader=1, epoch=3) == 1  # an older broker: it tells no ids
+    assert learn(2, leader=0, epoch=2) == 1
+
+
+def test_a_topic_that_gets_an_id_begins_again_with_its_leaders_epochs():
+    learn = learner()
+    assert learn(0, leader=0, epoch=5) == 0
+    assert learn(1, leader=1, epoch=0) == 1

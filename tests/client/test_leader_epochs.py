@@ -16,7 +16,13 @@ from mpbroker.client.consumer import Consumer, LogTruncationError
 from mpbroker.client.position_epochs import NO_EPOCH, PositionEpochs
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.fetch import EpochEndOffset
+from mpbroker.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
 from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
@@ -29,10 +35,12 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
+from tests.client.fake_broker import CLOSE, FakeBroker
 from tests.client.test_consumer import fill, values
 from tests.client.test_fetcher import answer_for, batch_of
 
 T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
 ASK = ApiKey.OFFSET_FOR_LEADER_EPOCH
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 
@@ -73,46 +81,25 @@ def epochs_asked(broker):
 # -- what is told to brokers -----------------------------------------------------------
 
 
-def test_questions_carry_the_leaders_epoch_and_that_of_what_was_read(
-    fake_broker, make_consumer
-):
+def test_questions_carry_the_leaders_epoch(fake_broker, make_consumer):
     fake_broker.leader_epochs[T0] = 3
     append(fake_broker, 0, 1)
     consumer = make_consumer()
     assert values(consumer, 2) == [0, 1]
     assert asked(fake_broker, ApiKey.LIST_OFFSETS).current_leader_epoch == 3
-    first = fake_broker.seen(ApiKey.FETCH)[0].topics[0].partitions[0]
-    assert (first.current_leader_epoch, first.last_fetched_epoch) == (3, NO_EPOCH)
     consumer.poll(1)
-    assert epochs_asked(fake_broker) == (3, 3)
+    assert asked(fake_broker).fetch_offset == 2
+    # The epoch of what was read is for followers to tell: no consumer of Kafka's does.
+    assert epochs_asked(fake_broker) == (3, NO_EPOCH)
 
 
-def test_who_seeks_says_nothing_of_what_it_did_not_read(fake_broker, make_consumer):
-    append(fake_broker, 0, 1, 2, 3)
-    consumer = make_consumer()
-    assert values(consumer, 4)
-    fake_broker.logs[T0] = []  # so that what comes next is what is asked for next
-    fake_broker.ends[T0] = 100
-    consumer.seek(T0, 50)
-    consumer.poll(1)
-    consumer.poll(1)
-    assert asked(fake_broker).fetch_offset == 50
-    assert epochs_asked(fake_broker) == (0, NO_EPOCH)
-
-
-@pytest.mark.parametrize(
-    ("api", "highest", "expected"),
-    [(ApiKey.METADATA, 8, (NO_EPOCH, 0)), (ApiKey.FETCH, 11, (0, NO_EPOCH))],
-)
-def test_older_brokers_are_told_what_they_can_take(
-    fake_broker, make_consumer, api, highest, expected
-):
-    fake_broker.max_versions[api] = highest
+def test_epochs_of_older_brokers_are_not_believed(fake_broker, make_consumer):
+    fake_broker.max_versions[ApiKey.METADATA] = 8
     append(fake_broker, 0)
     consumer = make_consumer()
     assert values(consumer, 1) == [0]
     consumer.poll(1)
-    assert epochs_asked(fake_broker) == expected
+    assert epochs_asked(fake_broker) == (NO_EPOCH, NO_EPOCH)
 
 
 def test_a_commit_tells_the_epoch_of_what_was_read(bootstrap, topic_name):
@@ -159,7 +146,7 @@ def test_a_leader_of_a_later_epoch_is_found_and_asked_whether_it_has_what_was_re
     assert values(consumer, 1) == [3]
     assert len(fake_broker.seen(ASK)) == 1  # it has confirmed that once
     consumer.poll(1)
-    assert epochs_asked(fake_broker) == (1, 1)
+    assert epochs_asked(fake_broker) == (1, NO_EPOCH)
 
 
 def test_a_reset_goes_to_where_the_new_leaders_log_differs(
@@ -206,8 +193,9 @@ def test_a_leader_that_knows_nothing_of_the_epoch_is_read_by_the_rule_for_resets
     assert values(consumer, 3) == [10, 11, 12]
 
 
-def test_what_an_answer_to_a_fetch_says_of_a_loss_is_believed(
-    fake_broker, make_consumer
+@pytest.mark.parametrize("end", [1, 3, 5])
+def test_what_an_answer_to_a_fetch_says_of_a_loss_was_not_asked(
+    fake_broker, make_consumer, end
 ):
     append(fake_broker, 0, 1, 2)
     consumer = make_consumer()
@@ -216,11 +204,118 @@ def test_what_an_answer_to_a_fetch_says_of_a_loss_is_believed(
     def diverging(request):
         answer = answer_for()(request)
         (data,) = answer.responses[0].partitions
-        data.diverging_epoch = EpochEndOffset(epoch=0, end_offset=1)
+        data.diverging_epoch = EpochEndOffset(epoch=0, end_offset=end)
         return answer
 
     fake_broker.answer_with(ApiKey.FETCH, diverging)
-    assert values(consumer, 2) == [1, 2]
+    append(fake_broker, 3)
+    assert values(consumer, 1) == [3]
+
+
+def test_who_cannot_be_asked_now_keeps_only_its_own_unread(fake_broker, make_consumer):
+    append(fake_broker, 0, 1)
+    other = FakeBroker({"t": 3})
+    try:
+        other.leader_epochs[T1] = 0
+        other.append("t", 1, batch_of(b"10"))
+        fake_broker.led_elsewhere[T1] = other.address
+        consumer = make_consumer()
+        consumer.assign([T0, T1])
+        assert sorted(values(consumer, 3)) == [0, 1, 10]
+        fake_broker.leader_epochs[T1] = other.leader_epochs[T1] = 1
+        other.append("t", 1, batch_of(b"11"))
+        other.answer_with(ASK, *[lambda request: CLOSE] * 2)
+        append(fake_broker, 2)
+        assert sorted(values(consumer, 2)) == [2, 11]
+        assert len(other.seen(ASK)) == 3  # nothing was read before it had answered
+    finally:
+        other.close()
+
+
+def test_a_leader_that_is_nowhere_keeps_only_its_own_unread(fake_broker, make_consumer):
+    append(fake_broker, 0, 1)
+    consumer = make_consumer()
+    consumer.assign([T0, T1])
+    fake_broker.append("t", 1, batch_of(b"10"))
+    assert sorted(values(consumer, 3)) == [0, 1, 10]
+    # It has moved to a broker that is down, and whoever answers now knows neither.
+    consumer._lookup.epochs.lead(T1, 99, 5, bytes(16))
+    fake_broker.answer_with(ApiKey.FETCH, lambda request: CLOSE)
+    append(fake_broker, 2)
+    assert values(consumer, 1) == [2]
+
+
+def test_a_topic_made_again_where_topics_have_no_ids_is_read_in_the_end(
+    fake_broker, make_consumer, caplog
+):
+    fake_broker.leader_epochs[T0] = 7
+    append(fake_broker, 0, 1)
+    consumer = make_consumer()
+    assert values(consumer, 2) == [0, 1]
+    fake_broker.leader_epochs[T0] = 0
+    fake_broker.logs[T0], fake_broker.ends[T0] = [], 0
+    append(fake_broker, 10, 11, 12)
+    assert values(consumer, 1) == [12]
+    assert caplog.text.count("going on in epoch 0") == 1
+
+
+def test_a_lookup_that_fails_leaves_what_was_lost_known(fake_broker, make_consumer):
+    append(fake_broker, 0, 1)
+    consumer = make_consumer()
+    assert values(consumer, 2) == [0, 1]
+    epochs = consumer._lookup.epochs
+    lost = LogTruncationError(T0, 2)
+    refused = ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name="t",
+                partitions=[
+                    ListOffsetsPartitionResponse(
+                        partition_index=0,
+                        error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    )
+                ],
+            )
+        ]
+    )
+    fake_broker.answer_with(ApiKey.LIST_OFFSETS, lambda request: refused)
+    with pytest.raises(ApiError):
+        consumer._lookup.offset_after(lost)
+    assert epochs.before(T0, 2) == 0
+    assert consumer._lookup.offset_after(lost) == 0
+    assert epochs.before(T0, 2) == NO_EPOCH
+
+
+def test_what_is_assigned_no_more_is_forgotten(fake_broker, make_consumer):
+    append(fake_broker, 0, 1)
+    consumer = make_consumer()
+    assert values(consumer, 2) == [0, 1]
+    consumer.assign([T1])
+    assert consumer._lookup.epochs.before(T0, 2) == NO_EPOCH
+
+
+def test_a_stored_position_is_of_its_epoch_only_for_who_goes_there(
+    bootstrap, topic_name
+):
+    where = TopicPartition(topic_name, 0)
+    settings = {
+        "bootstrap_servers": bootstrap,
+        "group_id": topic_name,
+        "auto_offset_reset": "earliest",
+    }
+    with Cluster(parse_addresses(bootstrap), 30) as cluster:
+        cluster.topic(topic_name, auto_create=True)
+    fill(bootstrap, topic_name, range(3))
+    with Consumer(**settings) as consumer:
+        consumer.assign([where])
+        assert values(consumer, 3) == [0, 1, 2]
+    with Consumer(**settings) as consumer:
+        consumer.assign([where])
+        epochs = consumer._lookup.epochs
+        assert consumer.committed(where) == 3
+        assert epochs.before(where, 3) == NO_EPOCH
+        assert consumer.position(where) == 3
+        assert epochs.before(where, 3) == 0
 
 
 @pytest.mark.parametrize("how", ["refuses", "is old", "names another partition"])
@@ -278,6 +373,65 @@ def test_another_topic_of_the_same_name_begins_anew():
     assert epochs.lead(T0, 2, 0, OTHER_ID) == 2
     assert epochs.leader_epoch(T0) == 0
     assert epochs.before(T0, 10) == NO_EPOCH
+
+
+def test_a_topic_that_gets_an_id_is_another():
+    epochs = PositionEpochs()
+    epochs.lead(T0, 1, 5, bytes(16))
+    epochs.note(T0, 0, 10, 5)
+    assert epochs.lead(T0, 2, 0, ID) == 2
+    assert epochs.before(T0, 10) == NO_EPOCH
+    epochs.lead(T0, 2, 1, ID)
+    epochs.lead(T0, 2, 1, bytes(16))  # of an older broker
+    assert epochs.lead(T0, 1, 0, ID) == 2
+
+
+def test_news_that_are_older_are_believed_only_if_the_leader_has_refused_often():
+    epochs = PositionEpochs()
+    epochs.lead(T0, 1, 5, bytes(16))
+    for _ in range(2):
+        for _ in range(4):
+            epochs.refuse(T0)
+            assert epochs.lead(T0, 2, 0, bytes(16)) == 1
+        assert epochs.lead(T0, 1, 5, bytes(16)) == 1  # counted anew
+    for _ in range(5):
+        epochs.refuse(T0)
+    assert epochs.lead(T0, 2, 0, bytes(16)) == 2
+    assert epochs.leader_epoch(T0) == 0
+
+
+def test_what_is_read_again_is_of_the_leader_who_wrote_it_last():
+    epochs = PositionEpochs()
+    epochs.note(T0, 0, 10, 0)
+    epochs.note(T0, 4, 6, 3)
+    assert [epochs.before(T0, offset) for offset in (4, 5, 6, 7)] == [0, 3, 3, NO_EPOCH]
+    epochs.note(T0, 0, 5, 0)
+    assert [epochs.before(T0, offset) for offset in (5, 6)] == [0, NO_EPOCH]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.integers(1, 10), st.integers(0, 30), st.booleans()
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_leaders_lose_what_is_read_has_the_epoch_that_it_had(steps):
+    epochs = PositionEpochs()
+    log: list[int] = []  # the epoch of each record
+    seen: dict[int, int] = {}  # that of each record when it was read last
+    for number, (start, count, kept, elects) in enumerate(steps):
+        if elects:
+            log = log[:kept] + [number] * count
+        first, end = min(start, len(log)), min(start + count, len(log))
+        for at in range(first, end):  # a batch each
+            epochs.note(T0, at, at + 1, log[at])
+            seen[at] = log[at]
+            assert epochs.before(T0, at + 1) == log[at]
+        for at in range(45):
+            found = epochs.before(T0, at + 1)
+            assert found in (NO_EPOCH, seen.get(at))
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), max_size=30))
