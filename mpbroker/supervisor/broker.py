@@ -91,13 +91,11 @@ class Broker:
         manifest = None if before is None else before.manifest
         try:
             return self._serve(directories, ready_fd, pid_file, manifest)
-        except OSError as error:
-            if limit := _limit_behind(error, self._config, self._has_children):
-                raise MpbrokerError(limit) from error
-            raise
         except Exception as error:
             if manifest is not None and not self._has_children:
                 _go_back(manifest, partial(_same_again, manifest), repr(error))
+            if limit := _limit_behind(error, self._config, self._has_children):
+                raise MpbrokerError(limit) from error
             raise
         finally:
             close_listeners(self._listeners)
@@ -569,8 +567,10 @@ def _naming(name: str, path: Path | str) -> Iterator[None]:
         ) from error
 
 
-def _limit_behind(error: OSError, config: BrokerConfig, has_memory: bool) -> str:
+def _limit_behind(error: Exception, config: BrokerConfig, has_memory: bool) -> str:
     """Which limit or setting an error comes from, for people; or nothing."""
+    if not isinstance(error, OSError):
+        return ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (

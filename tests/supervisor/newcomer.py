@@ -8,6 +8,7 @@ layout of shared memory, in all that may differ: sizes, places and words of rows
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -66,6 +67,13 @@ def main() -> int:
             raise RuntimeError("cannot take over")
 
         pool_settings.PoolSettings.sizes = broken
+    if "descriptors" in faults and not is_trial:
+        from mpbroker.supervisor import broker
+
+        def lacking(*_: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        broker.follow_levels = lacking
     from mpbroker.cli import main
 
     return main()

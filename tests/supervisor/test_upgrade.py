@@ -144,7 +144,7 @@ def test_a_newcomer_that_fails_its_trial_changes_nothing(broker, fault, reason):
     assert children(broker) == before
 
 
-@pytest.mark.parametrize("fault", ["takeover", "handler"])
+@pytest.mark.parametrize("fault", ["takeover", "handler", "descriptors"])
 def test_a_newcomer_that_fails_later_is_undone_and_nobody_notices(broker, fault):
     version = identity(broker)["version"]
     with Load(broker, 8) as load:
