@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.config import BrokerConfig
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.compiled import DESCRIPTION
-from mpbroker.ipc.layout import Phase
 from mpbroker.logger import get_logger
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
@@ -106,7 +105,7 @@ class BrokerControl:
             _LOG.exception("the black box of the dead cannot be read; this is a bug")
 
     def _look(self) -> None:
-        if self._memory.phase == Phase.STARTING:
+        if not self._supervisor.has_started_all:
             return  # a start that takes long is not to take longer by what that imports
         try:
             self._built().look()

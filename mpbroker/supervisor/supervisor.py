@@ -92,6 +92,7 @@ class Supervisor(Loop):
         self._stopping = False
         self._ending = False
         self.is_running = False
+        self.has_started_all = False
         self.failed = False
         # Told of every death that nobody asked for, before it is repaired.
         self.on_death: Callable[[Child], None] = _nothing_more
@@ -192,6 +193,7 @@ class Supervisor(Loop):
         for child in self.children:
             if child.role in _LATER and child.incarnation == 0 and not child.is_alive:
                 self._spawn(child)
+        self.has_started_all = True
         self._publish()
 
     def _spawn(self, child: Child) -> None:
