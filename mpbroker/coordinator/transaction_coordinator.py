@@ -509,12 +509,11 @@ class TransactionCoordinator:
             )
 
     def _abort_timed_out(self, now_ms: int) -> None:
-        for transactional_id in list(self._ongoing):
-            transaction = self._transactions[transactional_id]
+        for transaction in self._whole(self._ongoing):
             if now_ms - transaction.start_ms > transaction.timeout_ms:
                 _LOG.info(
                     "%s: aborted, its transaction runs for more than %d ms",
-                    transactional_id,
+                    transaction.transactional_id,
                     transaction.timeout_ms,
                 )
                 self._fence_and_abort(transaction, now_ms)
@@ -522,17 +521,19 @@ class TransactionCoordinator:
 
     def _remove_expired(self, now_ms: int) -> None:
         oldest = now_ms - self._config.transactional_id_expiration_ms
-        for transaction in list(self._transactions.values()):
+        for transaction in self._whole(self._transactions):
             idle = transaction.state is S.EMPTY or transaction.state in COMPLETE
             if idle and transaction.update_ms <= oldest:
                 transaction.transition_to(S.DEAD, now_ms)
                 del self._transactions[transaction.transactional_id]
-                self._out.write(
-                    self.log_of(transaction.transactional_id),
-                    transaction.key,
-                    None,
-                )
+                log = self.log_of(transaction.transactional_id)
+                self._out.write(log, transaction.key, None)
         self.start_timers(now_ms)
+
+    def _whole(self, ids: Iterable[str]) -> list[TransactionMetadata]:
+        """But those of which later records may still have to be replayed."""
+        whole = [each for each in ids if self.partition_for(each) not in self._loading]
+        return [self._transactions[transactional_id] for transactional_id in whole]
 
     # -- the log ---------------------------------------------------------------------
 
@@ -567,8 +568,7 @@ class TransactionCoordinator:
     def loaded(self, partition: int, now_ms: int) -> None:
         """All records of a partition are replayed: carry out what was decided.
 
-        And what is open may be written to: a partition that is loaded once more had
-        been closed.
+        And open what is open: a partition that is loaded once more had been closed.
         """
         self._loading.discard(partition)
         for transaction in list(self._transactions.values()):

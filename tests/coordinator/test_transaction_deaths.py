@@ -220,6 +220,24 @@ def test_a_lost_log_is_loaded_again_and_what_was_open_may_be_written_to(rig):
     assert {each[:2] for each in rig.markers} == {T0, T1}
 
 
+def test_what_is_loaded_by_half_neither_times_out_nor_expires(rig):
+    """It was open once, and long ago: the rest of the log says what became of it."""
+    producer = started(rig)
+    add(rig, producer, 0)
+    opened = len(rig.log)
+    assert end(rig, producer).error_code == 0
+    written, markers = list(rig.log), list(rig.markers)
+    for half in (1, opened, len(written)):
+        rig.forget()
+        rig.replay(written[:half])
+        rig.advance(rig.config.transactional_id_expiration_ms + 3_600_000)
+        assert rig.log == written
+        rig.replay(written[half:])
+        rig.loaded()
+        assert (rig.log, rig.markers) == (written, markers)
+        assert state(rig) is S.COMPLETE_COMMIT
+
+
 def test_a_decision_whose_log_was_lost_is_carried_out_when_it_is_loaded_again(rig):
     producer = started(rig)
     add(rig, producer, 0)

@@ -112,13 +112,25 @@ class TransactionRig:
 
     def die(self) -> None:
         """Lose all that is not in the logs, and come back."""
+        self.forget()
+        self.replay(self.log)
+        self.loaded()
+
+    def forget(self) -> None:
+        """Begin to come back."""
         self._start()
         self.groups.begin_loading(range(PARTITIONS))
         self.coordinator.begin_loading(range(PARTITIONS))
-        for record in self.log:
+
+    def replay(self, records: list[tuple[bytes, bytes | None]]) -> None:
+        """Go on with coming back."""
+        for record in records:
             read = read_transaction(*record)
             assert read is not None
             self.coordinator.replay(*read)
+
+    def loaded(self) -> None:
+        """All of transactions is replayed: come back with the groups' too."""
         for _, producer_id, key, value in self.offsets_log:
             found = read_record(key, value)
             assert found is not None
