@@ -9,6 +9,7 @@ import tempfile
 
 import pytest
 
+from mpbroker.config.broker_config import BrokerConfig
 from mpbroker.config.listeners import EndPoint, parse_listeners
 from mpbroker.supervisor.listeners import (
     AddressError,
@@ -35,6 +36,12 @@ def opened():
     yield open_them
     for listener in made:
         listener.sock.close()
+
+
+def waiting_at_most(listener):
+    # struct tcp_info: of a listening socket tcpi_sacked is the length of its queue.
+    told = listener.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    return int.from_bytes(told[28:32], sys.byteorder)
 
 
 def can_connect(host, port):
@@ -156,6 +163,13 @@ def test_a_port_can_be_listened_on_again_right_after(opened):
 
 def test_as_many_wait_to_be_accepted_as_the_backlog_says(opened):
     (listener,) = opened("PLAINTEXT://127.0.0.1:0", backlog=37)
-    # struct tcp_info: of a listening socket tcpi_sacked is the length of its queue.
-    told = listener.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-    assert int.from_bytes(told[28:32], sys.byteorder) == 37
+    assert waiting_at_most(listener) == 37
+
+
+def test_by_default_as_many_may_wait_as_linux_allows(opened):
+    # Of those who find Kafka's 50 taken each comes again a second later.
+    with open("/proc/sys/net/core/somaxconn") as file:
+        allowed = int(file.read())
+    backlog = BrokerConfig.load({}, None, {}, cores=1).socket_listen_backlog_size
+    (listener,) = opened("PLAINTEXT://127.0.0.1:0", backlog=backlog)
+    assert waiting_at_most(listener) == min(4096, allowed)
