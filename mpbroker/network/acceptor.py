@@ -55,7 +55,7 @@ from mpbroker.network.processor import NEW_CONNECTIONS
 
 _LOG = get_logger(__name__)
 
-_POLL_S: Final = 0.5
+_POLL_S: Final = 1.0
 _BLOCKED_S: Final = 0.001
 # More of them would be no longer a client that is slowed down, but descriptors lost.
 _MAX_HELD: Final = 1000
