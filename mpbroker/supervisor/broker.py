@@ -312,7 +312,7 @@ class Broker:
             supervisor.request_stop()
         _announce(supervisor, listeners, paths, ready_fd, pid_file)
         # Not before: where a start takes long, it would take longer.
-        supervisor.every(_WARM_UP_S, Roles.warm_up)
+        supervisor.once(_WARM_UP_S, Roles.warm_up)
 
 
 def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Manifest:

@@ -77,7 +77,7 @@ class _Lease:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.pulse: Sequence[int] = ()
+        self.pulse: Sequence[int] | None = ()
         self.silent = 0
         self.stopped = 0
         self.waits_for_disk = 0
@@ -100,6 +100,7 @@ class Leases:
     def check(self) -> None:
         """Look at every child; kill those whose lease has run out."""
         seen = {}
+        is_one_stopped = may_one_be_stopped()
         for child in self._owner.children:
             if not child.is_alive:
                 continue
@@ -108,15 +109,17 @@ class Leases:
             if lease is None or lease.pid != child.pid:
                 lease = _Lease(child.pid)
             seen[key] = lease
-            self._look(child, lease)
+            self._look(child, lease, is_one_stopped)
         self._leases = seen
-        stopped = self._asides_stopped()
+        stopped = self._asides_stopped() if is_one_stopped else set()
         for pid in stopped & self._stopped_asides:
             _kill_aside(pid)
         self._stopped_asides = stopped
 
     def kill_stopped(self) -> None:
         """End whoever is stopped right now: it may hold a lock that a repair needs."""
+        if not may_one_be_stopped():
+            return
         for child in self._owner.children:
             if child.is_alive and process_state(child.pid) == "T":
                 _kill(child, "is stopped while another's death is to be repaired")
@@ -126,7 +129,15 @@ class Leases:
     def _asides_stopped(self) -> set[int]:
         return {pid for pid in self._owner.asides if process_state(pid) == "T"}
 
-    def _look(self, child: Child, lease: _Lease) -> None:
+    def _look(self, child: Child, lease: _Lease, is_one_stopped: bool) -> None:
+        pulse = self._pulse(child)
+        has_moved = pulse != lease.pulse
+        lease.pulse = pulse
+        if has_moved:
+            lease.silent = lease.waits_for_disk = 0
+        if (has_moved or pulse is None) and not is_one_stopped:
+            lease.stopped = 0
+            return
         state = process_state(child.pid)
         if state == "T":
             lease.stopped += 1
@@ -134,13 +145,9 @@ class Leases:
                 _kill(child, "is stopped")
             return
         lease.stopped = 0
-        pulse = self._pulse(child)
-        if pulse is None or state in ("t", "Z", ""):
+        if has_moved or pulse is None or state in ("t", "Z", ""):
             return
-        if pulse != lease.pulse:
-            lease.pulse = pulse
-            lease.silent = lease.waits_for_disk = 0
-        elif state == "D" or _waits_in_file_call(child.pid):
+        if state == "D" or _waits_in_file_call(child.pid):
             lease.waits_for_disk += 1
             if lease.waits_for_disk == LEASE_SAMPLES:
                 _LOG.warning("%s has waited for the disk for a long time", _name(child))
@@ -168,13 +175,26 @@ class Leases:
         return None
 
 
+def may_one_be_stopped() -> bool:
+    """Whether to look at each of our children; one system call, as it is asked often.
+
+    It stays so for as long as the child is stopped: nobody takes its status away.
+    Source: waitid(2), WNOWAIT.
+    """
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_ALL, 0, options) is not None
+    except ChildProcessError:
+        return False  # there are none
+
+
 def process_state(pid: int) -> str:
     """The letter of proc_pid_stat(5); "" if the process is gone.
 
     Likewise while there is no descriptor to look with: then nobody is judged.
     """
     try:
-        # Every child, each second: open() would make twice as many system calls.
+        # open() would make twice as many system calls.
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(fd, 4096).rpartition(b")")[2].split()[0].decode()

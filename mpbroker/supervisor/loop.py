@@ -62,6 +62,16 @@ class Loop:
         """Call ``run()`` in the loop, first after one interval; it must not block."""
         self._tasks.append(_Task(interval_s, run))
 
+    def once(self, delay_s: float, run: Callable[[], None]) -> None:
+        """Call ``run()`` in the loop a single time; it must not block."""
+
+        def last() -> None:
+            run()
+            self._tasks.remove(task)
+
+        task = _Task(delay_s, last)
+        self._tasks.append(task)
+
     def each_turn(self, run: Callable[[], float | None]) -> None:
         """Call ``run()`` in every turn of the loop, before it waits.
 
@@ -135,7 +145,7 @@ class Loop:
         now = time.monotonic()
         if any(task.due <= now for task in self._tasks):
             # What is due soon goes along: to wake up costs more than most tasks do.
-            for task in self._tasks:
+            for task in tuple(self._tasks):
                 if task.due - task.interval_s / 4 <= now:
                     task.due = now + task.interval_s
                     _unless_full(task.run)

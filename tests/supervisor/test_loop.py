@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpbroker.supervisor.child import Child
-from mpbroker.supervisor.leases import Leases
+from mpbroker.supervisor.leases import Leases, may_one_be_stopped
 from mpbroker.supervisor.loop import Loop
 from mpbroker.supervisor.signals import HANDLED, SignalSocket
 
@@ -97,7 +98,7 @@ def test_whoever_is_stopped_while_it_does_something_aside_is_ended(
     family.fork_aside(lambda: time.sleep(3600), ended.append)
     (pid,) = family.asides
     os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # it is the leases' to see
     if is_repair:
         family.before_repair()
     else:
@@ -170,3 +171,44 @@ def test_what_is_due_soon_goes_along_with_what_is_due(
     now = 102.0
     loop.dispatch(0)
     assert ran[3:] == ["first", "soon after it"]
+
+
+def test_what_is_done_once_is_done_when_there_are_descriptors_for_it_and_not_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("mpbroker.supervisor.loop.time.monotonic", lambda: now)
+    loop = Loop()
+    ran: list[float] = []
+    errors = [OSError(errno.EMFILE, "Too many open files")]
+
+    def run() -> None:
+        if errors:
+            raise errors.pop()
+        ran.append(now)
+
+    loop.once(1.0, run)
+    loop.every(1.0, lambda: None)
+    for now in (100.5, 101.0, 102.0, 103.0, 104.0):
+        loop.dispatch(0)
+    assert ran == [102.0]
+
+
+def test_a_child_is_seen_to_be_stopped_for_as_long_as_it_is() -> None:
+    family, ended = Family(), list[int]()
+    assert not may_one_be_stopped()  # there is none
+    family.fork_aside(lambda: time.sleep(3600), ended.append)
+    (pid,) = family.asides
+    assert not may_one_be_stopped()
+    for _ in range(2):
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        assert may_one_be_stopped()
+        assert may_one_be_stopped()
+        os.kill(pid, signal.SIGCONT)
+        os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
+        assert not may_one_be_stopped()
+    os.kill(pid, signal.SIGKILL)
+    while not ended:
+        family.dispatch(_TURN_S)
+    assert ended == [signal.SIGKILL]
