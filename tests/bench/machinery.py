@@ -146,7 +146,7 @@ CUTS: Final = (
         "while fds:\n                os.close(fds.pop())\n"
         "                continue\n                cookie, is_new = 0, False",
     ),
-    Cut("supervisor/leases.py", "owner.every(INTERVAL_S, self.check)", "pass"),
+    Cut("supervisor/leases.py", "self._owner.every(INTERVAL_S, self.check)", "pass"),
     Cut("supervisor/canaries.py", "owner.every(INTERVAL_S, self.check)", "pass"),
 )
 
@@ -167,7 +167,7 @@ def apply_cuts(package: Path) -> None:
 
 
 @contextlib.contextmanager
-def _copy(*, is_cut: bool) -> Iterator[Path]:
+def copy_of_sources(*, is_cut: bool) -> Iterator[Path]:
     """Yield a directory with the sources and a core of their own.
 
     Raises:
@@ -311,8 +311,8 @@ def figures_of(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 def _case(name: str, prepare: Callable[[Broker], list[Template]], cut: bool) -> Case:
     def run(context: Context) -> dict[str, float]:
         with (
-            _copy(is_cut=False) as whole,
-            _copy(is_cut=cut) as other,
+            copy_of_sources(is_cut=False) as whole,
+            copy_of_sources(is_cut=cut) as other,
             CheckoutBroker(whole).broker() as protected,
             CheckoutBroker(other).broker() as bare,
         ):

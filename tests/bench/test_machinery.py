@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import wire
+from tests.bench.brokers import CheckoutBroker
 from tests.bench.machinery import (
     CHECKOUT,
     CUTS,
     Run,
     apply_cuts,
+    copy_of_sources,
     costs_percent,
     is_fair,
 )
@@ -33,6 +36,21 @@ def test_every_cut_fits_the_sources_and_leaves_python_whole(package: Path) -> No
         assert source != (CHECKOUT / "mpbroker" / path).read_text()
         if path.endswith(".py"):
             compile(source, path, "exec")
+
+
+@pytest.mark.skipif(
+    not (shutil.which("cc") or shutil.which("gcc")), reason="no C compiler"
+)
+def test_what_is_left_of_the_sources_serves() -> None:
+    with (
+        copy_of_sources(is_cut=True) as directory,
+        CheckoutBroker(directory).broker() as broker,
+        broker.connect() as connection,
+    ):
+        topic = broker.topic("cut")
+        batch = wire.record_batch([wire.RecordSpec(b"value")])
+        connection.ask(wire.produce(topic, 0, batch))
+        assert connection.ask(wire.fetch(topic, 0, 0, max_bytes=4096)).count(batch[21:])
 
 
 def test_sources_that_have_changed_are_not_taken_for_cut_ones(package: Path) -> None:
