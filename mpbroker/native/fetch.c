@@ -1,5 +1,5 @@
 /* The plainest Fetch: without a session, of few partitions, whose next records begin
- * where this process has seen the last ones end, and fit the slot's block.
+ * where this process has seen others end or begin, and fit the slot's block.
  *
  * The twins: server/fetching.py and storage/log_reader.py. Whatever is not exactly that
  * is left to them: an offset that is nowhere in ReadPlan.positions, a file that is not
@@ -147,7 +147,7 @@ read_state(const memory *rows, int64_t row, int64_t *state)
     return 0;
 }
 
-/* Where the batch that begins at an offset stands in the plan's segment; -1: unknown. */
+/* Where the batch that holds an offset stands in the plan's segment; -1: unknown. */
 static int64_t
 find_position(const read_plan_offsets *at, PyObject *plan, int64_t offset)
 {

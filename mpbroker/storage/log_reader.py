@@ -168,6 +168,9 @@ class LogReader(PartitionView):
                 entries = self._entries(located, state)
                 position, _ = located.find(offset, end, entries)
             if 0 <= position < end:
+                if located is self._active:
+                    # Who has read it is seldom the only one: the compiled core finds it.
+                    self._remember(offset, located, position)
                 return located, position, end
             # Compaction can leave a hole between a segment's last batch and the next.
             base = self.segments.next_base(located.base_offset)

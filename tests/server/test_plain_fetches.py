@@ -358,6 +358,17 @@ def test_an_offset_in_the_middle_of_a_batch_goes_the_usual_way(pair):
     assert pair.short.short_ways == 0
 
 
+def test_what_one_reader_has_found_the_next_one_reads_the_short_way(pair):
+    pair.produce(batch(50, 3))
+    first = pair.ask(3)
+    assert offsets_in(first) == [2]
+    assert pair.short.short_ways == 0
+    assert pair.ask(3) == first
+    assert pair.short.short_ways == 1
+    assert offsets_in(pair.ask(0)) == [0, 1, 2]  # asked for when it was warmed
+    assert pair.short.short_ways == 2
+
+
 def test_what_is_out_of_range_is_told_at_once(pair):
     for offset in (-1, 9):
         answer = FetchResponse.decode(11, pair.ask(offset)[8:])
