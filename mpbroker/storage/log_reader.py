@@ -169,7 +169,7 @@ class LogReader(PartitionView):
                 position, _ = located.find(offset, end, entries)
             if 0 <= position < end:
                 if located is self._active:
-                    # Who has read it is seldom the only one: the compiled core finds it.
+                    # Its reader is seldom the only one: the compiled core finds it.
                     self._remember(offset, located, position)
                 return located, position, end
             # Compaction can leave a hole between a segment's last batch and the next.
