@@ -356,6 +356,12 @@ class Pools:
         return child
 
     def _retire(self, child: Child) -> None:
+        if (
+            child.role is Role.PROCESSOR
+            and child.state is ChildState.BACKOFF
+            and owned_connections(self._memory, child.number)
+        ):
+            return  # first it has to live once more, and to give those away
         child.happens(ChildEvent.STOP_REQUESTED)
         if child.state is ChildState.ENDED:  # it was dead, and waited for a successor
             self.forget(child)
@@ -448,9 +454,10 @@ class Pools:
         """A processor has died over its retirement: its successor retires instead."""
         pool = _Pool(child.role, child.listener)
         successor = self._make(pool, child.number)
-        successor.restarts = child.restarts
+        successor.restarts, successor.failures = child.restarts, child.failures
+        # Not forked here: others may have died with it, and are repaired after first.
+        successor.restart_at = child.restart_at
         successor.replaced = True
-        self._spawn(successor)
 
     def _count_handlers(self) -> None:
         """Tell the handlers among how many they share the requests."""

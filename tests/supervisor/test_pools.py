@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import os
 import signal
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.layout import (
+    CONNECTION_OWNER,
+    CONNECTION_STATE,
+    CONNECTIONS_PER_PROCESSOR,
     HANDLER_ACTIVE,
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     MAX_HANDLERS,
+    PROCESSOR_ROWS_USED,
+    ConnectionState,
+    connection_row,
     handler_row,
+    processor_row,
 )
 from mpbroker.supervisor import pools
 from mpbroker.supervisor.child import ChildEvent, ChildState, Role
@@ -31,16 +40,21 @@ class NoRoles:
     def run_handler(self, number):
         raise AssertionError
 
+    run_processor = run_acceptor = run_handler
+
 
 class Family:
     """Pools whose children are started, and end, when the test says so."""
 
-    def __init__(self, memory, handlers):
+    def __init__(self, memory, handlers, processors=0):
         self.memory = memory
         self.children = []
         self.started = []
-        sizes = PoolSizes(handlers, ())
-        self.pools = Pools(NoRoles(), memory, [], sizes, self.children, self._spawn)
+        listeners = [SimpleNamespace(number=0)] * (processors > 0)
+        sizes = PoolSizes(handlers, (processors,) * (processors > 0))
+        self.pools = Pools(
+            NoRoles(), memory, listeners, sizes, self.children, self._spawn
+        )
         for child in list(self.children):
             self._spawn(child)
         self.all_serve()
@@ -63,6 +77,22 @@ class Family:
     def draining(self):
         return [each for each in self.children if each.state is ChildState.DRAINING]
 
+    def processor(self, number):
+        (found,) = (
+            each
+            for each in self.children
+            if (each.role, each.number) == (Role.PROCESSOR, number)
+        )
+        return found
+
+    def connect(self, processor):
+        """Let a processor own a connection."""
+        words = self.memory.control.words
+        words[processor_row(processor) + PROCESSOR_ROWS_USED] = 1
+        row = connection_row(processor * CONNECTIONS_PER_PROCESSOR)
+        words[row + CONNECTION_OWNER] = processor + 1
+        words[row + CONNECTION_STATE] = ConnectionState.READING
+
     def numbers(self, state=READY):
         return sorted(each.number for each in self.children if each.state is state)
 
@@ -70,7 +100,7 @@ class Family:
 @pytest.fixture
 def family():
     with broker_memory() as memory:
-        yield lambda handlers: Family(memory, handlers)
+        yield partial(Family, memory)
 
 
 def test_more_are_started_on_the_lowest_spare_ids(family):
@@ -178,6 +208,37 @@ def test_the_dead_that_are_too_many_have_no_successors(family):
     one.pools.want(PoolSizes(2, ()))
     one.pools.step()
     assert one.numbers() == [0, 1] and one.pools.settled
+
+
+def test_a_dead_processor_whose_connections_live_has_a_successor_first(family):
+    one = family(1, 2)
+    one.connect(1)
+    dead = one.processor(1)
+    dead.happens(ChildEvent.EXITED)
+    one.pools.want(PoolSizes(1, (1,)))
+    one.pools.step()
+    assert one.processor(1) is dead and dead.state is ChildState.BACKOFF
+    one._spawn(dead)
+    one.pools.step()
+    assert one.processor(1).state is ChildState.DRAINING  # and gives them away
+
+
+def test_a_processor_that_dies_over_its_retirement_is_not_forked_at_once(family):
+    """Others may have died with it; and who dies all the time does so more slowly."""
+    one = family(1, 2)
+    one.connect(1)
+    one.pools.want(PoolSizes(1, (1,)))
+    one.pools.step()
+    dead, before = one.processor(1), len(one.started)
+    dead.happens(ChildEvent.EXITED)
+    dead.failures, dead.restart_at = 3, 1e9
+    one.pools.forget(dead, was_killed=True)
+    assert len(one.started) == before
+    successor = one.processor(1)
+    assert successor is not dead and successor.state is ChildState.BACKOFF
+    assert (successor.failures, successor.restart_at) == (3, 1e9)
+    one.pools.step()
+    assert one.processor(1) is successor
 
 
 def test_who_is_not_there_cannot_be_replaced(family):

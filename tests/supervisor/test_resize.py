@@ -40,6 +40,7 @@ from tests.supervisor.load import (
     create_topic,
     dial,
     frame,
+    kill,
     produce_body,
     read_log,
     receive_frame,
@@ -160,6 +161,44 @@ def test_a_processor_that_dies_over_its_retirement_loses_nobody(broker):
     assert sum(load.losses) == 0
     broker.stop()
     load.verify(read_log(broker.data_dir))
+
+
+def test_a_processor_that_is_dead_when_it_shall_go_leaves_nobody_behind(broker):
+    """Its successor, which is not there yet, has to give its connections away."""
+    resize(broker, processors=4)
+    wait_for_sizes(broker, 2, 4)
+    whole = frame(ApiKey.PRODUCE, 9, produce_body(bytes(5_000)))
+    socks = [dial(broker) for _ in range(16)]
+    for sock in socks:
+        assert api_versions(sock)
+        sock.sendall(whole[: len(whole) // 2])
+    for _ in range(6):  # each time its successor comes a little later
+        dead = kill(broker, "processor", 3)
+        wait_until(
+            lambda dead=dead: (
+                state_of(broker, 3) == "BACKOFF"
+                or (children(broker)["processor", 3] != dead)
+            )
+        )
+        wait_until(lambda: state_of(broker, 3) != "BACKOFF")
+    kill(broker, "processor", 3)
+    wait_until(lambda: state_of(broker, 3) == "BACKOFF")
+    with ControlClient(os.fspath(broker.data_dir / "control.sock"), 30.0) as client:
+        client.request("resize", processors=1)
+    wait_for_sizes(broker, 2, 1)
+    for sock in socks:
+        sock.sendall(whole[len(whole) // 2 :])
+        assert receive_frame(sock)[:4] == b"\0\0\0\x01"
+        sock.close()
+
+
+def state_of(broker, processor):
+    (found,) = (
+        each["state"]
+        for each in states(broker)
+        if (each["role"], each["id"]) == ("processor", processor)
+    )
+    return found
 
 
 def holdings(broker):
