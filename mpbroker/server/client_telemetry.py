@@ -9,22 +9,13 @@ Source: KIP-714; Kafka's ClientTelemetryReceiver and ClientTelemetryPayload.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from mpbroker.logger import get_logger
 from mpbroker.protocol.otlp_metrics import read_metrics
-
-_LOG = get_logger(__name__)
-_MODE: Final = 0o640
-# So long the reader of a pipe is waited for that has taken a part of a line.
-_PATIENCE_S: Final = 0.1
+from mpbroker.server.line_file import LineFile
 
 
 class ClientTelemetryContext(NamedTuple):
@@ -85,14 +76,12 @@ class TelemetryLog(ClientTelemetryReceiver):
     """Appends each push to a file, as a line of JSON.
 
     Args:
-        path: made if it is not there; never rotated here: it is opened for each push,
-            so that it may be moved away at any time.
+        path: see LineFile.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._failed = False
-        self._is_cut = False  # the last line has no end
+        # What it cannot write is no fault of a client's, who would never push again.
+        self._file = LineFile(path, "client.telemetry.log.path")
 
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
@@ -111,40 +100,7 @@ class TelemetryLog(ClientTelemetryReceiver):
             "terminating": payload.is_terminating,
             "resources": read_metrics(payload.data),
         }
-        self._write(orjson.dumps(line) + b"\n")
-
-    def _write(self, data: bytes) -> None:
-        # A pipe without a reader, or with a slow one, must hold up nobody.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            fd = os.open(self._path, flags, _MODE)
-            try:
-                self._write_whole(fd, b"\n" + data if self._is_cut else data)
-            finally:
-                os.close(fd)
-            self._failed = False
-        except OSError as error:
-            # No fault of the client's, who would never push again.
-            if not self._failed:  # once, until it works again
-                _LOG.error("client.telemetry.log.path=%s: %s", self._path, error)
-            self._failed = True
-
-    def _write_whole(self, fd: int, data: bytes) -> None:
-        """Raises:
-        OSError: it cannot be written, or not as a whole.
-        """
-        # One call, if it can be: lines of several processes do not mix.
-        rest = memoryview(data)[os.write(fd, data) :]
-        self._is_cut = bool(rest)
-        until = time.monotonic() + _PATIENCE_S
-        while rest:  # longer than what a pipe has room for: somebody does read it
-            room = select.poll()
-            room.register(fd, select.POLLOUT)
-            if not room.poll(max(0.0, until - time.monotonic()) * 1e3):
-                raise OSError(errno.EAGAIN, "its reader is too slow: a line was cut")
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(fd, rest) :]
-        self._is_cut = False
+        self._file.append(orjson.dumps(line) + b"\n")
 
 
 class Receivers(ClientTelemetryReceiver):

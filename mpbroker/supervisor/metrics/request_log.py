@@ -6,10 +6,8 @@ told how many were lost, in a line of the log. Nobody waits for this file.
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -21,22 +19,18 @@ from mpbroker.ipc.layout import (
     REQUEST_LOGS,
 )
 from mpbroker.ipc.request_metrics import LoggedRequest, log_above, read_logged
-from mpbroker.logger import get_logger
 from mpbroker.network.connection_rows import connection_name
+from mpbroker.server.line_file import LineFile
 from mpbroker.supervisor.control_view import api_name
 from mpbroker.supervisor.metrics.client_ids import ClientIds
 from mpbroker.supervisor.metrics.request_log_counts import RequestLogCounts
-
-_LOG = get_logger(__name__)
-_MODE: Final = 0o640
 
 
 class RequestLog:
     """Appends what processors have noted to a file.
 
     Args:
-        path: made if it is not there; never rotated here: it is opened for each batch,
-            so that it may be moved away at any time.
+        path: see LineFile.
         above_ns: requests that took less are not noted.
         counts: what stands between the requests.
         client_ids: where their clients' names are found.
@@ -53,8 +47,7 @@ class RequestLog:
         self._words = words
         self._counts = counts
         self._client_ids = client_ids
-        self._path = Path(path)
-        self._failed = False
+        self._file = LineFile(path, "request.log.path")
         # Those noted before us were written, or are lost: our predecessor knew.
         self._next = [
             words[REQUEST_LOGS + number * LOG_WORDS + LOG_NOTED]
@@ -77,23 +70,8 @@ class RequestLog:
         counts = self._counts.lines(time.monotonic_ns(), time.time(), is_last=is_last)
         lines.extend(map(orjson.dumps, counts))
         if lines:
-            self._write(b"\n".join((*lines, b"")))
+            self._file.append(b"\n".join((*lines, b"")))
         return len(lines)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            fd = os.open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE
-            )
-            try:
-                os.write(fd, data)
-            finally:
-                os.close(fd)
-            self._failed = False
-        except OSError as error:
-            if not self._failed:  # once, until it works again
-                _LOG.error("request.log.path=%s: %s", self._path, error.strerror)
-            self._failed = True
 
     def _line(self, each: LoggedRequest, ahead_ns: int) -> dict[str, Any]:
         words = self._words

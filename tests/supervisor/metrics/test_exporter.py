@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
 from tests.server.plain_stage import produce_request
+from tests.supervisor.load import api_versions, dial
 from tests.supervisor.metrics.asking import (
     METRICS,
     get,
@@ -328,6 +330,28 @@ def test_the_request_log_says_which_partitions_grew_and_which_errors_there_were(
 
     wait_until(lambda: said("appended", topic="arrivals", partition=0, records=3))
     wait_until(lambda: said("errors", api="Produce", error="MESSAGE_TOO_LARGE"))
+
+
+def test_a_request_log_that_is_a_pipe_holds_up_no_page(tmp_path):
+    pipe = tmp_path / "requests"
+    os.mkfifo(pipe)
+    config = {**METRICS, "request.log.path": str(pipe)}
+    with Broker(tmp_path / "data", config) as made, dial(made) as sock:
+        for _ in range(3):  # nobody reads what is logged of it
+            assert api_versions(sock)
+            assert get(made, "health")[0] == 200
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        found = b""
+
+        def is_told():
+            nonlocal found
+            assert api_versions(sock)
+            with contextlib.suppress(BlockingIOError):
+                found += os.read(reader, 1 << 16)
+            return b'"api":"ApiVersions"' in found
+
+        wait_until(is_told)
+        os.close(reader)
 
 
 def test_health_readiness_and_paths_that_are_not_there(broker):

@@ -1,4 +1,4 @@
-"""The file that clients' metrics go to may be a pipe, and holds nobody up."""
+"""A file of lines may be a pipe, and holds nobody up."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import os
 import threading
 
-from mpbroker.server import client_telemetry
-from mpbroker.server.client_telemetry import TelemetryLog
+from mpbroker.server import line_file
+from mpbroker.server.line_file import LineFile
 
 
-def write(log: TelemetryLog, data: bytes) -> bool:
+def write(log: LineFile, data: bytes) -> bool:
     """Whether it was done with; a handler would wait with it."""
-    writer = threading.Thread(target=log._write, args=(data,), daemon=True)
+    writer = threading.Thread(target=log.append, args=(data,), daemon=True)
     writer.start()
     writer.join(60)
     return not writer.is_alive()
@@ -21,16 +21,16 @@ def write(log: TelemetryLog, data: bytes) -> bool:
 def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path, caplog):
     path = tmp_path / "metrics"
     os.mkfifo(path)
-    log = TelemetryLog(str(path))
+    log = LineFile(str(path), "request.log.path")
     assert write(log, b"line\n") and write(log, b"line\n")
-    assert caplog.text.count(f"client.telemetry.log.path={path}") == 1
+    assert caplog.text.count(f"request.log.path={path}") == 1
 
 
 def test_a_pipe_is_written_to_until_its_reader_is_behind(tmp_path, caplog):
     path = tmp_path / "metrics"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    log = TelemetryLog(str(path))
+    log = LineFile(str(path), "request.log.path")
     try:
         line = b"x" * 999 + b"\n"
         while not caplog.text:  # it is full
@@ -50,13 +50,13 @@ def test_a_pipe_is_written_to_until_its_reader_is_behind(tmp_path, caplog):
 def test_a_line_that_a_pipe_has_no_room_for_comes_whole_where_it_is_read(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(client_telemetry, "_PATIENCE_S", 60)
+    monkeypatch.setattr(line_file, "_PATIENCE_S", 60)
     path = tmp_path / "metrics"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    log = TelemetryLog(str(path))
+    log = LineFile(str(path), "request.log.path")
     line = b"x" * 300_000 + b"\n"
-    writer = threading.Thread(target=log._write, args=(line,), daemon=True)
+    writer = threading.Thread(target=log.append, args=(line,), daemon=True)
     writer.start()
     try:
         read, is_alive = b"", True
@@ -73,7 +73,7 @@ def test_a_line_that_was_cut_takes_no_other_along(tmp_path, caplog):
     path = tmp_path / "metrics"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    log = TelemetryLog(str(path))
+    log = LineFile(str(path), "request.log.path")
     try:
         assert write(log, b"x" * 300_000 + b"\n")
         assert "a line was cut" in caplog.text
