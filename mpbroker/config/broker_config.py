@@ -14,6 +14,7 @@ from mpbroker.config.coordinator_keys import (
     GROUP_KEYS,
     SECURITY_KEYS,
     TRANSACTION_KEYS,
+    check_internal_topics,
 )
 from mpbroker.config.cores import available_cores
 from mpbroker.config.listeners import (
@@ -424,6 +425,9 @@ class BrokerConfig(BrokerValues):
             raise ConfigError(
                 f"log.dirs={','.join(self.log_dirs)}: a directory is named twice"
             )
+        check_internal_topics(
+            self.offsets_topic_num_partitions, self.transaction_state_log_num_partitions
+        )
         for prefix in ("group", "group.consumer"):
             self._check_order(
                 f"{prefix}.min.session.timeout.ms", f"{prefix}.max.session.timeout.ms"

@@ -24,6 +24,7 @@ from mpbroker.config_def import (
     not_empty,
     one_of,
 )
+from mpbroker.ipc.layout import MAX_PARTITIONS
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
 _SHORT, _DOUBLE = ConfigType.SHORT, ConfigType.DOUBLE
@@ -307,7 +308,7 @@ LOG_KEYS: Final = [
         _INT,
         1,
         "Partitions of a topic whose creator does not say.",
-        validator=at_least(1),
+        validator=between(1, MAX_PARTITIONS),
     ),
     ConfigKey(
         "default.replication.factor",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpbroker.config_def import (
+    ConfigError,
     ConfigKey,
     ConfigType,
     UpdateMode,
@@ -19,6 +20,7 @@ from mpbroker.config_def import (
     list_of,
     one_of,
 )
+from mpbroker.ipc.layout import MAX_PARTITIONS
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
 _SHORT, _STRING = ConfigType.SHORT, ConfigType.STRING
@@ -30,7 +32,7 @@ GROUP_KEYS: Final = [
         _INT,
         50,
         "Partitions of the topic that holds committed offsets.",
-        validator=at_least(1),
+        validator=between(1, MAX_PARTITIONS),
     ),
     ConfigKey(
         "offsets.topic.replication.factor",
@@ -207,7 +209,7 @@ TRANSACTION_KEYS: Final = [
         _INT,
         50,
         "Partitions of the topic that holds the state of transactions.",
-        validator=at_least(1),
+        validator=between(1, MAX_PARTITIONS),
     ),
     ConfigKey(
         "transaction.state.log.replication.factor",
@@ -299,3 +301,21 @@ SECURITY_KEYS: Final = [
         "Whether a resource that no ACL names is open to everybody.",
     ),
 ]
+
+
+def check_internal_topics(offsets: int, transactions: int) -> None:
+    """Refuse what a broker has no room for, of which each alone would have been.
+
+    Args:
+        offsets: offsets.topic.num.partitions.
+        transactions: transaction.state.log.num.partitions.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    if offsets + transactions > MAX_PARTITIONS:
+        raise ConfigError(
+            f"offsets.topic.num.partitions={offsets} and"
+            f" transaction.state.log.num.partitions={transactions}: together above"
+            f" {MAX_PARTITIONS}, as many as a broker can have; lower one"
+        )

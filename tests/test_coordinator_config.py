@@ -1,0 +1,27 @@
+"""Settings of the coordinator's topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.config import BrokerConfig
+from mpbroker.config_def import ConfigError
+from mpbroker.ipc.layout import MAX_PARTITIONS
+
+OFFSETS = "offsets.topic.num.partitions"
+TRANSACTIONS = "transaction.state.log.num.partitions"
+
+
+@pytest.mark.parametrize("key", [OFFSETS, TRANSACTIONS, "num.partitions"])
+def test_no_topic_may_have_more_partitions_than_a_broker(key):
+    with pytest.raises(ConfigError, match=f"between 1 and {MAX_PARTITIONS}") as caught:
+        BrokerConfig.load({key: "99999999"}, None, {})
+    assert f"{key}=99999999" in str(caught.value)
+
+
+def test_nor_may_both_of_the_coordinators_together():
+    half = MAX_PARTITIONS // 2
+    BrokerConfig.load({OFFSETS: str(half), TRANSACTIONS: str(half)}, None, {})
+    with pytest.raises(ConfigError, match="together above") as caught:
+        BrokerConfig.load({OFFSETS: str(half), TRANSACTIONS: str(half + 1)}, None, {})
+    assert OFFSETS in str(caught.value) and TRANSACTIONS in str(caught.value)
