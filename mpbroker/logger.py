@@ -70,8 +70,27 @@ def _logger(name: str) -> logging.Logger:
 
     if _State.to_stderr:
         _State.to_stderr = False
-        logging.basicConfig(level=DEFAULT_LEVEL, format=_FORMAT, stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_formatter())
+        logging.basicConfig(level=DEFAULT_LEVEL, handlers=[handler])
     return logging.getLogger(name)
+
+
+def _formatter() -> logging.Formatter:
+    import logging
+
+    class OneLine(logging.Formatter):
+        def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+            # Clients choose names, and some before they have said who they are: none
+            # may write a line of its own here, or to the terminal of who reads it.
+            line = super().formatMessage(record)
+            if line.isprintable():
+                return line
+            return "".join(
+                each if each.isprintable() else ascii(each)[1:-1] for each in line
+            )
+
+    return OneLine(_FORMAT)
 
 
 def get_logger(name: str) -> logging.Logger:

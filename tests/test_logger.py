@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -61,3 +63,25 @@ def test_the_nearest_one_counts_and_without_it_the_one_above(levels):
 def test_who_has_set_nothing_finds_logging_as_it_was(levels):
     logging.getLogger().setLevel(LEVELS["FATAL"])
     assert not get_logger("mpbroker.any").isEnabledFor(LEVELS["ERROR"])
+
+
+def test_whatever_a_client_calls_itself_a_message_is_one_line():
+    program = (
+        "from mpbroker.logger import get_logger, log_to_stderr\n"
+        "log_to_stderr()\n"
+        "log = get_logger('a')\n"
+        "log.info('%s: closed: %s', 'k\u00fcche', 'x\\n2026 ERROR y\\x1b[2J\\u2028')\n"
+        "try:\n    1 / 0\n"
+        "except ZeroDivisionError:\n    log.exception('by zero')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=True,
+    )
+    first, second, *traceback = done.stderr.splitlines()
+    assert first.endswith(" a: k\u00fcche: closed: x" + r"\n2026 ERROR y\x1b[2J\u2028")
+    assert second.endswith(" a: by zero")
+    assert traceback[0].startswith("Traceback") and len(traceback) > 2
