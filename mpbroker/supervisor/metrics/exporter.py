@@ -192,6 +192,8 @@ class Exporter:
             self._registry.catch_up()
             self._lag.catch_up()
             found = [*self._collector.collect(), self._idle.family()]
+            if self._otlp is not None:
+                found.append(self._otlp.family())
             if self._with_kafka_names:
                 found.extend(kafka_families(found, self._node_id))
                 found.extend(self._selectors.families())

@@ -5,7 +5,7 @@ collects them and goes on; a thread makes them protobuf, sends them, and waits f
 collector. While it is at one push there is no other: what was to be sent meanwhile is
 left out, and the next push, of totals, says it all. A push is tried again a few times
 where the collector asks for that or cannot be reached, and then left. That it fails is
-said once in the log, and once when it works again.
+said once in the log, and once when it works again; how often, in the metrics.
 
 Source: opentelemetry-proto, OTLP/HTTP specification ("Failures", "Retryable Response
 Codes"); semantic conventions for service attributes.
@@ -13,11 +13,13 @@ Codes"); semantic conventions for service attributes.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import random
+import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.config.metrics_keys import (
@@ -35,10 +37,11 @@ from mpbroker.protocol.otlp_encode import (
     Point,
     encode_metrics,
 )
+from mpbroker.supervisor.metrics.exposition import Family, counter
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
-    from mpbroker.supervisor.metrics.exposition import Family, Labels
+    from mpbroker.supervisor.metrics.exposition import Labels
 
 _LOG = get_logger(__name__)
 
@@ -99,6 +102,16 @@ class OtlpPusher:
         self.pushed = 0  # pushes that the collector took
         self.left = 0  # pushes that were given up, or left out
 
+    def family(self) -> Family:
+        """What became of pushes, since this process runs."""
+        pushes = counter(
+            "mpbroker_otlp_pushes_total",
+            "Pushes to otlp.endpoint: taken; or failed, or left out behind a slow one.",
+        )
+        pushes.add(self.pushed, result="taken")
+        pushes.add(self.left, result="failed")
+        return pushes
+
     def push(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
         """Send these, unless the push before them is still under way.
 
@@ -149,17 +162,20 @@ class OtlpPusher:
         """Post once; return status, reason, and for how long it wants to be left alone.
 
         Raises:
-            OSError, HTTPException: the collector is not there, or speaks no HTTP.
+            OSError, HTTPException: the collector is not there, speaks no HTTP, or has
+                not answered in time.
         """
         target = self._target
         is_secure, host, port, path = parse_otlp_endpoint(target.endpoint)
         kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
         connection = kind(host, port, timeout=target.timeout_s)
         try:
-            headers = {"content-type": "application/x-protobuf", **target.headers}
-            connection.request("POST", path, body, headers)
-            answer = connection.getresponse()
-            answer.read(_MAX_ANSWER_BYTES)
+            connection.connect()
+            with _at_most(target.timeout_s, connection.sock):
+                headers = {"content-type": "application/x-protobuf", **target.headers}
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                answer.read(_MAX_ANSWER_BYTES)
             return answer.status, answer.reason[:100], _seconds(answer)
         finally:
             connection.close()
@@ -180,6 +196,39 @@ class OtlpPusher:
                 self._shown,
                 failure,
             )
+
+
+@contextlib.contextmanager
+def _at_most(timeout_s: float, sock: socket.socket) -> Iterator[None]:
+    """Cut a connection off after so long.
+
+    The socket's own timeout starts anew with each byte: whoever sends one now and then
+    would be waited for without end, and nothing be pushed any more.
+
+    Raises:
+        TimeoutError: it was cut off.
+    """
+    cut = threading.Event()
+
+    def cut_off() -> None:
+        cut.set()
+        # Not SSLSocket's, which is for who reads it.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    timer = threading.Timer(timeout_s, cut_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        if not cut.is_set():
+            raise
+        raise TimeoutError("timed out") from error
+    finally:
+        timer.cancel()
+    if cut.is_set():  # HTTP's client takes half a head for a whole one
+        raise TimeoutError("timed out")
 
 
 def _seconds(answer: http.client.HTTPResponse) -> float | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import socketserver
 import struct
+import threading
+import time
 
 import pytest
 
@@ -245,6 +248,47 @@ def test_while_a_push_waits_nothing_else_does(receiver):
     assert (made.pushed, len(receiver.pushes)) == (1, 1)
 
 
+@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b""])
+def test_an_answer_a_byte_at_a_time_is_not_waited_for_to_its_end(
+    monkeypatch, caplog, beginning
+):
+    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+
+    class Dripping(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            with contextlib.suppress(OSError):
+                self.request.sendall(beginning)
+                while True:
+                    self.request.sendall(b"a")
+                    time.sleep(0.01)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        try:
+            made = pusher(f"http://127.0.0.1:{server.server_address[1]}/", 0.2)
+            push_and_wait(made)
+        finally:
+            server.shutdown()
+    [line] = warnings(caplog)
+    assert "timed out" in line
+    assert (made.pushed, made.left) == (0, 1)
+
+
+def test_what_became_of_pushes_is_a_metric(receiver):
+    receiver.statuses = (200, 200, 400)
+    made = pusher(receiver.url)
+    for _ in range(3):
+        push_and_wait(made)
+    family = made.family()
+    assert (family.name, family.kind) == ("mpbroker_otlp_pushes_total", "counter")
+    assert {dict(labels)["result"]: value for _, labels, value in family.samples} == {
+        "taken": 2,
+        "failed": 1,
+    }
+
+
 def test_a_broker_pushes_what_its_port_shows(tmp_path):
     with collector() as receiver:
         config = {
@@ -259,6 +303,8 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
             status, text = get(made)
             assert status == 200
             ours = {key.partition("{")[0] for key in samples(text)}
+            taken = 'mpbroker_otlp_pushes_total{result="taken"}'
+            wait_until(lambda: samples(get(made)[1])[taken] > 0)
             told_cluster = told(made)["cluster_id"]
             with contextlib.closing(Peek(made.pid)) as peek:
                 counted_since_ns = peek.boot_ns
