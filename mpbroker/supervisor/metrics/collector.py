@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.ipc.authentication_counts import (
@@ -79,6 +80,8 @@ _SILENT_NS: Final = 30_000_000_000
 _CONNECTIONS_A_LOOK: Final = 100_000
 # Kafka's limit, of combinations of a cipher suite and a version.
 _ENCRYPTIONS_SHOWN: Final = 100
+# As of partitions: whoever may commit may invent groups, and topics for them.
+MAX_POSITIONS_SHOWN: Final = 20_000
 _CLOSED: Final = {
     ProcessorCounter.CLOSED_BY_PEER: "peer",
     ProcessorCounter.CLOSED_BAD_FRAME: "bad_frame",
@@ -425,13 +428,18 @@ class Collector:
         ends = {(each.topic, each.partition): each.log_end_offset for each in logs}
         committed = gauge("mpbroker_group_committed_offset", "What a group committed.")
         lag = gauge("mpbroker_group_lag", "Records that a group has not committed yet.")
-        for group, topic, partition, offset in self._lag.committed():
+        positions = self._lag.committed()
+        for group, topic, partition, offset in islice(positions, MAX_POSITIONS_SHOWN):
             labels = {"group": group, "topic": topic, "partition": partition}
             committed.add(offset, **labels)
             end = ends.get((topic, partition))
             if end is not None:
                 lag.add(max(0, end - offset), **labels)
-        return committed, lag
+        hidden = gauge(
+            "mpbroker_group_offsets_not_shown", "Left out: there are too many."
+        )
+        hidden.add(sum(1 for _ in positions))
+        return committed, lag, hidden
 
 
 def process_usage(pid: int) -> tuple[float, int] | None:
