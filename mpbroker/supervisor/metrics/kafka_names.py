@@ -102,6 +102,8 @@ def _requests(by_name: Families) -> Iterable[Family]:
     for _, labels, value in by_name["mpbroker_requests_by_version_total"].samples:
         of = dict(labels)
         requests.add(value, request=of["api"], version=of["version"])
+        if of["api"] == "Fetch":  # Kafka counts them twice: nobody follows us
+            requests.add(value, request="FetchConsumer", version=of["version"])
     errors = counter(
         "kafka_network_requestmetrics_errors_total", "Answers with errors."
     )

@@ -178,6 +178,12 @@ def test_bytes_are_shown_by_topic_and_of_all_under_kafkas_names_too(broker):
         theirs = f"kafka_server_brokertopicmetrics_{name}_total"
         assert now[f'{theirs}{{topic="flights"}}'] == ours
         assert now[theirs] >= ours
+    theirs = "kafka_network_requestmetrics_requests_total"
+    fetches, consumers = (
+        sum(v for k, v in now.items() if k.startswith(f'{theirs}{{request="{request}"'))
+        for request in ("Fetch", "FetchConsumer")
+    )
+    assert fetches == consumers > 0
     in_file = now['mpbroker_log_size_bytes{topic="flights",partition="0"}']
     assert now['mpbroker_topic_produced_bytes_total{topic="flights"}'] == in_file
 
