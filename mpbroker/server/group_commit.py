@@ -19,7 +19,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
+from mpbroker.ipc.layout import (
+    HANDLER_COUNTERS,
+    ROW_SYNC_OWNER,
+    ROW_SYNC_WAITERS,
+    RowStatus,
+    handler_row,
+)
+from mpbroker.ipc.layout import HandlerCounter as C
 from mpbroker.ipc.partition_table import PartitionRow
 from mpbroker.logger import get_logger
 from mpbroker.protocol.errors import ApiError
@@ -62,11 +69,21 @@ class _Sync(NamedTuple):
 
 
 class GroupCommit:
-    """The syncs that one handler process has under way."""
+    """The syncs that one handler process has under way.
+
+    Args:
+        words: the control segment's, where they are counted; None: here alone.
+    """
 
     def __init__(
-        self, handler: int, disk: DiskSync, notify: Callable[[int, int], None]
+        self,
+        handler: int,
+        disk: DiskSync,
+        notify: Callable[[int, int], None],
+        words: memoryview | None = None,
     ) -> None:
+        self._words = words
+        self._count_word = handler_row(handler) + HANDLER_COUNTERS + C.SYNCS
         self._owner = handler + 1
         self._bit = 1 << handler
         self._disk = disk
@@ -154,7 +171,7 @@ class GroupCommit:
             self._publish(row, sync.target, error)
         finally:
             row.unlock()
-        self.syncs += 1
+        self._count()
         if error:
             self._complain(row, error)
 
@@ -259,10 +276,15 @@ class GroupCommit:
             words[row.base + ROW_SYNC_OWNER] = 0
         finally:
             row.unlock()
-        self.syncs += 1
+        self._count()
         if error:
             self._complain(row, error)
         self._notify(index, waiters)
+
+    def _count(self) -> None:
+        self.syncs += 1
+        if self._words is not None:
+            self._words[self._count_word] += 1
 
     @staticmethod
     def _publish(row: PartitionRow, target: int, error: int) -> None:

@@ -197,7 +197,7 @@ class CoordinatorRole:
             if others := handlers & ~(1 << COORDINATOR):
                 purgatory.notify(row, others)
 
-        commit = GroupCommit(COORDINATOR, disk, sync_ended)
+        commit = GroupCommit(COORDINATOR, disk, sync_ended, memory.control.words)
         durability = Durability(
             commit.want, memory.notices[COORDINATOR], commit.sync_at_once
         )

@@ -231,7 +231,7 @@ class Roles:
             from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher
 
             plain, disk, dispatcher_type = None, FailingSync(), SlowDispatcher
-        commit = GroupCommit(handler, disk, purgatory.notify)
+        commit = GroupCommit(handler, disk, purgatory.notify, memory.control.words)
         errors = ErrorCounts(handler, memory.control.words)
         transactions = TransactionTable(memory.transactions)
         verify = config.transaction_partition_verification_enable

@@ -188,6 +188,17 @@ def test_bytes_are_shown_by_topic_and_of_all_under_kafkas_names_too(broker):
     assert now['mpbroker_topic_produced_bytes_total{topic="flights"}'] == in_file
 
 
+def test_syncs_are_counted_of_whoever_makes_them(broker):
+    def syncs():  # of the records, and of what the group has committed
+        now = metrics(broker)
+        return [
+            now[f'mpbroker_log_syncs_total{{handler="{name}"}}']
+            for name in ("0", "coordinator")
+        ]
+
+    wait_until(lambda: all(syncs()))
+
+
 def test_processors_are_shown_as_kafkas_selectors(broker):
     prefix = "kafka_server_socket_server_metrics_"
     labels = '{listener="PLAINTEXT",network_processor="0"}'
