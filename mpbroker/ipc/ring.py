@@ -291,6 +291,7 @@ class ResponseRing:
     """One processor's response queue: any handler pushes, only it pops."""
 
     def __init__(self, control: Segment, processor: int, doorbell: Doorbell) -> None:
+        self.processor = processor
         self._words = control.words
         self._base = response_ring(processor)
         self._mutex = RobustMutex(control, self._base + RING_MUTEX).argument

@@ -23,6 +23,7 @@ from mpbroker.ipc.arena import (
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
     MAX_PROCESSORS,
+    PROCESSOR_COUNTERS,
     SLOT_BLOCK,
     SLOT_COMPLETED,
     SLOT_CONNECTION,
@@ -48,8 +49,10 @@ from mpbroker.ipc.layout import (
     STATE_HANDLER_MASK,
     STATE_HANDLER_SHIFT,
     STATE_MASK,
+    ProcessorCounter,
     ResponseKind,
     SlotState,
+    processor_row,
     slot_row,
     slots_in_use,
 )
@@ -84,6 +87,8 @@ class ProcessorEnd:
         self.unpublished: list[int] = []  # always this list: the core appends too
         # The ring was full at the last flush: stop reading, go on writing.
         self.is_blocked = False
+        counters = processor_row(responses.processor) + PROCESSOR_COUNTERS
+        self._waits_word = counters + ProcessorCounter.WAITS_FOR_RING
         self._zeros = memoryview(bytes(8 * _CLEAR_WORDS)).cast("q")
         # Both rings in C; None: all is done here.
         self.compiled = None
@@ -133,6 +138,8 @@ class ProcessorEnd:
         waiting = self.unpublished
         if waiting:
             del waiting[: self._ring.put(waiting)]
+        if waiting and not self.is_blocked:
+            self._words[self._waits_word] += 1
         # Though there was nothing to do: the core may have published the last of them.
         self.is_blocked = bool(waiting)
         return len(waiting)

@@ -10,6 +10,7 @@ from tests.network.rig import frame
 BIG = 4 * 1024 * 1024
 WAITS_FOR_SLOT = ProcessorCounter.WAITS_FOR_SLOT
 WAITS_FOR_EXTENT = ProcessorCounter.WAITS_FOR_EXTENT
+WAITS_FOR_RING = ProcessorCounter.WAITS_FOR_RING
 
 
 # -- slots --------------------------------------------------------------------------
@@ -161,6 +162,7 @@ def test_a_full_ring_stops_reading_and_loses_nothing(make_rig):
         client.send(frame(b"%d" % number))
     rig.turns()
     assert len(rig.memory.ring) == 3
+    assert rig.counter(WAITS_FOR_RING) == 1  # until there is room again
     rig.handles = True
     rig.pump(lambda: all(client.frames() for client in clients))
     assert [client.frames() for client in clients] == [
