@@ -62,6 +62,45 @@ def test_what_is_asked_for_exists(known, where, expression):
     assert asked <= known
 
 
+# What no panel and no alert asks for, since another metric says it, or says it better.
+_NOT_ASKED_FOR = {
+    "mpbroker_connections",  # client_connections
+    "mpbroker_fetched_bytes_total",  # by topic
+    "mpbroker_group_committed_offset",  # lag
+    "mpbroker_group_offsets_not_shown",
+    "mpbroker_handler_idle_seconds_total",  # idle_ratio
+    "mpbroker_info",  # the list of brokers is made of it
+    "mpbroker_log_start_offset",
+    "mpbroker_partitions_not_shown",
+    "mpbroker_partitions_unloaded",
+    "mpbroker_phase",
+    "mpbroker_process_restarts",  # process_deaths_total
+    "mpbroker_process_starts_total",
+    "mpbroker_processor_idle_seconds_total",  # idle_ratio
+    "mpbroker_produced_bytes_total",  # by topic
+    "mpbroker_quota_clients_refused_total",
+    "mpbroker_quota_time_ratio",
+    "mpbroker_reauthentication_max_seconds",
+    "mpbroker_reauthentication_seconds",
+    "mpbroker_request_bytes_total",  # received_bytes_total
+    "mpbroker_requests_by_version_total",
+    "mpbroker_requests_executed_total",
+    "mpbroker_response_bytes_total",
+    "mpbroker_start_time_seconds",
+    "mpbroker_throttle_seconds_total",
+}
+
+
+def test_what_there_is_is_asked_for_or_left_out_on_purpose(known):
+    asked = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for _, expression in expressions()
+        for name in NAME.findall(expression)
+    }
+    ours = {name for name in known if name.startswith("mpbroker_")}
+    assert ours - asked == _NOT_ASKED_FOR
+
+
 def test_every_query_of_the_dashboard_is_promql(tmp_path):
     rules = [
         {"record": f"panel:{number}", "expr": expr.replace("$__rate_interval", "1m")}
@@ -70,6 +109,65 @@ def test_every_query_of_the_dashboard_is_promql(tmp_path):
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
     promtool("check", "rules", str(file))
+
+
+PUSHES = "mpbroker_otlp_pushes_total"
+EMPTY = 'mpbroker_processor_empty_polls_total{instance="a",processor="0"}'
+ENDED = "mpbroker_authentications_total"
+
+
+@pytest.mark.parametrize(
+    ("alert", "series", "fires"),
+    [
+        # By minutes: what it begins with, and how much more it is each time.
+        ("MpbrokerMetricsNotPushed", {PUSHES + '{result="failed"}': "0+1x30"}, True),
+        (
+            "MpbrokerMetricsNotPushed",
+            {
+                PUSHES + '{result="failed"}': "0+1x30",
+                PUSHES + '{result="taken"}': "5+0x30",
+            },
+            True,
+        ),
+        (
+            "MpbrokerMetricsNotPushed",
+            {
+                PUSHES + '{result="failed"}': "0+1x30",
+                PUSHES + '{result="taken"}': "0+1x30",
+            },
+            False,
+        ),
+        ("MpbrokerPollsForNothing", {EMPTY: "0+60000x30"}, True),
+        ("MpbrokerPollsForNothing", {EMPTY: "0+60x30"}, False),
+        (
+            "MpbrokerAuthenticationsFail",
+            {ENDED + '{result="credentials"}': "0+600x30"},
+            True,
+        ),
+        (
+            "MpbrokerAuthenticationsFail",
+            {ENDED + '{result="handshake"}': "0+600x30"},
+            False,
+        ),
+    ],
+)
+def test_an_alert_fires_when_it_should_and_only_then(tmp_path, alert, series, fires):
+    query = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": k, "values": v} for k, v in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "25m",
+                "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+            }
+        ],
+    }
+    file = tmp_path / "test.yml"
+    rules = [str(DEPLOY / "alerts.yml")]
+    file.write_text(yaml.safe_dump({"rule_files": rules, "tests": [test]}))
+    promtool("test", "rules", str(file))
 
 
 def test_panels_do_not_lie_on_each_other():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mpbroker.supervisor.metrics.exposition import Family
+from mpbroker.supervisor.metrics.topic_traffic import TOPIC_FETCHED, TOPIC_PRODUCED
 
 # The page is for people: the longest lists are cut, the largest first.
 _ROWS: Final = 200
@@ -44,6 +45,7 @@ def status_of(
         "processes": _processes(told, rows),
         "queues": rows("mpbroker_queue_size"),
         "clients": rows("mpbroker_client_connections"),
+        "tls": rows("mpbroker_tls_connections"),
         "apis": _apis(by_name),
         "topics": _topics(rows),
         "groups": _groups(rows),
@@ -104,8 +106,16 @@ def _topics(rows: Any) -> list[dict[str, Any]]:
             )
             topic[column] += row["value"]
             topic["partitions"] += column == "records"
-    for topic in found.values():
+    traffic = {
+        column: {row["topic"]: row["value"] for row in rows(name)}
+        for name, column in (
+            (TOPIC_PRODUCED, "produced_bytes"),
+            (TOPIC_FETCHED, "fetched_bytes"),
+        )
+    }
+    for name, topic in found.items():
         topic["records"] -= topic.pop("deleted")
+        topic |= {column: by_topic.get(name) for column, by_topic in traffic.items()}
     return sorted(found.values(), key=lambda topic: -topic["bytes"])[:_ROWS]
 
 

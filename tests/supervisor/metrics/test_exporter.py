@@ -380,8 +380,9 @@ def test_health_readiness_and_paths_that_are_not_there(broker):
 def test_the_status_document_has_what_the_page_shows(broker):
     status = json.loads(get(broker, "api/status")[1])
     assert {each["role"] for each in status["processes"]} >= {"processor", "handler"}
-    assert "flights" in [each["topic"] for each in status["topics"]]
-    assert status["totals"]["requests"] > 0
+    [topic] = [each for each in status["topics"] if each["topic"] == "flights"]
+    assert topic["produced_bytes"] == topic["bytes"] > 0 <= topic["fetched_bytes"]
+    assert status["totals"]["requests"] > 0 and status["tls"] == []
 
 
 def test_whoever_says_nothing_does_not_keep_others_out(broker):

@@ -84,7 +84,8 @@ def test_the_page_shows_the_broker_in_a_browser(broker, tmp_path):
     cells = Cells()
     cells.feed(run(tmp_path, "--dump-dom", url_of(broker)))
     assert cells.texts["state"] == ["live"]
-    assert "flights" in cells.texts["topics"]
+    assert {"flights", "In a second", "0 B"} <= set(cells.texts["topics"])
+    assert cells.texts["tls"][0] == "none"
     assert "processor" in cells.texts["processes"]
     assert "Produce" in cells.texts["apis"]
     assert any(len(points.split()) >= 2 for points in cells.points)
