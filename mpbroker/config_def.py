@@ -113,6 +113,18 @@ def not_empty() -> Validator:
     return Validator("non-empty", lambda value: bool(value))
 
 
+def utf8(most_bytes: int = 0x7FFF) -> Validator:
+    """Accept strings that a message of the protocol can carry."""
+    return Validator(
+        f"UTF-8 of at most {most_bytes} bytes",
+        # What the command line has that is none is half of a pair of surrogates here.
+        lambda value: (
+            len(str(value).encode("utf-8", "replace")) <= most_bytes
+            and not any("\ud800" <= letter <= "\udfff" for letter in str(value))
+        ),
+    )
+
+
 def minus_one_or(other: Validator) -> Validator:
     """Accept -1, which in Kafka's keys means "no limit" or "the default"."""
     return Validator(

@@ -44,6 +44,14 @@ _MAX_REQUEST_BYTES: Final = 100 * 1024 * 1024  # a broker's socket.request.max.b
 # What compression may add to bytes that cannot be compressed, batch header included.
 _BATCH_MARGIN: Final = 1024
 
+# The codecs that have one, as the producer's settings say.
+_LEVELS: Final = tuple(
+    codec.name.lower()
+    for codec in Codec
+    if f"compression.{codec.name.lower()}.level"
+    in {key.name for key in PRODUCER_CONFIG}
+)
+
 Header = tuple[str, bytes | None]
 
 _HELP = """\
@@ -157,6 +165,8 @@ def command(
         raise click.UsageError("-l takes exactly one FILE to cut into messages")
     if tee and output_format == "json":
         raise click.UsageError("-T and --format json both want stdout")
+    if level is not None and codec not in _LEVELS:
+        raise click.UsageError(f"--level: with -z, one of {', '.join(_LEVELS)}")
     rules = MessageRules(
         key_delimiter,
         None if key is None else key.encode("utf-8", "surrogateescape"),

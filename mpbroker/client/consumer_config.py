@@ -27,6 +27,7 @@ from mpbroker.config_def import (
     Validator,
     at_least,
     one_of,
+    utf8,
 )
 
 # How Kafka's own client spells them.
@@ -49,9 +50,11 @@ def _are_assignors(value: ConfigValue) -> bool:
 CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
     *COMMON_KEYS,
     METRICS_PUSH_KEY,
-    ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored."),
+    ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored.",
+        validator=utf8()),
     ConfigKey("group.instance.id", ConfigType.STRING, None,
-        "Name of a member that keeps its partitions while it restarts."),
+        "Name of a member that keeps its partitions while it restarts.",
+        validator=utf8()),
     ConfigKey("partition.assignment.strategy", ConfigType.LIST,
         (RANGE, COOPERATIVE_STICKY),
         "Who reads what; the first that all members know. With cooperative-sticky"

@@ -22,6 +22,7 @@ from mpbroker.config_def import (
     ConfigValue,
     list_of,
     one_of,
+    utf8,
 )
 
 if TYPE_CHECKING:
@@ -72,9 +73,11 @@ SECURITY_KEYS: Final = (
         "How to prove who we are; has to be set, since GSSAPI is not there.",
         validator=one_of(*_MECHANISMS, "GSSAPI")),
     ConfigKey("sasl.jaas.config", _PASSWORD, None,
-        "Kafka's way to give a user and a password."),
-    ConfigKey("sasl.username", _STRING, None, "The user, as in librdkafka."),
-    ConfigKey("sasl.password", _PASSWORD, None, "The password, as in librdkafka."),
+        "Kafka's way to give a user and a password.", validator=utf8()),
+    ConfigKey("sasl.username", _STRING, None, "The user, as in librdkafka.",
+        validator=utf8()),
+    ConfigKey("sasl.password", _PASSWORD, None, "The password, as in librdkafka.",
+        validator=utf8()),
     ConfigKey(_PROVIDER, _STRING, None,
         "Where tokens come from: a function, or the MODULE:FUNCTION of one. The"
         " client's thread calls it for each authentication."),

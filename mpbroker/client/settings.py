@@ -25,6 +25,7 @@ from mpbroker.config_def import (
     at_least,
     between,
     one_of,
+    utf8,
 )
 
 Settings = Mapping[str, ConfigValue]
@@ -50,7 +51,13 @@ COMMON_KEYS: Final = (
         "HOST:PORT of one or more brokers to learn the others from.",
         validator=Validator("one HOST:PORT or more", bool),
     ),
-    ConfigKey("client.id", ConfigType.STRING, "", "What the broker logs."),
+    ConfigKey(
+        "client.id",
+        ConfigType.STRING,
+        "",
+        "What the broker logs.",
+        validator=utf8(),
+    ),
     ConfigKey(
         "client.dns.lookup",
         ConfigType.STRING,

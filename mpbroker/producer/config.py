@@ -28,6 +28,7 @@ from mpbroker.config_def import (
     at_least,
     between,
     one_of,
+    utf8,
 )
 from mpbroker.protocol.compression import Codec
 
@@ -84,7 +85,8 @@ PRODUCER_CONFIG: Final = ConfigDef("producer setting", (
         "The broker aborts a transaction that is open for longer.",
         validator=at_least(1)),
     ConfigKey("transactional.id", ConfigType.STRING, None,
-        "Name of this producer's transactions; None: it has none."),
+        "Name of this producer's transactions; None: it has none.",
+        validator=utf8()),
 ))
 # fmt: on
 

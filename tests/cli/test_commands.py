@@ -147,3 +147,32 @@ def test_a_number_that_nothing_can_carry_is_a_usage_error(mpbroker, arguments, n
 def test_a_file_whose_name_is_too_long_cannot_be_dumped(mpbroker):
     result = mpbroker("dump", "0" * 5000 + ".log")
     assert result.code == ExitCode.ERROR and "name too long" in result.err
+
+
+NOT_UTF8 = b"a\xff".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("text", [NOT_UTF8, "a" * 40_000])
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (("topic", "list"), "client.id"),
+        (("topic", "list"), "sasl.username"),
+        (("consume", "-t", "t"), "group.id"),
+        (("consume", "-t", "t"), "group.instance.id"),
+        (("produce", "-t", "t"), "transactional.id"),
+    ],
+)
+def test_a_setting_that_no_message_can_carry_is_refused(
+    mpbroker, fake_broker, command, key, text
+):
+    result = mpbroker(*command, "-X", f"{key}={text}")
+    assert result.code == ExitCode.ERROR
+    assert f"{key}=" in result.err and "UTF-8 of at most 32767 bytes" in result.err
+
+
+@pytest.mark.parametrize("codec", [(), ("-z", "snappy")])
+def test_a_level_of_no_codec_is_a_usage_error(mpbroker, codec):
+    result = mpbroker("produce", "-t", "t", "--level", "5", *codec)
+    assert result.code == ExitCode.USAGE
+    assert "gzip, lz4, zstd" in result.err and "compression." not in result.err
