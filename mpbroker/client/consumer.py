@@ -362,6 +362,7 @@ class Consumer:
     def _go_back(self, lost: OffsetOutOfRangeError) -> None:
         """Go to where a partition can be read, if that may be chosen; else raise."""
         if self._settings.offset_reset == "none":
+            self._fetcher = None  # it would read on behind it
             raise lost
         self.seek(lost.partition, self._lookup.offset_after(lost))
 
@@ -448,8 +449,7 @@ class Consumer:
                     self._auto_commit(now=True)
                     self._revoke(gone)
                 except BaseException:
-                    # Given up all the same; and the listener is told of what is new
-                    # after that round.
+                    # Given up all the same; of what is new the listener hears later.
                     self._set_assigned([w for w in self._assigned if w not in gone])
                     raise
             self._set_assigned(assigned)

@@ -41,6 +41,7 @@ from tests.client.test_fetcher import answer_for, batch_of
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
+MISSING = TopicPartition("missing", 0)
 ASK = ApiKey.OFFSET_FOR_LEADER_EPOCH
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 
@@ -179,6 +180,27 @@ def test_without_a_rule_for_resets_a_loss_is_told_until_somebody_seeks(
         assert caught.value.divergent_offset == 2
         assert caught.value.divergent_epoch == 0
     consumer.seek(T0, caught.value.divergent_offset)
+    assert values(consumer, 3) == [12, 13, 14]
+
+
+def test_a_loss_that_is_found_while_others_are_looked_for_is_told_no_less(
+    fake_broker, make_consumer
+):
+    """The leader is the same broker, and knows of no reason to refuse."""
+    append(fake_broker, 0, 1, 2, 3)
+    consumer = make_consumer(auto_offset_reset="none")
+    consumer.assign([T0, MISSING])
+    consumer.seek(T0, 0)
+    consumer.seek(MISSING, 0)
+    assert values(consumer, 4) == [0, 1, 2, 3]
+    assert consumer.poll(1) == {}  # nothing is on its way
+    fake_broker.elect("t", 0, end=2)
+    append(fake_broker, 12, 13, 14)
+    consumer._look_again_at = 0.0
+    for _ in range(3):
+        with pytest.raises(LogTruncationError):
+            values(consumer, 1)
+    consumer.seek(T0, 2)
     assert values(consumer, 3) == [12, 13, 14]
 
 
