@@ -368,6 +368,8 @@ def read_quotas(
         start = (at + QUOTA_TEXT) * 8
         length = min(words[at + QUOTA_TEXT_LENGTH], _TEXT_BYTES)
         text = bytes(segment.view[start : start + length]).decode(errors="replace")
+        if length == _TEXT_BYTES:  # cut off: others may begin alike
+            text += f"...{words[at + QUOTA_KEY] & 0xFFFF_FFFF:08x}"
         user, _, client_id = text.partition("\0")
         yield QuotaReading(
             kind,
