@@ -154,6 +154,7 @@ class CoordinatorProcess:
             apis.apis, {}, answer_error, connection_name
         )
         self._loads: list[Iterator[int]] = []
+        self._to_load: set[int] = set()  # the logs that these are of
         self._has_loaded = False  # all that there was at the start
         # What was last appended to each log: the log, and the offset behind it.
         self._ends: dict[int, tuple[PartitionLog, int]] = {}
@@ -382,6 +383,10 @@ class CoordinatorProcess:
             except (ApiError, OSError):
                 self._load_again(log)
                 return
+            if log in self._to_load:  # lost once more: first that load has to end
+                self._load_again(log)
+                return
+            self._to_load.add(log)
             _LOG.info("%s-%d is loaded again", topic.name, partition)
             if log < 0:
                 self._transactions.coordinator.begin_loading([partition])
@@ -508,13 +513,14 @@ class CoordinatorProcess:
     def _begin_loading(self) -> None:
         partitions = self._topic.partitions_to_load()
         self._coordinator.begin_loading(partitions)
-        transactions = self._transactions
+        others = self._transactions.begin_loading()
         self._loads = [self._load_partition(partition) for partition in partitions]
-        self._loads.extend(map(self._load_transactions, transactions.begin_loading()))
+        self._loads.extend(map(self._load_transactions, others))
+        self._to_load.update(partitions, map(transaction_log, others))
         self._loads.reverse()
         if not self._loads:
             self._has_loaded = True
-            transactions.all_loaded()
+            self._transactions.all_loaded()
 
     def _load(self, patience_s: float) -> None:
         """Go on loading for so long at most; a little more, if that is the end."""
@@ -541,6 +547,7 @@ class CoordinatorProcess:
             _LOG.error("partition %d of groups cannot be loaded: %s", partition, error)
             coordinator.failed(partition)
             self._load_again(partition)
+        self._to_load.discard(partition)
         coordinator.loaded(partition, clock.now_ms())
 
     def _load_transactions(self, partition: int) -> Iterator[int]:
@@ -554,6 +561,7 @@ class CoordinatorProcess:
             )
             transactions.coordinator.failed(partition)
             self._load_again(log)
+        self._to_load.discard(log)
         transactions.coordinator.loaded(partition, self._clock.now_ms())
 
     def _note_end(self, number: int, log: PartitionLog) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
@@ -113,6 +113,32 @@ def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
     stage.out.then((PARTITION,), told.append)
     stage.process._flush()
     assert told == [False, True]
+
+
+@pytest.mark.parametrize("log", [0, transaction_log(0)])
+def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
+    stage: Stage, log: int
+) -> None:
+    """Two loads at once would take back what is served by then."""
+    process, now_ms = stage.process, 0
+    process._clock = SimpleNamespace(now_ms=lambda: now_ms)  # type: ignore[assignment]
+    stage.topic.load.side_effect = lambda _: iter([[], []])
+    stage.transactions.replay_partition.side_effect = lambda _: iter([1, 2])
+
+    def look() -> int:
+        nonlocal now_ms
+        now_ms += 3_000
+        process._timers.expire(now_ms)
+        return len(process._loads)
+
+    process._lose(log)
+    assert look() == 1
+    next(process._loads[0])
+    process._lose(log)
+    assert look() == 1
+    process._load(60.0)
+    assert not process._loads
+    assert look() == 1
 
 
 @pytest.mark.parametrize("name", ["groups", "transactions"])
