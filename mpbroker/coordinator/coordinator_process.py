@@ -449,15 +449,20 @@ class CoordinatorProcess:
         self._when_durable(awaited, complete)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
-        """Append markers, and say so when they are on disk."""
-        results, awaited = self._transactions.markers.append(markers, now_ms)
+        """Append markers, and say so; when they are on disk, if somebody waits."""
+        writer = self._transactions.markers
+        results, awaited, appended = writer.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
             for partition in cast("list[TopicPartition]", failed):
-                results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
-            markers.done(results, self._clock.now_ms())
+                if partition in results:
+                    results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            markers.done(results, self._clock.now_ms(), appended)
 
-        self._when_durable(awaited, complete)
+        if not markers.waits:
+            complete([])
+            return
+        self._when_durable([*awaited, *writer.awaited(markers.earlier)], complete)
 
     def _when_durable(
         self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]

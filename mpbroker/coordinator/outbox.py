@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 NOW: Final = ()
 
 TopicPartition = tuple[str, int]
+Marked = Callable[
+    [Mapping[TopicPartition, ErrorCode], int, "Sequence[AppendedMarker]"], None
+]
 
 
 def transaction_log(partition: int) -> int:
@@ -99,10 +102,23 @@ class TransactionalRecord(NamedTuple):
     value: bytes
 
 
+class AppendedMarker(NamedTuple):
+    """A marker that is in its partition's log, and perhaps not on disk yet."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    topic: str
+    topic_id: bytes
+    partition: int
+    offset: int
+
+
 class Markers(NamedTuple):
     """The end of a transaction, to be appended to partitions.
 
-    ``done`` is told how each went, and the time, once all that went well are durable.
+    ``done`` is told how each went, the time, and where they are: once all that went
+    well are durable or, where nobody ``waits``, appended.
     """
 
     producer_id: int
@@ -110,7 +126,9 @@ class Markers(NamedTuple):
     commit: bool
     coordinator_epoch: int
     partitions: Sequence[TopicPartition]
-    done: Callable[[Mapping[TopicPartition, ErrorCode], int], None]
+    done: Marked
+    waits: bool = True
+    earlier: Sequence[AppendedMarker] = ()  # are waited for, too
 
 
 class Outbox:

@@ -22,6 +22,7 @@ class TransactionConfig(NamedTuple):
     transactional_id_expiration_ms: int = 604_800_000
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    transaction_partition_verification_enable: bool = True
 
 
 class OpenTransactions(Protocol):

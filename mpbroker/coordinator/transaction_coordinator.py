@@ -4,8 +4,7 @@ Sans-IO, as the groups' coordinator beside it: requests and time come in; record
 markers and answers go out through the outbox.
 
     EndTxn ─▶ Prepare in the log ─▶ on disk ─▶ answered; nobody may write any more
-                                            └▶ markers, each partition once ─▶ on disk
-                                                                       └▶ Complete
+                                            └▶ markers, each partition once ─▶ Complete
 
 A death leaves the log as it was: Ongoing goes on, Prepare is carried out by the
 successor, whose markers are not appended where the dead one's are.
@@ -19,13 +18,19 @@ KIP-890.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from mpbroker.coordinator.group_records import fits_a_key
 from mpbroker.coordinator.java_hash import java_hash
-from mpbroker.coordinator.outbox import NOW, Call, Markers, Outbox, transaction_log
+from mpbroker.coordinator.outbox import (
+    NOW,
+    AppendedMarker,
+    Call,
+    Outbox,
+    transaction_log,
+)
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import (
     OpenTransactions,
@@ -33,6 +38,7 @@ from mpbroker.coordinator.transaction_config import (
     fenced_as_of,
     require_same_end,
 )
+from mpbroker.coordinator.transaction_ends import TransactionEnds
 from mpbroker.coordinator.transaction_metadata import (
     COMPLETE,
     EPOCH_BUMPS_SINCE,
@@ -58,16 +64,10 @@ Again = Callable[[int], None]
 
 # How long a request waits for markers before it is told CONCURRENT_TRANSACTIONS.
 _PATIENCE_MS: Final = 500
-_MARKERS_RETRY_MS: Final = 1000
 _END_TXN_V2: Final = 5
 _FENCED_SINCE: Final = 2
 _INIT_FENCED_SINCE: Final = 4
-# One node leads every partition of the log, for ever, at this leader epoch.
-COORDINATOR_EPOCH: Final = 0
 _NO_PRODUCER: Final = -1
-_GONE: Final = frozenset(
-    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
-)
 
 
 class TransactionCoordinator:
@@ -76,6 +76,7 @@ class TransactionCoordinator:
     Args:
         num_partitions: of __transaction_state, once it is known.
         new_producer_id: gives out an id that nobody has had.
+        is_on_disk: says whether a marker need not be remembered any more.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class TransactionCoordinator:
         open_transactions: OpenTransactions,
         num_partitions: int,
         new_producer_id: Callable[[], int],
+        is_on_disk: Callable[[AppendedMarker], bool],
     ) -> None:
         self._config = config
         self._out = outbox
@@ -93,6 +95,15 @@ class TransactionCoordinator:
         self._open = open_transactions
         self.num_partitions = num_partitions
         self._new_producer_id = new_producer_id
+        self._is_on_disk = is_on_disk
+        self._ends = TransactionEnds(
+            outbox,
+            timers,
+            self._is_current,
+            self._ended,
+            self._write,
+            asks_coordinator=config.transaction_partition_verification_enable,
+        )
         self._transactions: dict[str, TransactionMetadata] = {}
         self._ongoing: set[str] = set()
         self._loading: set[int] = set()
@@ -396,64 +407,16 @@ class TransactionCoordinator:
         """The decision is in the log: carry it out."""
         if durable and self._is_current(transaction) and transaction.state in PREPARED:
             self._open.close(transaction.producer_id, transaction.partitions)
-            self._write_markers(transaction, sorted(transaction.partitions))
+            self._ends.write_markers(transaction, sorted(transaction.partitions))
 
     def _is_current(self, transaction: TransactionMetadata) -> bool:
         return self._transactions.get(transaction.transactional_id) is transaction
 
-    def _write_markers(
-        self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
-    ) -> None:
-        markers = Markers(
-            transaction.producer_id,
-            transaction.producer_epoch,
-            transaction.state is S.PREPARE_COMMIT,
-            COORDINATOR_EPOCH,
-            partitions,
-            lambda results, at_ms: self._marked(transaction, results, at_ms),
-        )
-        self._out.write_markers(markers)
-
-    def _marked(
-        self,
-        transaction: TransactionMetadata,
-        results: Mapping[TopicPartition, ErrorCode],
-        now_ms: int,
-    ) -> None:
-        """Markers are on disk, or could not be written: complete, or try again."""
-        if not self._is_current(transaction):
-            return
-        left = []
-        for partition, code in results.items():
-            if code and code not in _GONE:
-                left.append(partition)
-            elif code is ErrorCode.INVALID_PRODUCER_EPOCH:
-                _LOG.warning(
-                    "%s: %s-%d has a later epoch than the transaction to be ended",
-                    transaction.transactional_id,
-                    *partition,
-                )
-        name = ("markers", transaction.transactional_id)
-        if left:
-            self._timers.schedule(
-                name,
-                now_ms + _MARKERS_RETRY_MS,
-                lambda at_ms: self._try_again(transaction, left, at_ms),
-            )
-            return
+    def _ended(self, transaction: TransactionMetadata, now_ms: int) -> None:
+        """All its markers are written."""
         transaction.complete(now_ms)
         self._write(transaction)
         self._wake(transaction, now_ms)
-
-    def _try_again(
-        self,
-        transaction: TransactionMetadata,
-        partitions: Sequence[TopicPartition],
-        now_ms: int,
-    ) -> None:
-        if self._is_current(transaction) and transaction.state in PREPARED:
-            transaction.update_ms = now_ms
-            self._write_markers(transaction, partitions)
 
     # -- waiting for the end ---------------------------------------------------------
 
@@ -538,6 +501,8 @@ class TransactionCoordinator:
     # -- the log ---------------------------------------------------------------------
 
     def _write(self, transaction: TransactionMetadata) -> tuple[int, ...]:
+        if transaction.unsynced:
+            transaction.forget_synced(self._is_on_disk)
         log = self.log_of(transaction.transactional_id)
         self._out.write(log, transaction.key, transaction.value())
         return (log,)
@@ -557,6 +522,15 @@ class TransactionCoordinator:
         self._transactions[transactional_id] = transaction
         if transaction.state is S.ONGOING:
             self._ongoing.add(transactional_id)
+
+    def with_unsynced_markers(self, partition: int) -> list[TransactionMetadata]:
+        """Those of a partition of the log of which a power cut may have taken more."""
+        return [
+            transaction
+            for transactional_id, transaction in self._transactions.items()
+            if transaction.unsynced
+            and self.partition_for(transactional_id) == partition
+        ]
 
     def open_partitions(self) -> Iterable[tuple[int, int, TopicPartition]]:
         """(producer id, epoch, partition) of all that may be written to."""

@@ -3,19 +3,31 @@
     killed before a marker's append     the successor appends it
     killed after it                     the successor finds the transaction ended there,
                                         under the partition's lock, and appends nothing
+    power cut before it is on disk      as the first or, if __transaction_state is past
+                                        that: its records name the marker (``restore``)
 
 Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkersRequest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
-from mpbroker.coordinator.outbox import Call, Markers, Outbox, TopicPartition
+from mpbroker.coordinator.outbox import (
+    AppendedMarker,
+    Call,
+    Marked,
+    Markers,
+    Outbox,
+    TopicPartition,
+)
+from mpbroker.coordinator.transaction_ends import COORDINATOR_EPOCH
+from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.batch_header import parse_batch_header
@@ -70,8 +82,10 @@ class MarkerWriter:
 
     def append(
         self, markers: Markers, now_ms: int
-    ) -> tuple[dict[TopicPartition, ErrorCode], list[Awaited]]:
-        """Append markers; say how each went, and what is to be synced."""
+    ) -> tuple[
+        dict[TopicPartition, ErrorCode], list[Awaited], tuple[AppendedMarker, ...]
+    ]:
+        """Append markers; say how each went, what is to be synced, and where it is."""
         data = build_end_transaction_marker(
             markers.producer_id,
             markers.producer_epoch,
@@ -80,6 +94,7 @@ class MarkerWriter:
         )
         results: dict[TopicPartition, ErrorCode] = {}
         awaited = []
+        appended = []
         for topic_partition in markers.partitions:
             name, partition = topic_partition
             try:
@@ -94,11 +109,99 @@ class MarkerWriter:
                 continue
             results[topic_partition] = ErrorCode.NONE
             awaited.append(Awaited(topic_partition, log, end))
+            producer = markers.producer_id, markers.producer_epoch, markers.commit
+            appended.append(
+                AppendedMarker(*producer, name, topic.topic_id, partition, end - 1)
+            )
             if name == OFFSETS_TOPIC:
                 self._groups.replay_end_of_transaction(
                     partition, markers.producer_id, commit=markers.commit
                 )
-        return results, awaited
+        return results, awaited, tuple(appended)
+
+    def _log_of(self, marker: AppendedMarker) -> PartitionLog | None:
+        """The log that a marker is in; None: it was deleted."""
+        topic = self._registry.topic(marker.topic)
+        if topic is None or topic.topic_id != marker.topic_id:
+            return None
+        return self._log(topic, marker.partition)
+
+    def is_on_disk(self, marker: AppendedMarker) -> bool:
+        """Whether a marker need not be remembered any more."""
+        try:
+            log = self._log_of(marker)
+        except ApiError:
+            return False
+        return log is None or log.row.durable_end_offset > marker.offset
+
+    def awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
+        """What is to be synced for markers to be on disk that were appended before."""
+        awaited = []
+        for marker in markers:
+            with contextlib.suppress(ApiError):  # off line: it is not waited for
+                if (log := self._log_of(marker)) is not None:
+                    name = marker.topic, marker.partition
+                    awaited.append(Awaited(name, log, marker.offset + 1))
+        return awaited
+
+    def restore(
+        self, markers: Sequence[AppendedMarker], now_ms: int
+    ) -> tuple[list[AppendedMarker], bool]:
+        """Append once more what a power cut has taken, and force that to disk.
+
+        A log loses its end only. So a transaction that is open, and began before the
+        place of the marker that ended it, lacks that marker; what its producer has
+        begun later is behind that place. Nobody may append for the producer meanwhile,
+        if it was lost: all memory was, too.
+
+        Returns:
+            Those that may not be on disk still; whether what comes to one of the places
+            now would be of another transaction than the one that ended there.
+
+        Raises:
+            ApiError: it cannot be seen, or not be written, but may be later.
+        """
+        left, moved = [], False
+        for marker in markers:
+            log = None
+            try:
+                log = self._log_of(marker)
+                if log is None:
+                    continue
+                state = log.state()
+                entry = log.producers_at(state).entries.get(marker.producer_id)
+                first = -1 if entry is None else entry.txn_first_offset
+                if 0 <= first < marker.offset:
+                    moved = True
+                    self._append_again(log, marker, now_ms)
+                elif state.log_end_offset <= marker.offset:
+                    moved = True  # of a transaction that wrote nothing there
+                    log.sync()
+                elif log.row.durable_end_offset <= marker.offset:
+                    left.append(marker)
+            except ApiError:
+                if log is None or log.row.status == RowStatus.ONLINE:
+                    raise
+                left.append(marker)  # off line: nobody writes there, and nobody reads
+        return left, moved
+
+    def _append_again(
+        self, log: PartitionLog, marker: AppendedMarker, now_ms: int
+    ) -> None:
+        _LOG.warning(
+            "%s-%d has lost the marker of producer %d at offset %d: appended again",
+            marker.topic,
+            marker.partition,
+            marker.producer_id,
+            marker.offset,
+        )
+        end = EndTransactionMarker(marker.commit, COORDINATOR_EPOCH)
+        data = build_end_transaction_marker(*marker[:2], end, now_ms)
+        log.sync(self._append(log, data, now_ms))
+        if marker.topic == OFFSETS_TOPIC:
+            self._groups.replay_end_of_transaction(
+                marker.partition, marker.producer_id, commit=marker.commit
+            )
 
     def _append(self, log: PartitionLog, data: bytes, now_ms: int) -> int:
         end = self._own.append_marker(log, data, now_ms)
@@ -196,10 +299,12 @@ class MarkerRequests:
                 ]
                 self._out.answer(call, WriteTxnMarkersResponse(markers=rows))
 
-        def done(
-            index: int,
-        ) -> Callable[[Mapping[TopicPartition, ErrorCode], int], None]:
-            def note(codes: Mapping[TopicPartition, ErrorCode], now_ms: int) -> None:
+        def done(index: int) -> Marked:
+            def note(
+                codes: Mapping[TopicPartition, ErrorCode],
+                now_ms: int,
+                appended: Sequence[AppendedMarker],
+            ) -> None:
                 results[index] = codes
                 answer_if_all_done()
 

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
+from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.coordinator.transaction_records import (
     TransactionLogValue,
+    read_unsynced,
     state_value,
     transaction_key,
 )
@@ -105,6 +107,7 @@ class TransactionMetadata:
         "state",
         "timeout_ms",
         "transactional_id",
+        "unsynced",
         "update_ms",
         "waiting",
     )
@@ -125,6 +128,8 @@ class TransactionMetadata:
         self.start_ms = -1
         self.update_ms = now_ms
         self.client_version = 0
+        # Of earlier ends, what may not be on disk: in their order.
+        self.unsynced: tuple[AppendedMarker, ...] = ()
         # Requests that go on when the markers are written.
         self.waiting: list[Callable[[int], None]] = []
 
@@ -249,6 +254,12 @@ class TransactionMetadata:
             self.producer_id, self.producer_epoch = self.next_identity()
             self.next_producer_id = NO_PRODUCER_ID
 
+    def forget_synced(self, is_on_disk: Callable[[AppendedMarker], bool]) -> None:
+        """Remember of the markers only those that may not be on disk."""
+        left = tuple(marker for marker in self.unsynced if not is_on_disk(marker))
+        if len(left) < len(self.unsynced):
+            self.unsynced = left
+
     def is_retry(self, producer_id: int, epoch: int) -> bool:
         """Say whether who ends the transaction has not heard that it has ended."""
         if producer_id == self.producer_id:
@@ -282,6 +293,7 @@ class TransactionMetadata:
             self.update_ms,
             self.start_ms,
             self.client_version,
+            self.unsynced,
         )
 
     @classmethod
@@ -314,6 +326,7 @@ class TransactionMetadata:
             for row in value.transaction_partitions or ()
             for number in row.partition_ids
         }
+        found.unsynced = read_unsynced(value)
         if before is not None:
             changed = before.producer_epoch != found.producer_epoch
             found.last_producer_epoch = (

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from struct import Struct as Packing
 from typing import Final
 
+from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import (
+    BOOLEAN,
     INT8,
     INT16,
     INT32,
     INT64,
     STRING,
+    UUID,
     Message,
     Struct,
     array,
@@ -31,6 +36,8 @@ from mpbroker.protocol.primitives import Buffer, write_unsigned_varint
 # A message wants the API it belongs to; records have none, and nothing asks for it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
+# Far from those that Kafka may come to use; unknown ones are passed over.
+UNSYNCED_TAG: Final = 28_016
 _KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 
@@ -52,6 +59,26 @@ class PartitionsSchema(Struct):
     partition_ids: list[int] = array(INT32)
 
 
+class MarkedPartition(Struct):
+    partition: int = field(INT32)
+    offset: int = field(INT64)
+
+
+class MarkedTopic(Struct):
+    topic: str = field(STRING)
+    topic_id: bytes = field(UUID)
+    partitions: list[MarkedPartition] = array(MarkedPartition)
+
+
+class UnsyncedMarkers(Struct):
+    """Ends of earlier transactions that may not be on disk: ours alone, not Kafka's."""
+
+    producer_id: int = field(INT64)
+    producer_epoch: int = field(INT16)
+    committed: bool = field(BOOLEAN)
+    topics: list[MarkedTopic] = array(MarkedTopic)
+
+
 class TransactionLogValue(Message, api_key=_NO_API, versions=(0, 1), flexible_from=1):
     producer_id: int = field(INT64)
     previous_producer_id: int = field(INT64, "1+", default=-1, tag=0, ignorable=True)
@@ -66,6 +93,13 @@ class TransactionLogValue(Message, api_key=_NO_API, versions=(0, 1), flexible_fr
     transaction_last_update_timestamp_ms: int = field(INT64)
     transaction_start_timestamp_ms: int = field(INT64)
     client_transaction_version: int = field(INT16, "1+", tag=2, ignorable=True)
+    unsynced_markers: list[UnsyncedMarkers] = array(
+        UnsyncedMarkers, "1+", tag=UNSYNCED_TAG, ignorable=True
+    )
+
+
+class _Unsynced(Message, api_key=_NO_API, versions=(1, 1), flexible_from=1):
+    unsynced_markers: list[UnsyncedMarkers] = array(UnsyncedMarkers)
 
 
 def transaction_key(transactional_id: str) -> bytes:
@@ -90,11 +124,13 @@ def state_value(
     update_ms: int,
     start_ms: int,
     client_version: int,
+    unsynced: tuple[AppendedMarker, ...] = (),
 ) -> bytes:
     """What ``transaction_value`` says, by hand: three are written a transaction.
 
     Args:
         partitions: topics and partitions; None: there is no list of any.
+        unsynced: ends of earlier transactions that may not be on disk.
     """
     tags = b""
     count = 0
@@ -106,6 +142,9 @@ def state_value(
         count += 1
     if client_version:
         tags += _TAGGED_VERSION.pack(2, 2, client_version)
+        count += 1
+    if unsynced:
+        tags += _unsynced(unsynced)
         count += 1
     return b"".join(
         (
@@ -133,6 +172,55 @@ def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
         parts.append(Packing(f">{len(numbers)}i").pack(*numbers))
         parts.append(b"\0")
     return b"".join(parts)
+
+
+@lru_cache(maxsize=64)  # written with Complete, and with the next one's Ongoing
+def _unsynced(markers: tuple[AppendedMarker, ...]) -> bytes:
+    content = _Unsynced(unsynced_markers=unsynced_rows(markers)).encode(VALUE_VERSION)
+    size = len(content) - 1  # behind it: that it has no tagged fields
+    tag = write_unsigned_varint(UNSYNCED_TAG) + write_unsigned_varint(size)
+    return tag + content[:size]
+
+
+def unsynced_rows(markers: Iterable[AppendedMarker]) -> list[UnsyncedMarkers]:
+    """Markers as a record says them, in the same order."""
+    return [
+        UnsyncedMarkers(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=commit,
+            topics=[
+                MarkedTopic(
+                    topic=topic,
+                    topic_id=topic_id,
+                    partitions=[
+                        MarkedPartition(partition=each.partition, offset=each.offset)
+                        for each in places
+                    ],
+                )
+                for (topic, topic_id), places in groupby(end, itemgetter(3, 4))
+            ],
+        )
+        for (producer_id, epoch, commit), end in groupby(markers, itemgetter(0, 1, 2))
+    ]
+
+
+def read_unsynced(value: TransactionLogValue) -> tuple[AppendedMarker, ...]:
+    """The markers that a record says may not be on disk."""
+    return tuple(
+        AppendedMarker(
+            row.producer_id,
+            row.producer_epoch,
+            row.committed,
+            topic.topic,
+            bytes(topic.topic_id),
+            place.partition,
+            place.offset,
+        )
+        for row in value.unsynced_markers
+        for topic in row.topics
+        for place in topic.partitions
+    )
 
 
 def read_transaction(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -64,6 +65,7 @@ class Transactions:
     ) -> None:
         self.topic = topic
         self._shared = SharedOpenTransactions(table, registry)
+        self.markers = MarkerWriter(registry, log, groups, appended, own_appends)
         self.coordinator = TransactionCoordinator(
             config,
             outbox,
@@ -71,8 +73,8 @@ class Transactions:
             self._shared,
             topic.num_partitions,
             registry.allocate_producer_id,
+            self.markers.is_on_disk,
         )
-        self.markers = MarkerWriter(registry, log, groups, appended, own_appends)
         partitions = TransactionPartitions(
             self.coordinator, outbox, topics, groups.partition_for, put_back
         )
@@ -111,6 +113,21 @@ class Transactions:
                 self._replay(partition, record)
             replayed += len(records)
             yield replayed
+        self._restore_markers(partition)
+
+    def _restore_markers(self, partition: int) -> None:
+        """Before anybody may write: append what a power cut took of earlier ends."""
+        records: list[tuple[bytes, bytes | None]] = []
+        now_ms = time.time_ns() // 1_000_000
+        for transaction in self.coordinator.with_unsynced_markers(partition):
+            left, moved = self.markers.restore(transaction.unsynced, now_ms)
+            transaction.unsynced = tuple(left)
+            if moved:
+                records.append((transaction.key, transaction.value()))
+        if records:
+            # What comes where they were is not of the transactions that they ended.
+            log, _ = self.topic.append(partition, records, now_ms)
+            log.sync()
 
     def _replay(self, partition: int, record: LoadedRecord) -> None:
         if record.commit is not None:

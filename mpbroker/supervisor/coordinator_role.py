@@ -131,6 +131,7 @@ def transaction_config(config: BrokerConfig) -> TransactionConfig:
         config.transactional_id_expiration_ms,
         config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
         config.transaction_remove_expired_transaction_cleanup_interval_ms,
+        config.transaction_partition_verification_enable,
     )
 
 

@@ -15,6 +15,7 @@ from mpbroker.coordinator.group_records import offset_key
 from mpbroker.coordinator.outbox import Call, Markers
 from mpbroker.coordinator.transaction_markers import SharedOpenTransactions
 from mpbroker.coordinator.transaction_metadata import MAX_EPOCH, TransactionState
+from mpbroker.coordinator.transaction_records import read_transaction, read_unsynced
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -309,3 +310,74 @@ def test_a_topic_that_goes_with_its_coordinator_takes_pending_offsets_along(rig)
     rig.die()
     assert end(rig, producer, version=5).error_code == 0
     assert position(rig) == (0, -1)
+
+
+# -- markers that need not be on disk --------------------------------------------------
+
+
+def named(rig: TransactionRig) -> list[tuple[TransactionState, list[int]]]:
+    """What each record of the log says: the state, and the offsets of its markers."""
+    found = []
+    for key, value in rig.log:
+        read = read_transaction(key, value)
+        assert read is not None
+        assert read[1] is not None
+        offsets = [marker.offset for marker in read_unsynced(read[1])]
+        found.append((TransactionState(read[1].transaction_status), offsets))
+    return found
+
+
+def test_records_name_the_markers_that_need_not_be_on_disk(rig):
+    producer = started(rig)
+    add(rig, producer, 0, 1)
+    assert end(rig, producer).error_code == 0
+    add(rig, producer, 0)
+    assert named(rig)[1:] == [
+        (S.ONGOING, []),
+        (S.PREPARE_COMMIT, []),
+        (S.COMPLETE_COMMIT, [1, 2]),
+        (S.ONGOING, [1, 2]),
+    ]
+    unsynced = rig.coordinator.get("x").unsynced
+    rig.die()
+    assert rig.coordinator.get("x").unsynced == unsynced
+    rig.on_disk.add(unsynced[0])  # by the sync of what was written behind it
+    assert end(rig, producer, commit=False).error_code == 0
+    assert named(rig)[-2:] == [(S.PREPARE_ABORT, [2]), (S.COMPLETE_ABORT, [2, 3])]
+
+
+def test_markers_of_a_producer_that_is_idle_are_put_on_disk(rig):
+    producer = started(rig)
+    add(rig, producer, 0)
+    end(rig, producer)
+    rig.advance(500)
+    add(rig, producer, 1)
+    end(rig, producer)
+    rig.advance(500)
+    assert not rig.on_disk  # it may go on
+    assert named(rig)[-1] == (S.COMPLETE_COMMIT, [1, 2])
+    rig.advance(5000)
+    assert len(rig.on_disk) == 2
+    assert named(rig)[-1] == (S.COMPLETE_COMMIT, [])
+    count = len(rig.log)
+    rig.advance(5000)
+    assert len(rig.log) == count
+
+
+def test_very_many_markers_are_waited_for(rig):
+    producer = started(rig)
+    for number in range(100):
+        add(rig, producer, number % 3)
+        end(rig, producer)
+    most = max(len(offsets) for _, offsets in named(rig))
+    assert most == 32
+    assert len(rig.on_disk) > 60
+
+
+def test_markers_are_waited_for_where_nobody_asks_who_may_write():
+    rig = TransactionRig(transaction_partition_verification_enable=False)
+    producer = started(rig)
+    add(rig, producer, 0, 1)
+    end(rig, producer)
+    assert len(rig.on_disk) == 2
+    assert named(rig)[-1] == (S.COMPLETE_COMMIT, [])

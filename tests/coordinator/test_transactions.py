@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
+from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.coordinator.transaction_metadata import (
     MAX_EPOCH,
     PREVIOUS,
@@ -21,9 +22,11 @@ from mpbroker.coordinator.transaction_records import (
     PartitionsSchema,
     TransactionLogValue,
     read_transaction,
+    read_unsynced,
     state_value,
     transaction_key,
     transaction_value,
+    unsynced_rows,
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -216,6 +219,19 @@ states = st.tuples(
     ids,
     ids,
     st.integers(0, 2),
+    st.lists(
+        st.builds(
+            AppendedMarker,
+            ids,
+            st.integers(-1, MAX_EPOCH),
+            st.booleans(),
+            st.sampled_from(["a", "b", "ü" * 200]),
+            st.sampled_from([bytes(16), bytes(range(16))]),
+            st.integers(0, (1 << 31) - 1),
+            ids,
+        ),
+        max_size=5,
+    ).map(tuple),
 )
 
 
@@ -226,25 +242,26 @@ def test_a_record_written_by_hand_is_that_of_the_codec(fields):
     topics = {}
     for topic, partition in sorted(partitions or ()):
         topics.setdefault(topic, []).append(partition)
-    assert value == transaction_value(
-        TransactionLogValue(
-            producer_id=fields[0],
-            previous_producer_id=fields[1],
-            next_producer_id=fields[2],
-            producer_epoch=fields[3],
-            transaction_timeout_ms=fields[4],
-            transaction_status=fields[5],
-            transaction_partitions=None
-            if partitions is None
-            else [
-                PartitionsSchema(topic=topic, partition_ids=numbers)
-                for topic, numbers in topics.items()
-            ],
-            transaction_last_update_timestamp_ms=fields[7],
-            transaction_start_timestamp_ms=fields[8],
-            client_transaction_version=fields[9],
-        )
+    made = TransactionLogValue(
+        producer_id=fields[0],
+        previous_producer_id=fields[1],
+        next_producer_id=fields[2],
+        producer_epoch=fields[3],
+        transaction_timeout_ms=fields[4],
+        transaction_status=fields[5],
+        transaction_partitions=None
+        if partitions is None
+        else [
+            PartitionsSchema(topic=topic, partition_ids=numbers)
+            for topic, numbers in topics.items()
+        ],
+        transaction_last_update_timestamp_ms=fields[7],
+        transaction_start_timestamp_ms=fields[8],
+        client_transaction_version=fields[9],
+        unsynced_markers=unsynced_rows(fields[10]),
     )
+    assert value == transaction_value(made)
+    assert read_unsynced(made) == fields[10]
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(max_size=60))

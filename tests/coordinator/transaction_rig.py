@@ -9,7 +9,14 @@ from typing import Any
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.group_records import read_record
-from mpbroker.coordinator.outbox import Call, Markers, Outbox, Step, TopicPartition
+from mpbroker.coordinator.outbox import (
+    AppendedMarker,
+    Call,
+    Markers,
+    Outbox,
+    Step,
+    TopicPartition,
+)
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
 from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
@@ -58,6 +65,7 @@ class TransactionRig:
         holds: nothing reaches the disk while this is so.
         log: the records of __transaction_state.
         markers: (topic, partition, producer id, epoch, commit) in their order.
+        on_disk: the markers that are.
         refused: partitions that take no marker, by the code they answer.
         given_back: the calls of Produces that went back to the handlers.
     """
@@ -70,6 +78,7 @@ class TransactionRig:
         self.log: list[tuple[bytes, bytes | None]] = []
         self.offsets_log: list[tuple[int, int, bytes, bytes | None]] = []
         self.markers: list[tuple[str, int, int, int, bool]] = []
+        self.on_disk: set[AppendedMarker] = set()
         self.refused: dict[TopicPartition, ErrorCode] = {}
         self.given_back: list[Call] = []
         self.ids = itertools.count(100)
@@ -88,6 +97,7 @@ class TransactionRig:
             self.open,
             PARTITIONS,
             lambda: next(self.ids),
+            lambda marker: marker in self.on_disk,
         )
         self.coordinator.start_timers(self.now_ms)
         self._apis: list[Any] = [
@@ -180,16 +190,23 @@ class TransactionRig:
 
     def _mark(self, markers: Markers) -> None:
         results = {}
+        appended = []
+        if markers.waits:
+            self.on_disk.update(markers.earlier)
         for topic, partition in markers.partitions:
             code = self.refused.get((topic, partition), ErrorCode.NONE)
             results[topic, partition] = code
             if not code:
                 self.markers.append((topic, partition, *markers[:3]))
+                where = topic, bytes(16), partition, len(self.markers)
+                appended.append(AppendedMarker(*markers[:3], *where))
                 if topic == "__consumer_offsets":
                     self.groups.replay_end_of_transaction(
                         partition, markers.producer_id, commit=markers.commit
                     )
-        markers.done(results, self.now_ms)
+        if markers.waits:
+            self.on_disk.update(appended)
+        markers.done(results, self.now_ms, appended)
 
     @staticmethod
     def _run(step: Step) -> None:
