@@ -449,13 +449,13 @@ int accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *p
 
 /* Where the slots of storage's ReadPlan are in the object. */
 typedef struct {
-    Py_ssize_t row, segment, segment_fd, active_base, structure, positions,
+    Py_ssize_t row, segment, segment_fd, active_base, structure, leader_epoch, positions,
         txn_index_path;
 } read_plan_offsets;
 
 typedef struct {
     int partition;
-    int64_t fetch_offset, max_bytes;
+    int64_t fetch_offset, max_bytes, leader_epoch;
     /* found by reading; `plan` is borrowed from the tables */
     PyObject *plan;
     int64_t row, fd, structure, position, length, end_position;

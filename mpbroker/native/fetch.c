@@ -37,9 +37,7 @@ static void
 parse_partition(reader *r, int version, fetch_target *target)
 {
     target->partition = (int)get(r, 4);
-    int64_t leader_epoch = version >= 9 ? get(r, 4) : -1;
-    if (leader_epoch > 0) /* there is no such epoch here: the twin says so */
-        r->is_bad = 1;
+    target->leader_epoch = version >= 9 ? get(r, 4) : -1;
     target->fetch_offset = get(r, 8);
     if (version >= 12)
         get(r, 4); /* the last epoch that was fetched */
@@ -215,14 +213,18 @@ locate(const memory *rows, const read_plan_offsets *at, const plain_fetch *f,
        fetch_target *t, int64_t limit, int min_one_batch)
 {
     PyObject *segment = get_slot(t->plan, at->segment);
-    int64_t active_base, state[STATE_WORDS];
+    int64_t active_base, leader_epoch, state[STATE_WORDS];
     if (segment == NULL || segment == Py_None
         || !read_number(segment, at->segment_fd, &t->fd) || t->fd < 0
         || !read_number(t->plan, at->row, &t->row) || t->row < 0
         || t->row >= L.MAX_PARTITIONS
         || !has_words(rows, t->row * L.ROW_WORDS, L.ROW_WORDS)
         || !read_number(t->plan, at->active_base, &active_base)
-        || !read_number(t->plan, at->structure, &t->structure))
+        || !read_number(t->plan, at->structure, &t->structure)
+        || !read_number(t->plan, at->leader_epoch, &leader_epoch))
+        return 0;
+    /* Another epoch than ours, or we do not know it yet: the twin says what that is. */
+    if (t->leader_epoch >= 0 && t->leader_epoch != leader_epoch)
         return 0;
     const int64_t row = t->row * L.ROW_WORDS;
     if (load(rows, row + L.ROW_STATUS) != L.ROW_ONLINE || !read_state(rows, row, state)

@@ -99,6 +99,7 @@ handler_set_fetches(PyObject *object, PyObject *args)
         || !slot_offset((PyTypeObject *)segment_type, "_fd", &at.segment_fd)
         || !slot_offset(plan, "active_base", &at.active_base)
         || !slot_offset(plan, "structure", &at.structure)
+        || !slot_offset(plan, "leader_epoch", &at.leader_epoch)
         || !slot_offset(plan, "positions", &at.positions)
         || !slot_offset(plan, "txn_index_path", &at.txn_index_path))
         return NULL;

@@ -62,6 +62,8 @@ class LogReader(PartitionView):
         plan.segment = self._active
         plan.active_base = self._active_base
         plan.structure = self._structure
+        if self._epochs is not None:
+            plan.leader_epoch = self._epochs.latest
         return plan
 
     def read(

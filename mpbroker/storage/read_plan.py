@@ -13,6 +13,7 @@ class ReadPlan:
 
     __slots__ = (
         "active_base",
+        "leader_epoch",
         "positions",
         "row",
         "segment",
@@ -26,5 +27,6 @@ class ReadPlan:
         self.segment: LogSegment | None = None  # None: not to be used
         self.active_base = -1
         self.structure = -1
+        self.leader_epoch = -1  # -1: not known yet, as long as nobody has named any
         # No such file: no transaction was ever aborted in the segment.
         self.txn_index_path = b""

@@ -21,6 +21,7 @@ from mpbroker.ipc.layout import (
     slot_row,
 )
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.fetch import (
     FetchPartition,
@@ -60,13 +61,22 @@ class Consumer:
         self.stage = stage
 
     def frame(
-        self, offsets, *, version=11, topic="one", session=0, epoch=-1, **options
+        self,
+        offsets,
+        *,
+        version=11,
+        topic="one",
+        session=0,
+        epoch=-1,
+        leader_epoch=-1,
+        **options,
     ):
         """A whole request; `offsets`: by partition, or (offset, max bytes)."""
         found = self.stage.registry.topic(topic)
         partitions = [
             FetchPartition(
                 partition=partition,
+                current_leader_epoch=leader_epoch,
                 fetch_offset=wanted if isinstance(wanted, int) else wanted[0],
                 partition_max_bytes=1 << 20 if isinstance(wanted, int) else wanted[1],
             )
@@ -222,6 +232,35 @@ def test_new_records_are_read_the_short_way(pair, version, isolation):
     answer = pair.ask(2, version=version, isolation_level=isolation)
     assert offsets_in(answer, version) == [2]
     assert pair.short.short_ways == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "error"),
+    [
+        (-1, ErrorCode.NONE),
+        (0, ErrorCode.FENCED_LEADER_EPOCH),
+        (4, ErrorCode.FENCED_LEADER_EPOCH),
+        (5, ErrorCode.NONE),
+        (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_who_knows_another_epoch_is_told_so_either_way(pair, known, error):
+    """The directory is one that other brokers have led before."""
+    for each in pair.both:
+        each.stage.registry.create_topic("three", 1)
+        each.produce(topic="three")
+        each.produce(topic="three")
+        each.stage.logs.close()
+        directory = each.stage.log("three", 0).directory
+        with open(f"{directory}/leader-epoch-checkpoint", "w") as file:
+            file.write("0\n2\n0 0\n5 1\n")
+    pair.ask(2, topic="three", max_wait_ms=0)
+    for _ in range(3):
+        answer = pair.ask(2, topic="three", max_wait_ms=0, leader_epoch=known)
+        (topic,) = FetchResponse.decode(11, answer[8:]).responses
+        assert topic.partitions[0].error_code == error
+    # Where it is the right one; the first that names any has it read.
+    assert pair.short.short_ways == {-1: 3, 5: 2}.get(known, 0)
 
 
 def test_where_batches_begin_is_noted_once_somebody_reads_here(pair):
