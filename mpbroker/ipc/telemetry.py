@@ -2,7 +2,11 @@
 
 Named ``/mpbroker-<supervisor pid>-<its start time>`` in /dev/shm, so that a name can
 be told to be dead: no such process, or one that was started at another time. It is
-small, holds no lock and nothing that the broker needs; tools attach it read-only.
+small, holds nothing that the broker needs; tools attach it read-only.
+
+Containers may share /dev/shm and not their process ids (docker's --ipc=host, a pod).
+There the name of a broker that lives looks dead, and may even look like our own: so its
+supervisor holds the file locked, which is seen from everywhere, and ends with it.
 
     word  field       notes
     0     magic       written last
@@ -11,10 +15,11 @@ small, holds no lock and nothing that the broker needs; tools attach it read-onl
     3     length      of the text, bytes
     4..   text        msgpack: a map: pid, listeners, children...
 
-Source: shm_overview(7); /proc/<pid>/stat field 22 for the start time.
+Source: shm_overview(7); flock(2); /proc/<pid>/stat field 22 for the start time.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import time
@@ -51,6 +56,8 @@ class Telemetry:
                 f"cannot make {_SHM}{self.name}: {error.strerror}"
             ) from error
         try:
+            # For as long as the mapping is there, which has this descriptor too.
+            fcntl.flock(shared.fd, fcntl.LOCK_EX)
             # Unlike ftruncate alone this fails when /dev/shm is full, instead of
             # killing us at the first store.
             os.posix_fallocate(shared.fd, 0, _SIZE_BYTES)
@@ -144,9 +151,23 @@ def remove_leftovers() -> list[str]:
             with contextlib.suppress(
                 posix_ipc.ExistentialError, posix_ipc.PermissionsError
             ):
+                if _is_held(name):
+                    continue  # alive, where process ids are others
                 posix_ipc.unlink_shared_memory(name)
                 removed.append(name)
     return removed
+
+
+def _is_held(name: str) -> bool:
+    shared = posix_ipc.SharedMemory(name, read_only=True)
+    try:
+        fcntl.flock(shared.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        shared.close_fd()
 
 
 def _names() -> list[tuple[str, bool]]:

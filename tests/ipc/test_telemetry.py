@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 
 import posix_ipc
 import pytest
@@ -145,6 +146,28 @@ def test_a_process_id_that_was_given_out_again_does_not_keep_a_name_alive(teleme
     finally:
         with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(old)
+
+
+def test_a_broker_whose_process_ids_are_others_keeps_its_name():
+    """As of two containers with one /dev/shm: its name tells another nothing."""
+    made = os.pipe()
+    own = f"/mpbroker-{2**22 + 1}-1"
+
+    def live():
+        kept = Telemetry()
+        os.rename(f"/dev/shm{kept.name}", f"/dev/shm{own}")
+        os.write(made[1], b".")
+        signal.pause()
+
+    with running(live):
+        os.read(made[0], 1)
+        assert own in names() and own not in brokers()
+        assert own not in remove_leftovers()
+        assert own in names()
+    remove_leftovers()
+    assert own not in names()
+    for fd in made:
+        os.close(fd)
 
 
 def test_names_that_only_look_like_ours_are_left_alone():
