@@ -122,9 +122,36 @@ def test_the_broker_runs_as_nobody_special_and_where_it_may_write():
     (made,) = texts("RUN", stage)
     assert re.search(rf"useradd .*\b{user}\b", made, re.S)
     environ = environment()
-    for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
-        assert environ[name] in made
+    assert environ["STATE_DIRECTORY"] in made
     assert texts("VOLUME", stage) == [json.dumps([environ["STATE_DIRECTORY"]])]
+
+
+def test_any_user_of_group_0_may_write_where_the_broker_does():
+    """Whoever gives users out gives them that group, and no other.
+
+    Source: OpenShift, "Creating images", Support arbitrary user ids.
+    """
+    environ = environment()
+    (made,) = texts("RUN", last_stage())
+    (line,) = [each for each in made.split("&&") if "install -d" in each]
+    words = shlex.split(line)
+    group, mode = (words[words.index(option) + 1] for option in ("-g", "-m"))
+    assert (group, int(mode, 8) & 0o077) == ("0", 0o070)
+    assert environ["STATE_DIRECTORY"] == words[-1]
+    assert environ["RUNTIME_DIRECTORY"] == "/tmp"
+
+
+def test_clients_of_the_commands_that_are_shown_are_told_what_they_can_reach():
+    comments = (DEPLOY / "Dockerfile").read_text().replace("\\\n#", "")
+    (command,) = re.findall(r"^# +docker run (.+)$", comments, re.M)
+    words = shlex.split(command)
+    given = dict(words[n + 1].split("=", 1) for n, x in enumerate(words) if x == "-e")
+    config = BrokerConfig.load({}, None, environment() | given)
+    (endpoint,) = config.endpoints
+    told = config.advertised[endpoint.listener_name]
+    published = words[words.index("-p") + 1].rsplit(":", 2)[-2:]
+    assert told.host == "localhost"
+    assert published == [str(told.port), str(endpoint.port)]
 
 
 def test_the_image_serves_every_address_on_the_port_that_it_exposes():
@@ -221,6 +248,15 @@ def test_compose_builds_this_and_keeps_the_data():
     assert any(
         each.startswith(environment()["RUNTIME_DIRECTORY"]) for each in broker["tmpfs"]
     )
+
+
+def test_compose_mounts_memory_as_every_engine_does():
+    """With uid= Podman refuses it, and below /run its user may not write.
+
+    Source: podman-run(1), --tmpfs.
+    """
+    (broker,) = COMPOSE["services"].values()
+    assert broker["tmpfs"] == ["/tmp"]
 
 
 def test_compose_says_nothing_that_compose_does_not_know():
