@@ -51,6 +51,11 @@ class Telemetry:
             shared = posix_ipc.SharedMemory(
                 self.name, posix_ipc.O_CREX, mode=0o640, size=0
             )
+        except posix_ipc.PermissionsError as error:  # which is no OSError
+            raise IpcError(
+                f"cannot make {_SHM}{self.name}: {error};"
+                f" everybody is to write in {_SHM} (mode 1777)"
+            ) from error
         except OSError as error:
             raise IpcError(
                 f"cannot make {_SHM}{self.name}: {error.strerror}"

@@ -170,6 +170,15 @@ def test_a_broker_whose_process_ids_are_others_keeps_its_name():
         os.close(fd)
 
 
+def test_a_dev_shm_that_may_not_be_written_is_said(monkeypatch):
+    def refuse(*_, **__):
+        raise posix_ipc.PermissionsError("No permission to access this segment")
+
+    monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
+    with pytest.raises(IpcError, match="No permission.*/dev/shm"):
+        Telemetry()
+
+
 def test_names_that_only_look_like_ours_are_left_alone():
     names_of_others = [
         f"/mpbroker-x{os.getpid()}-1",
