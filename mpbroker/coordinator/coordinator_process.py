@@ -331,11 +331,8 @@ class CoordinatorProcess:
         for number, run in out.take_appended():
             if number not in self._lost:
                 run()
-        if out.markers:
-            # Who was told of a commit need not wait for its markers.
-            self._channel.flush()
-            for markers in out.take_markers():
-                self._mark(markers, now_ms)
+        for markers in out.take_markers():
+            self._mark(markers, now_ms)
         held, self._held, self._held_since_ns = self._held, [], 0
         resting: dict[tuple[int, ...], list[Answer]] = {}
         for answer in (*held, *out.take_answers()):
@@ -345,6 +342,9 @@ class CoordinatorProcess:
                 self._send(answer)
         for after, answers in resting.items():
             self._give(answers, after)
+        if out.steps and resting:
+            # Who was told of a commit need not wait for what comes of it.
+            self._channel.flush()
         for step in out.take_steps():
             self._go_on(step)
         return True
@@ -450,8 +450,7 @@ class CoordinatorProcess:
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
         """Append markers, and say so; when they are on disk, if somebody waits."""
-        writer = self._transactions.markers
-        results, awaited, appended = writer.append(markers, now_ms)
+        results, awaited, appended = self._transactions.markers.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
             for partition in cast("list[TopicPartition]", failed):
@@ -459,10 +458,7 @@ class CoordinatorProcess:
                     results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
             markers.done(results, self._clock.now_ms(), appended)
 
-        if not markers.waits:
-            complete([])
-            return
-        self._when_durable([*awaited, *writer.awaited(markers.earlier)], complete)
+        self._when_durable(awaited if markers.waits else [], complete)
 
     def _when_durable(
         self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
@@ -572,8 +568,7 @@ class CoordinatorProcess:
     def _note_end(self, number: int, log: PartitionLog) -> None:
         """What was loaded may not be on disk yet.
 
-        A predecessor may have died between its append and its sync, and been asked for
-        the same again.
+        A predecessor may have died between append and sync, and be asked for it again.
         """
         self._lost.discard(number)
         self._ends[number] = log, log.row.log_end_offset

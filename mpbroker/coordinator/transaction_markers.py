@@ -117,6 +117,7 @@ class MarkerWriter:
                 self._groups.replay_end_of_transaction(
                     partition, markers.producer_id, commit=markers.commit
                 )
+        awaited.extend(self._awaited(markers.earlier))
         return results, awaited, tuple(appended)
 
     def _log_of(self, marker: AppendedMarker) -> PartitionLog | None:
@@ -134,7 +135,7 @@ class MarkerWriter:
             return False
         return log is None or log.row.durable_end_offset > marker.offset
 
-    def awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
+    def _awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
         """What is to be synced for markers to be on disk that were appended before."""
         awaited = []
         for marker in markers:

@@ -102,6 +102,24 @@ def test_all_that_rests_on_a_log_is_told_that_its_sync_has_failed(stage: Stage) 
     stage.coordinator.failed.assert_called_once_with(PARTITION)
 
 
+def test_who_is_answered_does_not_wait_for_the_steps_that_follow(stage: Stage) -> None:
+    stage.log.row.durable_end_offset = 5
+    told: list[tuple[int, int]] = []
+
+    def step(durable: bool) -> None:
+        told.append((len(stage.sent), stage.channel.flush.call_count))
+
+    stage.out.write(PARTITION, b"key", b"value")
+    call = stage.call()
+    call.request = SimpleNamespace(
+        slot=1, api_version=2, throttle_ms=0, frame=lambda body: "answer"
+    )
+    stage.out.answer(call, DeleteGroupsResponse(), (PARTITION,))
+    stage.out.then((PARTITION,), step)
+    stage.process._flush()
+    assert told == [(1, 1)]
+
+
 def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
     told: list[bool] = []
     stage.out.write(PARTITION, b"k", b"v")
