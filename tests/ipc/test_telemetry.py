@@ -175,7 +175,7 @@ def test_a_dev_shm_that_may_not_be_written_is_said(monkeypatch):
         raise posix_ipc.PermissionsError("No permission to access this segment")
 
     monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
-    with pytest.raises(IpcError, match="No permission.*/dev/shm"):
+    with pytest.raises(IpcError, match=r"No permission.*/dev/shm"):
         Telemetry()
 
 
