@@ -299,8 +299,8 @@ class Sender:
         accumulator.occupied = occupied = {
             node for node in ready.nodes if client.is_occupied(node)
         }
-        if sent and not occupied.issuperset(nodes):
-            return 0.0
+        if sent and accumulator.has_undrained and not occupied.issuperset(nodes):
+            return 0.0  # the next batches of partitions may go, too
         wait_ms = min(ready.next_check_ms, not_ready_ms)
         if accumulator.has_incomplete:
             wait_ms = min(wait_ms, max(0.0, self._none_expires_before_ms - now_ms))

@@ -281,14 +281,27 @@ def test_what_comes_for_a_node_that_has_all_it_takes_need_not_wake_the_sender():
     assert last.result(0).has_offset
 
 
+def test_no_turn_is_spent_on_a_node_that_has_just_been_given_all_there_is():
+    rig = SenderRig(batch_size=200).ready().introduce()
+    rig.send()
+    assert rig.wire.waits[-1] > 0
+    for _ in range(2):
+        rig.append(b"x" * 100)
+    rig.turns()
+    assert rig.wire.waits[-1] == 0  # there is another batch, and room for it
+    rig.turns()
+    assert rig.wire.waits[-1] > 0
+
+
 def test_no_turn_is_spent_on_a_node_that_has_just_been_given_all_it_takes():
-    rig = SenderRig().ready().introduce()
-    rig.wire.waits.clear()
+    rig = SenderRig(batch_size=200).ready().introduce()
     for _ in range(4):
         rig.send()
-        assert rig.wire.waits[-1] == 0  # there is room for more
-    rig.send()
+    for _ in range(2):
+        rig.append(b"x" * 100)
+    rig.turns()
     assert len(rig.produces) == 5
+    assert rig.accumulator.has_undrained
     assert rig.wire.waits[-1] > 0
 
 
