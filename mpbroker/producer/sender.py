@@ -106,6 +106,7 @@ class Sender:
             client, metadata, settings, metrics, clock
         )
         self._in_flight: dict[ProducerBatch, None] = {}
+        self._sent_ms: dict[int, float] = {}  # when the last batches went, by node
         self._init_pending = False
         self._init_not_before_ms = 0.0
         self._is_closing = False
@@ -270,7 +271,7 @@ class Sender:
         accumulator, client = self._accumulator, self._client
         snapshot = self._metadata.snapshot
         accumulator.occupied = _NO_NODES  # what comes after we have looked wakes us
-        ready = accumulator.ready(snapshot, now_ms)
+        ready = accumulator.ready(snapshot, now_ms, self._unanswered_ms)
         if ready.leaderless:
             for topic in ready.leaderless:
                 self._metadata.add_topic(topic, now_ms)
@@ -292,6 +293,7 @@ class Sender:
                     accumulator.mute(batch)
             if batches:
                 sent = True
+                self._sent_ms[node] = now_ms
                 self._send_request(node, batches, now_ms)
         if now_ms >= self._none_expires_before_ms:
             self._expire(now_ms)
@@ -305,6 +307,17 @@ class Sender:
         if accumulator.has_incomplete:
             wait_ms = min(wait_ms, max(0.0, self._none_expires_before_ms - now_ms))
         return wait_ms
+
+    def _unanswered_ms(self, node: int) -> float:
+        """Return when the last batches went to a node that has not answered, or -inf.
+
+        If it takes no more, that is what is to be known of it, and all there is to wait
+        for.
+        """
+        client = self._client
+        if not client.in_flight(node) or client.is_occupied(node):
+            return -float("inf")
+        return self._sent_ms.get(node, -float("inf"))
 
     def _next_expiry_ms(self, now_ms: float) -> float:
         """Return a time before which no batch expires, those yet to come included."""

@@ -8,7 +8,7 @@ import time
 from mpbroker.client.addresses import Address
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.network_client import NetworkClient
-from mpbroker.producer.accumulator import RecordAccumulator
+from mpbroker.producer.accumulator import GATHER_MS, RecordAccumulator
 from mpbroker.producer.batch import RecordFuture, record_size
 from mpbroker.producer.buffer_pool import BufferPool
 from mpbroker.producer.config import ProducerSettings
@@ -128,6 +128,9 @@ class SenderRig:
 
     def send(self, value: bytes = b"value", **where: object) -> RecordFuture:
         """Append a record and send it in a batch of its own."""
+        self.pass_ms(
+            GATHER_MS
+        )  # or it would wait for others, if something is in flight
         future = self.append(value, **where)
         self.turns()
         return future

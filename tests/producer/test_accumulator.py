@@ -74,8 +74,10 @@ class Rig:
         for _ in range(6):
             self.append(partition=partition)
 
-    def ready(self):
-        return self.accumulator.ready(self.snapshot, self.now_ms)
+    def ready(self, unanswered_ms: float = -float("inf")):
+        return self.accumulator.ready(
+            self.snapshot, self.now_ms, lambda node: unanswered_ms
+        )
 
     def drain(self, *nodes: int) -> list[ProducerBatch]:
         drained = self.accumulator.drain(self.snapshot, nodes or (0, 1), self.now_ms)

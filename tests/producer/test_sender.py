@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.producer.accumulator import GATHER_MS
 from mpbroker.producer.errors import (
     DeliveryTimeoutError,
     FatalError,
@@ -271,6 +272,7 @@ def test_what_comes_for_a_node_that_has_all_it_takes_need_not_wake_the_sender():
     busy, idle = (rig.accumulator.topic("t").queue(number) for number in (0, 1))
     assert rig.accumulator.must_wait(busy, rig.metadata.snapshot)
     assert not rig.accumulator.must_wait(idle, rig.metadata.snapshot)
+    rig.pass_ms(GATHER_MS)
     rig.reply()
     rig.turns()
     # There was room, and it went without being asked for.
