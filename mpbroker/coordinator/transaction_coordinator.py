@@ -487,6 +487,10 @@ class TransactionCoordinator:
         for transaction in self._whole(self._transactions):
             idle = transaction.state is S.EMPTY or transaction.state in COMPLETE
             if idle and transaction.update_ms <= oldest:
+                transaction.forget_synced(self._is_on_disk)
+                if transaction.unsynced:  # of which nobody else knows
+                    self._ends.settle_later(transaction, now_ms)
+                    continue
                 transaction.transition_to(S.DEAD, now_ms)
                 del self._transactions[transaction.transactional_id]
                 log = self.log_of(transaction.transactional_id)
@@ -548,6 +552,8 @@ class TransactionCoordinator:
         for transaction in list(self._transactions.values()):
             if self.partition_for(transaction.transactional_id) != partition:
                 continue
+            if transaction.unsynced:
+                self._ends.settle_later(transaction, now_ms)
             if transaction.state is S.ONGOING:
                 self._open.open(
                     transaction.producer_id,

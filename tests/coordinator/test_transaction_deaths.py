@@ -364,6 +364,34 @@ def test_markers_of_a_producer_that_is_idle_are_put_on_disk(rig):
     assert len(rig.log) == count
 
 
+def test_markers_that_a_dead_coordinator_has_left_are_put_on_disk(rig):
+    producer = started(rig)
+    add(rig, producer, 0)
+    end(rig, producer)
+    rig.die()
+    assert rig.coordinator.get("x").unsynced
+    rig.advance(5000)
+    assert len(rig.on_disk) == 1
+    assert named(rig)[-1] == (S.COMPLETE_COMMIT, [])
+
+
+def test_an_id_does_not_expire_while_its_record_alone_knows_of_markers():
+    rig = TransactionRig(
+        transactional_id_expiration_ms=100,
+        transaction_remove_expired_transaction_cleanup_interval_ms=300,
+    )
+    producer = started(rig)
+    add(rig, producer, 0)
+    end(rig, producer)
+    rig.advance(900)
+    assert rig.log[-1][1] is not None
+    assert rig.coordinator.get("x") is not None
+    rig.advance(2000)
+    assert len(rig.on_disk) == 1
+    assert rig.log[-1][1] is None
+    assert rig.coordinator.get("x") is None
+
+
 def test_very_many_markers_are_waited_for(rig):
     producer = started(rig)
     for number in range(100):
