@@ -77,7 +77,8 @@ def load_log(
     Raises:
         OSError: the directory or a file cannot be read or written.
     """
-    if hints.checked_end > hints.recovery_point:
+    on_disk = hints.recovery_point
+    if hints.checked_end > on_disk:
         hints = hints._replace(recovery_point=hints.checked_end)
     remove_leftovers(directory)
     bases = base_offsets(directory, LOG_SUFFIX)
@@ -90,11 +91,11 @@ def load_log(
     segments = SegmentList(directory)
     segments.reload(bases[-1], keep_open=False)
     try:
-        tail = _recover(segments, hints, index_interval_bytes)
+        tail = _recover(segments, hints, on_disk, index_interval_bytes)
         if tail.next_offset < hints.recovery_point:
             # Whatever that point was noted for, it was not these files.
             hints = hints._replace(clean=False, recovery_point=0)
-            tail = _recover(segments, hints, index_interval_bytes)
+            tail = _recover(segments, hints, on_disk, index_interval_bytes)
         if tail.next_offset < hints.log_start_offset:
             # Segment files were removed by hand: all that is left was deleted before.
             tail = _start_again(segments, hints.log_start_offset)
@@ -228,9 +229,13 @@ def install_swap(directory: str, base_offset: int) -> None:
 
 
 def _recover(
-    segments: SegmentList, hints: LoadHints, index_interval_bytes: int
+    segments: SegmentList, hints: LoadHints, on_disk: int, index_interval_bytes: int
 ) -> SegmentTail:
-    """Check what needs it, oldest first; return the tail of the last good segment."""
+    """Check what needs it, oldest first; return the tail of the last good segment.
+
+    Args:
+        on_disk: all below is; the rest is forced to disk, who has checked it or not.
+    """
     if not hints.clean:
         _remove_uncommitted_roll(segments, hints, index_interval_bytes)
     names = set(os.listdir(segments.directory))
@@ -244,6 +249,8 @@ def _recover(
         } <= names
         checked = hints.clean or (end is not None and end <= hints.recovery_point)
         if checked and indexed and not active:
+            if not hints.clean and end is not None and end > on_disk:
+                os.fdatasync(segments.get(base).fd)
             continue
         if not indexed:
             trusted = TRUST_NOTHING

@@ -599,6 +599,34 @@ def test_a_topic_made_again_keeps_its_records_if_its_processes_were_replaced_the
     broker.die()
 
 
+def test_what_replaced_processes_have_left_is_on_disk_once_it_is_loaded(
+    start: Start, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: the row says so, and rolls force nothing to disk."""
+    topics.create("t", segment_bytes=200)
+    before = start(topics)
+    for _ in range(30):
+        before.manager.log("t", 0).append(batch(b"x"), now_ms=1)
+    before.die()
+    again = topics.again()
+    broker = start(again, logs=[("t", 0, 0, 30)])
+    forced = set()
+    force = os.fdatasync
+
+    def note(fd: int) -> None:
+        forced.add(os.fstat(fd).st_ino)
+        force(fd)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    log = broker.manager.log("t", 0)
+    log.require_online()
+    assert log.row.durable_end_offset == 30
+    files = list((tmp_path / "data" / "t-0").glob("*.log"))
+    assert len(files) > 2
+    assert {file.stat().st_ino for file in files} <= forced
+    broker.die()
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_topic_made_again_is_compacted_from_its_beginning(
     start: Start, topics: Topics, noted: bool
