@@ -12,6 +12,7 @@ Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkers
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from mpbroker.coordinator.transaction_ends import COORDINATOR_EPOCH
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
-from mpbroker.protocol.batch_header import parse_batch_header
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE, parse_batch_header
 from mpbroker.protocol.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
@@ -178,6 +179,10 @@ class MarkerWriter:
                 elif state.log_end_offset <= marker.offset:
                     moved = True  # of a transaction that wrote nothing there
                     log.sync()
+                elif not _is_there(log, marker):
+                    # It was appended again, further on, by one that died before its
+                    # sync: what its first place says of the disk is not about it.
+                    log.sync()
                 elif log.row.durable_end_offset <= marker.offset:
                     left.append(marker)
             except ApiError:
@@ -223,6 +228,23 @@ class MarkerWriter:
         if not result.duplicate:
             self._appended(log)
         return result.last_offset + 1
+
+
+def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
+    """Whether a marker is where it was appended first."""
+    try:
+        found = log.read(marker.offset, 1, min_one_batch=True)
+    except ApiError:
+        return False  # deleted, say
+    data = os.pread(found.fd, BATCH_HEADER_SIZE, found.position)
+    if not found.length or len(data) < BATCH_HEADER_SIZE:
+        return False
+    header = parse_batch_header(data)
+    return (
+        header.is_control
+        and header.base_offset == marker.offset
+        and header.producer_id == marker.producer_id
+    )
 
 
 class SharedOpenTransactions:

@@ -1,0 +1,65 @@
+"""Markers that a power cut has taken are appended again, and forced to disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from mpbroker.coordinator.outbox import AppendedMarker
+from mpbroker.coordinator.transaction_markers import MarkerWriter
+from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.own_appends import OwnAppends
+from mpbroker.storage.partition_log import PartitionLog
+from tests.storage.batches import batch
+
+PRODUCER = 7
+NAMED = AppendedMarker(PRODUCER, 0, True, "t", bytes(16), 0, 10)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("durable", [7, 12])
+def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
+    tmp_path: Path, durable: int
+) -> None:
+    """Though all is on disk, perhaps, as far as the place where it was once."""
+    table = PartitionTable.create()
+    table.initialise_row(0)
+    log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    registry: Any = SimpleNamespace(topic={"t": topic}.get)
+
+    def writer() -> MarkerWriter:
+        groups: Any = MagicMock()
+        return MarkerWriter(
+            registry, lambda *_: log, groups, lambda _: None, OwnAppends()
+        )
+
+    made: Any = batch(*[b"x"] * 5, producer=(PRODUCER, 0, 0), transactional=True)
+    log.append(made, now_ms=1)
+    for count in (2, 5):  # others, since the broker started again
+        others: Any = batch(*[b"x"] * count)
+        log.append(others, now_ms=1)
+        if log.row.log_end_offset == durable:
+            log.sync()
+    sync = log.sync
+
+    def die(to_offset: int | None = None) -> int:
+        raise Killed
+
+    log.sync = die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        writer().restore([NAMED], 1)
+    assert (log.row.log_end_offset, log.row.durable_end_offset) == (13, durable)
+    log.sync = sync  # type: ignore[method-assign]
+    left, _ = writer().restore([NAMED], 1)
+    assert left == []
+    assert log.row.durable_end_offset == log.row.log_end_offset == 13
+    log.close()
