@@ -38,6 +38,7 @@ from mpbroker.protocol.log_validator import ValidatedBatch
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.protocol.record_encode import RawRecord, encode_records
 from mpbroker.storage.own_appends import OwnAppends
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
 
 if TYPE_CHECKING:
     from mpbroker.storage.partition_log import PartitionLog
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 # Records are cut into batches of about this size; one record may be larger.
 _BATCH_BYTES: Final = 512 * 1024
 

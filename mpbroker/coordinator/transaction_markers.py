@@ -18,7 +18,6 @@ from typing import Protocol
 
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import (
     AppendedMarker,
     Call,
@@ -49,6 +48,7 @@ from mpbroker.protocol.messages.write_txn_markers import (
 )
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
 from mpbroker.storage.topics import Topic, TopicRegistry
 
 _LOG = get_logger(__name__)
@@ -289,6 +289,17 @@ class SharedOpenTransactions:
         for row in rows:
             if row is not None:
                 self._table.close(producer_id, row)
+
+    def begin_loading(self) -> None:
+        if not self._table.begin_restoring():
+            _LOG.error(
+                "transactions could not be loaded: partitions are read and written"
+                " though they may lack what a power cut took of transactions' ends"
+            )
+
+    def all_loaded(self) -> None:
+        """Let everybody at the partitions: none lacks a marker any more."""
+        self._table.restored()
 
     def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
         """After loading: what a dead coordinator left, as the log has it.

@@ -19,7 +19,6 @@ from mpbroker.coordinator.group_records import (
     offset_value,
 )
 from mpbroker.coordinator.offset_metadata_manager import Topics
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import NOW, Call, Outbox, TransactionalRecord
 from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
 from mpbroker.coordinator.transaction_metadata import EPOCH_BUMPS_SINCE
@@ -32,6 +31,7 @@ from mpbroker.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
 
 _IMPLICIT_ADD_SINCE: Final = 5
 _STALE_EPOCH_SINCE: Final = 9  # of OffsetCommit: from where a group says so

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpbroker.coordinator.offset_metadata_manager import Topics
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.coordinator.outbox import NOW, Call, Outbox
 from mpbroker.coordinator.transaction_config import fenced_as_of
 from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
@@ -45,6 +44,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from mpbroker.protocol.transactional_produce import producer_of
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
 
 _BATCHED_SINCE: Final = 4
 _FENCED_SINCE: Final = 2

@@ -33,8 +33,6 @@ from mpbroker.storage.topics import TopicRegistry
 
 _LOG = get_logger(__name__)
 
-TRANSACTION_TOPIC: Final = "__transaction_state"
-
 Handle = Callable[[Call, Any, int], None]
 
 
@@ -96,6 +94,7 @@ class Transactions:
 
     def begin_loading(self) -> list[int]:
         """Return the partitions of the log that are to be loaded."""
+        self._shared.begin_loading()
         partitions = self.topic.partitions_to_load()
         self.coordinator.begin_loading(partitions)
         return partitions
@@ -142,3 +141,4 @@ class Transactions:
     def all_loaded(self) -> None:
         """Let producers write to what the log says is open, and nothing else."""
         self._shared.keep_only(self.coordinator.open_partitions())
+        self._shared.all_loaded()

@@ -6,6 +6,9 @@ marker that ends the transaction; so nothing of a transaction comes behind its m
 
     word  field     written by       notes
     0     count     the coordinator  entries in use; a bound, not a promise
+    1     awaits    the supervisor,  1: nobody opens a partition, for it may lack
+                    the coordinator  markers that a power cut took (``restored``)
+    2     tries     the coordinator  how often restoring was begun
     16..  entries   the coordinator  key, value: a table with open addressing
           key                        producer id + 1; 0 never used, -1 given back
           value                      partition row << 16 | producer epoch
@@ -27,6 +30,9 @@ CAPACITY: Final = 1 << 17
 MAX_ENTRIES: Final = CAPACITY * 3 // 4
 _ENTRIES: Final = 16
 _MASK: Final = CAPACITY - 1
+_AWAITS: Final = 1
+_TRIES: Final = 2
+_MOST_TRIES: Final = 3
 _NEVER_USED: Final = 0
 _GIVEN_BACK: Final = -1
 _EPOCH_BITS: Final = 16
@@ -68,6 +74,32 @@ class TransactionTable:
                 return True
             at = (at + 1) & _MASK
         return False
+
+    def await_restoring(self) -> None:
+        """Nobody shall read or write a partition until ``restored`` is called."""
+        self._words[_AWAITS] = 1
+
+    def is_restored(self) -> bool:
+        """Whether logs have all the ends of transactions that they had."""
+        return not self._words[_AWAITS]
+
+    def begin_restoring(self) -> bool:
+        """A coordinator begins to load; False: too many have died of it. By the owner.
+
+        Then nobody is to wait for it any longer.
+        """
+        words = self._words
+        if not words[_AWAITS]:
+            return True
+        words[_TRIES] += 1
+        if words[_TRIES] <= _MOST_TRIES:
+            return True
+        self.restored()
+        return False
+
+    def restored(self) -> None:
+        """Everybody may read and write. By the owner."""
+        self._words[_AWAITS] = 0
 
     def has_room(self, count: int) -> bool:
         """Whether so many more entries fit."""

@@ -65,6 +65,8 @@ class LogManager:
         table: the shared rows.
         topics: the registry of this process.
         is_behind: says whether there are changes of topics that it does not know.
+        is_restored: says whether logs have all that their transactions wrote; until
+            then none is opened.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class LogManager:
         *,
         producer_id_expiration_ms: int = _PRODUCER_ID_EXPIRATION_MS,
         is_behind: Callable[[], bool] = lambda: False,
+        is_restored: Callable[[], bool] = lambda: True,
     ) -> None:
         self.directories = directories
         self._table = table
         self._topics = topics
         self._expiration_ms = producer_id_expiration_ms
         self._is_behind = is_behind
+        self._is_restored = is_restored
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
@@ -88,7 +92,7 @@ class LogManager:
 
         Raises:
             ApiError: UNKNOWN_TOPIC_OR_PARTITION; KAFKA_STORAGE_ERROR if its directory
-                cannot be made.
+                cannot be made; NOT_LEADER_OR_FOLLOWER while it may lack markers.
         """
         found = self._topics.topic(topic) if isinstance(topic, str) else topic
         if found is None or not 0 <= partition < len(found.partitions):
@@ -107,6 +111,13 @@ class LogManager:
         index = topic.partitions[partition]
         row = self._table.row(index)
         name = directory_name(topic.name, partition)
+        if not self._is_restored():
+            # Who had read behind a marker that is lost would be out of range; and what
+            # came in its place would never be read by them.
+            raise ApiError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"{name}: ends of transactions that a power cut took come first",
+            )
         parent = self._place(row, name, topic.topic_id)
         hints = parent.hints(
             (topic.name, partition), topic.topic_id, self._expiration_ms

@@ -12,7 +12,9 @@ from mpbroker.protocol.errors import ApiError
 
 MAX_NAME_LENGTH: Final = 249
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
-INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state"))
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_TOPIC: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = frozenset((OFFSETS_TOPIC, TRANSACTION_TOPIC))
 
 _LEGAL: Final = frozenset(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"

@@ -14,7 +14,7 @@ from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.group_config import GroupConfig
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.group_records import KEYS
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
+from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
@@ -23,7 +23,7 @@ from mpbroker.coordinator.transaction_records import (
     TransactionLogKey,
     TransactionLogValue,
 )
-from mpbroker.coordinator.transactions import TRANSACTION_TOPIC, Transactions
+from mpbroker.coordinator.transactions import Transactions
 from mpbroker.ipc.layout import COORDINATOR
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.connection_rows import connection_name, peer_address
@@ -36,6 +36,7 @@ from mpbroker.server.purgatory import Purgatory
 from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_directory import directory_name
+from mpbroker.storage.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from mpbroker.supervisor.internal_topics import internal_topics
 from mpbroker.supervisor.quota_setup import client_quotas
 

@@ -6,6 +6,7 @@ Source: Kafka's AutoTopicCreationManager; GroupCoordinatorConfig, TransactionLog
 from __future__ import annotations
 
 from mpbroker.config import BrokerConfig
+from mpbroker.storage.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
 from mpbroker.storage.topics import NewTopic
 
 
@@ -13,7 +14,7 @@ def internal_topics(config: BrokerConfig) -> dict[str, NewTopic]:
     """Return them by name."""
     topics = (
         NewTopic(
-            "__consumer_offsets",
+            OFFSETS_TOPIC,
             config.offsets_topic_num_partitions,
             {
                 "cleanup.policy": "compact",
@@ -22,7 +23,7 @@ def internal_topics(config: BrokerConfig) -> dict[str, NewTopic]:
             },
         ),
         NewTopic(
-            "__transaction_state",
+            TRANSACTION_TOPIC,
             config.transaction_state_log_num_partitions,
             {
                 "cleanup.policy": "compact",

@@ -21,6 +21,7 @@ from mpbroker.ipc.client_software import ClientSoftware
 from mpbroker.ipc.error_counts import ErrorCounts
 from mpbroker.ipc.layout import (
     HEADER,
+    HEADER_CLEAN_START,
     HEADER_SUPERVISOR_PID,
     MAX_PARTITIONS,
     Phase,
@@ -45,6 +46,7 @@ from mpbroker.storage.disk_sync import DiskSync
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.metadata_log import MetadataLog
+from mpbroker.storage.topic_names import TRANSACTION_TOPIC
 from mpbroker.storage.topics import Topic, TopicRegistry
 from mpbroker.supervisor.authorisation import make_authorisation
 from mpbroker.supervisor.internal_topics import internal_topics
@@ -106,13 +108,26 @@ class Roles:
             on_broker_config=on_broker_config,
         )
 
-    def _logs(self, registry: TopicRegistry) -> LogManager:
+    def close_until_restored(self, registry: TopicRegistry) -> None:
+        """Have no partition opened until the coordinator has loaded; at a start.
+
+        After a clean stop all markers of transactions are on disk, and where there are
+        no transactions there are none.
+        """
+        was_clean = self._memory.control.words[HEADER + HEADER_CLEAN_START]
+        if not was_clean and registry.topic(TRANSACTION_TOPIC) is not None:
+            TransactionTable(self._memory.transactions).await_restoring()
+
+    def _logs(
+        self, registry: TopicRegistry, is_restored: Callable[[], bool] = lambda: True
+    ) -> LogManager:
         return LogManager(
             self._directories,
             self._memory.table,
             registry,
             producer_id_expiration_ms=self._config.producer_id_expiration_ms,
             is_behind=lambda: self._memory.metadata_cell.end != registry.version,
+            is_restored=is_restored,
         )
 
     def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:
@@ -203,7 +218,8 @@ class Roles:
         registry = self.registry(
             lambda topic: logs.forget(topic), memory.supervisor_bell.ring
         )
-        logs = self._logs(registry)
+        transactions = TransactionTable(memory.transactions)
+        logs = self._logs(registry, transactions.is_restored)
         channel = HandlerEnd(
             handler,
             memory.control,
@@ -233,7 +249,6 @@ class Roles:
             plain, disk, dispatcher_type = None, FailingSync(), SlowDispatcher
         commit = GroupCommit(handler, disk, purgatory.notify, memory.control.words)
         errors = ErrorCounts(handler, memory.control.words)
-        transactions = TransactionTable(memory.transactions)
         verify = config.transaction_partition_verification_enable
         if plain is not None and verify:
             plain.take_transactions(transactions, memory.lane.forward)

@@ -120,3 +120,26 @@ def test_an_owner_killed_at_any_store_leaves_a_table_its_successor_can_mend():
             len(successor),
         ] == [True, False, True, False, 2], stores
         os.close(segment.fd)
+
+
+def test_it_says_to_everybody_whether_logs_have_all_their_ends_of_transactions():
+    segment = TransactionTable.create_segment()
+    table, other = TransactionTable(segment), TransactionTable(segment)
+    assert other.is_restored()
+    assert table.begin_restoring()  # nobody waits for it: it is as good as done
+    table.await_restoring()
+    assert not other.is_restored()
+    table.begin_restoring()
+    assert not other.is_restored()
+    table.restored()
+    assert other.is_restored()
+
+
+def test_partitions_stay_closed_while_three_coordinators_die_of_restoring_no_longer():
+    segment = TransactionTable.create_segment()
+    table = TransactionTable(segment)
+    table.await_restoring()
+    assert [TransactionTable(segment).begin_restoring() for _ in range(3)] == [True] * 3
+    assert not table.is_restored()
+    assert not TransactionTable(segment).begin_restoring()
+    assert table.is_restored()

@@ -461,6 +461,27 @@ def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
     broker.die()
 
 
+def test_no_log_is_opened_before_it_has_all_that_its_transactions_wrote(
+    start: Start, topics: Topics
+) -> None:
+    topics.create("t")
+    broker = start(topics)
+    restored: list[bool] = []
+    early = LogManager(
+        broker.directories,
+        broker.manager._table,
+        topics,
+        is_restored=lambda: bool(restored),
+    )
+    with pytest.raises(ApiError) as refused:
+        early.log("t", 0)
+    assert refused.value.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    restored.append(True)
+    assert early.log("t", 0).latest() == 0
+    early.close()
+    broker.stop()
+
+
 def test_who_has_not_heard_of_a_topic_made_again_leaves_it_where_it_is(
     start: Start, topics: Topics
 ) -> None:

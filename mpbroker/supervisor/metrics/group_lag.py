@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from mpbroker.coordinator.group_records import OffsetCommitKey, read_record
 from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.batch_header import iter_batches, parse_batch_header
 from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.storage.partition_directory import directory_name
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
 
 if TYPE_CHECKING:
     from mpbroker.coordinator.group_records import OffsetCommitValue
