@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 if TYPE_CHECKING:
     import logging
@@ -79,18 +79,31 @@ def _logger(name: str) -> logging.Logger:
 def _formatter() -> logging.Formatter:
     import logging
 
+    # Clients choose names, and some before they have said who they are: none may write
+    # a line of its own here, or to the terminal of who reads it.
     class OneLine(logging.Formatter):
         def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-            # Clients choose names, and some before they have said who they are: none
-            # may write a line of its own here, or to the terminal of who reads it.
-            line = super().formatMessage(record)
-            if line.isprintable():
-                return line
-            return "".join(
-                each if each.isprintable() else ascii(each)[1:-1] for each in line
-            )
+            return printable(super().formatMessage(record))
+
+        def formatException(self, ei: Any) -> str:  # noqa: N802
+            return quoted(super().formatException(ei))
+
+        def formatStack(self, stack_info: str) -> str:  # noqa: N802
+            return quoted(super().formatStack(stack_info))
 
     return OneLine(_FORMAT)
+
+
+def printable(text: str) -> str:
+    """The text on one line, with what a terminal would obey escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def quoted(text: str) -> str:
+    """A text of several lines, such as a traceback, none of which can be another's."""
+    return "\n".join(f"  | {printable(line)}" for line in text.split("\n"))
 
 
 def get_logger(name: str) -> logging.Logger:

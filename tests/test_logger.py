@@ -84,4 +84,28 @@ def test_whatever_a_client_calls_itself_a_message_is_one_line():
     first, second, *traceback = done.stderr.splitlines()
     assert first.endswith(" a: k\u00fcche: closed: x" + r"\n2026 ERROR y\x1b[2J\u2028")
     assert second.endswith(" a: by zero")
-    assert traceback[0].startswith("Traceback") and len(traceback) > 2
+    assert traceback[0].startswith("  | Traceback") and len(traceback) > 2
+
+
+def test_whatever_is_in_an_error_its_traceback_begins_no_line_of_the_log():
+    program = (
+        "from mpbroker.logger import get_logger, log_to_stderr\n"
+        "log_to_stderr()\n"
+        "log = get_logger('a')\n"
+        "try:\n"
+        "    raise ValueError('x\\n2026 ERROR y\\r2026\\x1b[2J\\u2028k\u00fcche')\n"
+        "except ValueError:\n    log.exception('odd', stack_info=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=True,
+    )
+    first, *others = done.stderr.splitlines()
+    assert first.endswith(" a: odd")
+    assert all(line.startswith("  | ") for line in others)
+    at = others.index("  | ValueError: x")
+    assert others[at + 1] == r"  | 2026 ERROR y\r2026\x1b[2J\u2028" + "k\u00fcche"
+    assert "  | Stack (most recent call last):" in others

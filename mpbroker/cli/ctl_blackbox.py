@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ from mpbroker.cli.ctl_status import json_option, supervisor_state, warn_of_super
 from mpbroker.cli.ctl_text import duration, moment
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.output import print_json
+from mpbroker.logger import quoted
 from mpbroker.supervisor.control_attach import attach
 from mpbroker.supervisor.control_deaths import describe_events, executed_request
 
@@ -92,5 +92,5 @@ def _print_box(box: dict[str, Any], title: str) -> None:
             f"  {moment(event['at'])}  {event['event']:<14} {event['detail']}".rstrip()
         )
     if box.get("last_words"):
-        print(textwrap.indent(box["last_words"].rstrip(), "  | "))
+        print(quoted(box["last_words"].rstrip()))
     print()
