@@ -468,9 +468,9 @@ class NetworkClient:
             deadline = min(deadline, found.reauthenticate_at_ms)
             if found.has_deadline:
                 deadline = min(deadline, found.setup_deadline_ms)
-            waiting = self._in_flight.get(node)
-            if waiting:
-                deadline = min(deadline, waiting[0].deadline_ms)
+            # Not of the first alone: each has a time of its own, and some have none.
+            for waiting in self._in_flight.get(node, ()):
+                deadline = min(deadline, waiting.deadline_ms)
         return deadline
 
     def _drop_late(self, now_ms: float) -> None:

@@ -189,6 +189,14 @@ def test_the_wait_ends_with_the_first_deadline():
     assert rig.wire.waits[-1] == 70
 
 
+def test_a_later_requests_deadline_may_be_the_first():
+    rig = Rig()
+    rig.send(timeout_ms=float("inf"))
+    rig.send(timeout_ms=70)
+    rig.client.poll(1000, rig.wire.now_ms)
+    assert rig.wire.waits[-1] == 70
+
+
 def test_another_correlation_id_than_the_oldest_ends_the_connection():
     rig = Rig()
     rig.send()
