@@ -222,13 +222,11 @@ HANDLER_WORDS: Final = 64
 
 
 class HandlerCounter(IntEnum):
-    """Words from HANDLER_COUNTERS on; each only ever grows, but PARKED."""
+    """Words from HANDLER_COUNTERS on; but PARKED, each only grows. 1, 4: unused."""
 
     REQUESTS = 0
-    ERRORS = 1
     PARKED = 2
     SYNCS = 3
-    REDELIVERED = 4
     IDLE_NS = 5
 
 

@@ -94,6 +94,8 @@ def test_status_tells_who_serves_and_what_is_not_on_disk(
     assert state["supervisor"] == "answers" and state["phase"] == "SERVING"
     assert state["pid"] == broker.pid and state["listeners"] == broker.listeners
     assert len(processes(state, "handler")) == 2
+    told = {"role", "id", "pid", "busy_ms", "apis", "requests", "parked", "syncs"}
+    assert state["handlers"][0].keys() == told | {"idle_ns"}
     assert {each["pid"] for each in state["processes"]} <= set(broker.processes())
     assert state["power_cut"]["partitions"] == 0
 
