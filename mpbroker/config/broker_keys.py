@@ -144,7 +144,8 @@ SERVER_KEYS: Final = [
         "num.recovery.threads.per.data.dir",
         _INT,
         2,
-        "Logs of one directory that are recovered at one time after an unclean stop.",
+        "Accepted for files written for Kafka; a log is recovered by the"
+        " process that needs it first.",
         validator=at_least(1),
         update_mode=_CLUSTER_WIDE,
     ),
@@ -373,7 +374,8 @@ LOG_KEYS: Final = [
         "log.cleaner.io.buffer.size",
         _INT,
         524_288,
-        "Bytes read at a time by compaction.",
+        "Accepted for files written for Kafka; compaction decides by itself how"
+        " much it reads at a time.",
         validator=at_least(1),
         update_mode=_CLUSTER_WIDE,
     ),
@@ -381,7 +383,7 @@ LOG_KEYS: Final = [
         "log.cleaner.io.buffer.load.factor",
         _DOUBLE,
         0.9,
-        "Share of the dedupe buffer that may be filled.",
+        "Accepted for files written for Kafka; all of the dedupe buffer is filled.",
         validator=between(0, 1),
         update_mode=_CLUSTER_WIDE,
     ),
@@ -403,7 +405,8 @@ LOG_KEYS: Final = [
         "log.flush.start.offset.checkpoint.interval.ms",
         _INT,
         60_000,
-        "Time between two writes of the log start offsets.",
+        "Accepted for files written for Kafka; log start offsets are written with"
+        " the recovery points, every log.flush.offset.checkpoint.interval.ms.",
         validator=at_least(0),
     ),
     ConfigKey(
@@ -426,7 +429,8 @@ LOG_KEYS: Final = [
         "producer.id.expiration.check.interval.ms",
         _INT,
         600_000,
-        "Time between two looks for such producers.",
+        "Accepted for files written for Kafka; whoever appends to a log looks for"
+        " such producers every ten minutes.",
         validator=at_least(1),
         importance=_LOW,
     ),

@@ -80,7 +80,8 @@ GROUP_KEYS: Final = [
         "offsets.commit.timeout.ms",
         _INT,
         5000,
-        "Longest time that a commit waits to be on disk.",
+        "Accepted for files written for Kafka; a commit waits for the disk as long"
+        " as that takes.",
         validator=at_least(1),
     ),
     ConfigKey(

@@ -87,7 +87,7 @@ _READERS: Final = {
         "log.cleaner.io.buffer.load.factor",
         "log.cleaner.io.buffer.size",
         "log.cleaner.threads",
-        "num.recovery.threads.per.data.dir",  # by the next start
+        "num.recovery.threads.per.data.dir",
         "num.replica.fetchers",
         "sasl.mechanism.inter.broker.protocol",
     ),

@@ -44,7 +44,8 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "sasl.mechanism.inter.broker.protocol",
         _STRING,
         "GSSAPI",
-        "SASL mechanism between brokers; with one broker nothing uses it.",
+        "Accepted for files written for Kafka; with one broker there is no other"
+        " to log in at.",
     ),
     ConfigKey(
         "connection.failed.authentication.delay.ms",
@@ -71,7 +72,8 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "ssl.protocol",
         _STRING,
         "TLSv1.3",
-        "Newest TLS version offered.",
+        "Accepted for files written for Kafka; ssl.enabled.protocols says which"
+        " versions of TLS are offered.",
     ),
     ConfigKey(
         "ssl.enabled.protocols",
@@ -94,7 +96,8 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "ssl.keystore.type",
         _STRING,
         "JKS",
-        "Format of the key store. Only PEM is served; a file in PEM may say JKS too.",
+        "Accepted for files written for Kafka; a key store is read as PEM, whatever"
+        " is said here.",
     ),
     ConfigKey(
         "ssl.keystore.location",
@@ -107,7 +110,8 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "ssl.keystore.password",
         _PASSWORD,
         None,
-        "Password of that file.",
+        "Accepted for files written for Kafka; of a file in PEM only the key may be"
+        " encrypted, with ssl.key.password.",
     ),
     ConfigKey(
         "ssl.keystore.key",
@@ -131,7 +135,8 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "ssl.truststore.type",
         _STRING,
         "JKS",
-        "Format of the trust store.",
+        "Accepted for files written for Kafka; a trust store is read as PEM,"
+        " whatever is said here.",
     ),
     ConfigKey(
         "ssl.truststore.location",
@@ -144,7 +149,7 @@ SECURITY_PROTOCOL_KEYS: Final = [
         "ssl.truststore.password",
         _PASSWORD,
         None,
-        "Password of that file.",
+        "Accepted for files written for Kafka; certificates in PEM have none.",
     ),
     ConfigKey(
         "ssl.truststore.certificates",

@@ -1,0 +1,49 @@
+"""A setting that nothing reads says so, and only such a one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpbroker.config.broker_config import BROKER_CONFIG_DEF
+
+PACKAGE = Path(__file__).resolve().parents[1] / "mpbroker"
+# Where every key is named, whether it is read or not.
+LISTS = {"broker_values.py", "live_keys.py"}
+WITHOUT_EFFECT = "Accepted for files"
+
+
+def words_of(node: ast.AST) -> Iterator[str]:
+    """What code says, in attributes and strings, outside definitions of keys."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "ConfigKey":
+        return
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        yield from words_of(child)
+
+
+def test_settings_that_nothing_reads_say_so_and_no_others_do():
+    said = {
+        word
+        for path in PACKAGE.rglob("*.py")
+        if path.name not in LISTS
+        for word in words_of(ast.parse(path.read_text()))
+    }
+    # f"{prefix}.expected.audience"
+    tails = tuple(word for word in said if word.startswith(".") and "." in word[1:])
+    unread = {
+        key.name
+        for key in BROKER_CONFIG_DEF
+        if not said & {key.name, key.name.replace(".", "_")}
+        and not key.name.endswith(tails)
+    }
+    admitted = {
+        key.name
+        for key in BROKER_CONFIG_DEF
+        if key.documentation.startswith(WITHOUT_EFFECT)
+    }
+    assert unread == admitted
