@@ -483,6 +483,10 @@ class GroupCoordinator:
         self._loading.update(partitions)
         self._failed.difference_update(self._loading)
 
+    def is_loading(self, partition: int) -> bool:
+        """Whether a partition's log has not been replayed to its end."""
+        return partition in self._loading
+
     def replay_offset(
         self,
         group_id: str,

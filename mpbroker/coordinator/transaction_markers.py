@@ -114,10 +114,7 @@ class MarkerWriter:
             appended.append(
                 AppendedMarker(*producer, name, topic.topic_id, partition, end - 1)
             )
-            if name == OFFSETS_TOPIC:
-                self._groups.replay_end_of_transaction(
-                    partition, markers.producer_id, commit=markers.commit
-                )
+            self._tell_groups(appended[-1])
         awaited.extend(self._awaited(markers.earlier))
         return results, awaited, tuple(appended)
 
@@ -204,7 +201,17 @@ class MarkerWriter:
         end = EndTransactionMarker(marker.commit, COORDINATOR_EPOCH)
         data = build_end_transaction_marker(*marker[:2], end, now_ms)
         log.sync(self._append(log, data, now_ms))
-        if marker.topic == OFFSETS_TOPIC:
+        self._tell_groups(marker)
+
+    def _tell_groups(self, marker: AppendedMarker) -> None:
+        """The offsets that were committed in a transaction count now, or never will.
+
+        Not of a partition that is being loaded: that reads on to this marker, and it
+        is the end of nothing that has another one before it.
+        """
+        if marker.topic == OFFSETS_TOPIC and not self._groups.is_loading(
+            marker.partition
+        ):
             self._groups.replay_end_of_transaction(
                 marker.partition, marker.producer_id, commit=marker.commit
             )

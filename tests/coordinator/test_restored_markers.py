@@ -9,12 +9,18 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.outbox import AppendedMarker
+from mpbroker.coordinator.group_config import GroupConfig
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.outbox import AppendedMarker, Markers, Outbox
+from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_markers import MarkerWriter
 from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.topic_names import OFFSETS_TOPIC
+from tests.coordinator.rig import FakeTopics
 from tests.storage.batches import batch
 
 PRODUCER = 7
@@ -62,4 +68,33 @@ def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
     left, _ = writer().restore([NAMED], 1)
     assert left == []
     assert log.row.durable_end_offset == log.row.log_end_offset == 13
+    log.close()
+
+
+def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
+    tmp_path: Path,
+) -> None:
+    """The load comes to it, and before that to the end of an earlier transaction."""
+    table = PartitionTable.create()
+    table.initialise_row(0)
+    log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    registry: Any = SimpleNamespace(topic={OFFSETS_TOPIC: topic}.get)
+    groups = GroupCoordinator(
+        GroupConfig(), Outbox(), Timers(), FakeTopics(), 1, lambda: "id"
+    )
+    writer = MarkerWriter(
+        registry, lambda *_: log, groups, lambda _: None, OwnAppends()
+    )
+    groups.begin_loading([0])
+    committed = OffsetAndMetadata(5, -1, "", 1, -1)
+    groups.replay_offset("g", "t", 0, committed, 1, PRODUCER)
+    abort = Markers(PRODUCER, 0, False, 0, [(OFFSETS_TOPIC, 0)], lambda *_: None)
+    writer.append(abort, 1)
+    groups.replay_end_of_transaction(0, PRODUCER, commit=True)
+    groups.replay_end_of_transaction(0, PRODUCER, commit=False)
+    groups.loaded(0, 1)
+    offsets = groups.offsets.offsets("g")
+    assert offsets is not None
+    assert offsets.get("t", 0) == committed
     log.close()
