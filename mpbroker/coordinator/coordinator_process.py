@@ -155,7 +155,6 @@ class CoordinatorProcess:
         )
         self._loads: list[Iterator[int]] = []
         self._to_load: set[int] = set()  # the logs that these are of
-        self._has_loaded = False  # all that there was at the start
         # What was last appended to each log: the log, and the offset behind it.
         self._ends: dict[int, tuple[PartitionLog, int]] = {}
         # Logs that could not be written or synced, and were not loaded again since:
@@ -515,13 +514,12 @@ class CoordinatorProcess:
         partitions = self._topic.partitions_to_load()
         self._coordinator.begin_loading(partitions)
         others = self._transactions.begin_loading()
-        self._loads = [self._load_partition(partition) for partition in partitions]
-        self._loads.extend(map(self._load_transactions, others))
+        # Partitions are closed until transactions' ends are whole: they come first.
+        self._loads = [self._load_transactions(partition) for partition in others]
+        self._loads.append(self._end_transactions())
+        self._loads.extend(map(self._load_partition, partitions))
         self._to_load.update(partitions, map(transaction_log, others))
         self._loads.reverse()
-        if not self._loads:
-            self._has_loaded = True
-            self._transactions.all_loaded()
 
     def _load(self, patience_s: float) -> None:
         """Go on loading for so long at most; a little more, if that is the end."""
@@ -529,9 +527,11 @@ class CoordinatorProcess:
         while self._loads and time.monotonic() < until:
             if next(self._loads[-1], None) is None:
                 self._loads.pop()
-                if not self._loads and not self._has_loaded:
-                    self._has_loaded = True
-                    self._transactions.all_loaded()
+
+    def _end_transactions(self) -> Iterator[int]:
+        """Behind the transactions, before the groups."""
+        self._transactions.all_loaded()
+        yield from ()
 
     def _load_partition(self, partition: int) -> Iterator[int]:
         coordinator, clock = self._coordinator, self._clock

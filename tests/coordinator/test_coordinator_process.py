@@ -159,6 +159,25 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
     assert look() == 1
 
 
+def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> None:
+    """Which may take long; and offsets may rest on markers that are restored first."""
+    done: list[str] = []
+
+    def note(what: str) -> Iterator[list[int]]:
+        done.append(what)
+        yield []
+
+    stage.topic.partitions_to_load.return_value = [5, 6]
+    stage.topic.load.side_effect = lambda number: note(f"groups {number}")
+    transactions = stage.transactions
+    transactions.begin_loading.return_value = [0, 1]
+    transactions.replay_partition.side_effect = lambda each: note(f"ends {each}")
+    transactions.all_loaded.side_effect = lambda: done.append("open")
+    stage.process._begin_loading()
+    stage.process._load(60.0)
+    assert done == ["ends 0", "ends 1", "open", "groups 5", "groups 6"]
+
+
 @pytest.mark.parametrize("name", ["groups", "transactions"])
 def test_nothing_is_done_for_a_topic_that_is_another_by_now(
     stage: Stage, name: str
