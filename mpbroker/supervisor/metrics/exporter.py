@@ -6,7 +6,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,6 +131,9 @@ class Exporter:
             self.turn(_TURN_S)
         if self._request_log is not None:
             self._request_log.drain(is_last=True)
+        if self._otlp is not None:
+            self._families = []  # not as of a while ago
+            self._push(self._otlp.push_last)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for somebody, and do what is due."""
@@ -149,15 +152,15 @@ class Exporter:
             self._selectors.look(time.monotonic_ns())
         if self._otlp is not None and now >= self._next_push:
             self._next_push = now + self._push_s
-            self._push(self._otlp)
+            self._push(self._otlp.push)
         if self._request_log is not None:
             self._request_log.drain()
 
-    def _push(self, otlp: OtlpPusher) -> None:
+    def _push(self, push: Callable[[Sequence[Family], int, int], None]) -> None:
         # Not of this program's start: it may go on with what another one has counted.
         started = self._words[HEADER + HEADER_BOOT_ID]
         try:
-            otlp.push(self.families(), started, time.time_ns())
+            push(self.families(), started, time.time_ns())
         except Exception:  # noqa: BLE001 - as of a page: the next one may be luckier
             _LOG.exception("metrics: nothing could be pushed; this is a bug")
 

@@ -5,7 +5,8 @@ collects them and goes on; a thread makes them protobuf, sends them, and waits f
 collector. While it is at one push there is no other: what was to be sent meanwhile is
 left out, and the next push, of totals, says it all. A push is tried again a few times
 where the collector asks for that or cannot be reached, and then left. That it fails is
-said once in the log, and once when it works again; how often, in the metrics.
+said once in the log, and once when it works again; how often, in the metrics. A broker
+that stops pushes once more; that is tried once, and waited for a few seconds.
 
 Source: opentelemetry-proto, OTLP/HTTP specification ("Failures", "Retryable Response
 Codes"); semantic conventions for service attributes.
@@ -48,6 +49,7 @@ _LOG = get_logger(__name__)
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
+_LAST_PUSH_S: Final = 3.0  # who stops the broker waits for it
 _TRY_AGAIN: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 _PREFIX: Final = "mpbroker_"
@@ -97,6 +99,7 @@ class OtlpPusher:
         self._target = target
         self._shown = shown_endpoint(target.endpoint)
         self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
         self._pause_s = _FIRST_PAUSE_S
         self._fails = False
         self.pushed = 0  # pushes that the collector took
@@ -127,6 +130,20 @@ class OtlpPusher:
         )
         self._thread.start()
 
+    def push_last(
+        self, families: Sequence[Family], started_ns: int, now_ns: int
+    ) -> None:
+        """Send these, and wait until they are there, or for a few seconds."""
+        until = time.monotonic() + _LAST_PUSH_S
+        self._ending.set()
+        self._wait_until(until)
+        self.push(families, started_ns, now_ns)
+        self._wait_until(until)
+
+    def _wait_until(self, moment: float) -> None:
+        if self._thread is not None:
+            self._thread.join(max(0.0, moment - time.monotonic()))
+
     def _run(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
         try:
             metrics = otlp_metrics(families, started_ns, now_ns)
@@ -141,7 +158,9 @@ class OtlpPusher:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 # Not all brokers again at the same moment.
-                time.sleep(min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2))
+                pause = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
+                if self._ending.wait(pause):
+                    break
                 pause_s *= 2
             try:
                 status, reason, wanted_s = self._send(body)

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from confluent_kafka import Producer
 
 from mpbroker.config import BrokerConfig
 from mpbroker.config.metrics_keys import (
@@ -328,6 +329,50 @@ def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
         with Broker(tmp_path / "data", config) as made:
             wait_until(lambda: receiver.pushes)
             assert pids_of(made, "exporter") and "metrics" not in told(made)
+
+
+def test_what_was_counted_last_is_pushed_when_a_broker_stops(tmp_path):
+    with collector() as receiver:
+        config = {"otlp.endpoint": receiver.url, "otlp.interval.ms": "3600000"}
+        with Broker(tmp_path / "data", config) as made:
+            producer = Producer({"bootstrap.servers": made.bootstrap})
+            producer.produce("t", b"x")
+            assert not producer.flush(90)
+            assert not receiver.pushes
+        [push] = receiver.pushes
+    [resource] = read_metrics(push.body)
+    by_name = {metric["name"]: metric for metric in resource["metrics"]}
+    points = by_name["mpbroker_topic_produced_bytes_total"]["points"]
+    assert {p["attributes"]["topic"]: p["value"] > 0 for p in points}["t"]
+
+
+@pytest.mark.parametrize("is_at_one", [True, False])
+def test_who_stops_does_not_wait_for_a_collector_that_hangs(
+    receiver, monkeypatch, is_at_one
+):
+    monkeypatch.setattr(otlp, "_LAST_PUSH_S", 0.05)
+    receiver.may_answer.clear()
+    made = pusher(receiver.url)
+    if is_at_one:
+        made.push(some_families(), START, NOW)
+        wait_until(lambda: receiver.pushes)
+    made.push_last(some_families(), START, NOW)
+    assert made._thread.is_alive()
+    assert (made.pushed, made.left) == (0, int(is_at_one))
+
+
+def test_who_stops_ends_a_pause_and_pushes_what_is_so_now(receiver, monkeypatch):
+    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 90.0)
+    monkeypatch.setattr(otlp, "_LAST_PUSH_S", 90.0)
+    receiver.statuses = (503, 200)
+    receiver.retry_after = "90"
+    made = pusher(receiver.url)
+    made.push(some_families()[:1], START, NOW)
+    wait_until(lambda: receiver.pushes)
+    made.push_last(some_families(), START, NOW)
+    first, last = (push.body for push in receiver.pushes)
+    assert last == encoded() != first
+    assert (made.pushed, made.left) == (1, 1)
 
 
 # -- settings --------------------------------------------------------------------------
