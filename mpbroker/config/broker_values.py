@@ -175,6 +175,7 @@ class BrokerValues:
     otlp_interval_ms: int
     otlp_timeout_ms: int
     otlp_headers: str | None
+    otlp_compression: str
     otlp_resource_attributes: tuple[str, ...]
     telemetry_max_bytes: int
     client_telemetry_log_path: str | None

@@ -14,6 +14,7 @@ from mpbroker.config_def import (
     ConfigValue,
     at_least,
     between,
+    one_of,
 )
 
 METRICS_KEYS: Final = [
@@ -85,6 +86,15 @@ METRICS_KEYS: Final = [
         " OTEL_EXPORTER_OTLP_HEADERS gives the default.",
     ),
     ConfigKey(
+        "otlp.compression",
+        ConfigType.STRING,
+        "none",
+        "Whether pushes are compressed: none or gzip;"
+        " OTEL_EXPORTER_OTLP_METRICS_COMPRESSION or OTEL_EXPORTER_OTLP_COMPRESSION"
+        " gives the default.",
+        validator=one_of("none", "gzip"),
+    ),
+    ConfigKey(
         "otlp.resource.attributes",
         ConfigType.LIST,
         (),
@@ -107,8 +117,13 @@ _OTEL_VARIABLES: Final = {
         "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
         "OTEL_EXPORTER_OTLP_HEADERS",
     ),
+    "otlp.compression": (
+        "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION",
+        "OTEL_EXPORTER_OTLP_COMPRESSION",
+    ),
     "otlp.resource.attributes": ("OTEL_RESOURCE_ATTRIBUTES",),
 }
+_OF_ONE_WORD: Final = ("otlp.interval.ms", "otlp.timeout.ms", "otlp.compression")
 
 _Read = Callable[[str, str], ConfigValue]  # of a variable's name and text
 
@@ -165,8 +180,8 @@ def otlp_defaults(environ: Mapping[str, str]) -> OtlpDefaults:
                     return
 
     for key in METRICS_KEYS:
-        if key.type is ConfigType.LONG and key.name in _OTEL_VARIABLES:
-            take(key.name, _OTEL_VARIABLES[key.name], partial(_read_number, key))
+        if key.name in _OF_ONE_WORD:
+            take(key.name, _OTEL_VARIABLES[key.name], partial(_read_word, key))
     take("otlp.headers", _OTEL_VARIABLES["otlp.headers"], _read_headers)
     attributes = "otlp.resource.attributes"
     take(attributes, _OTEL_VARIABLES[attributes], _read_attributes)
@@ -199,7 +214,7 @@ def _wants_otlp(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _read_number(key: ConfigKey, variable: str, text: str) -> ConfigValue:
+def _read_word(key: ConfigKey, variable: str, text: str) -> ConfigValue:
     return key.parse(text)
 
 

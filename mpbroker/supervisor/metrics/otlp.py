@@ -15,6 +15,7 @@ Codes"); semantic conventions for service attributes.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import random
 import socket
@@ -49,6 +50,7 @@ _LOG = get_logger(__name__)
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
+_GZIP_LEVEL: Final = 6
 _LAST_PUSH_S: Final = 3.0  # who stops the broker waits for it
 _TRY_AGAIN: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -64,6 +66,7 @@ class Target(NamedTuple):
     headers: Mapping[str, str]  # names in small letters
     timeout_s: float
     resource: Mapping[str, str]
+    compresses: bool = False  # by gzip, which any collector takes
 
 
 def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None:
@@ -86,6 +89,7 @@ def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None
         parse_headers(headers),
         config.otlp_timeout_ms / 1e3,
         resource,
+        config.otlp_compression == "gzip",
     )
 
 
@@ -148,6 +152,8 @@ class OtlpPusher:
         try:
             metrics = otlp_metrics(families, started_ns, now_ns)
             body = encode_metrics(self._target.resource, metrics)
+            if body and self._target.compresses:
+                body = gzip.compress(body, _GZIP_LEVEL)
             if body:
                 self._deliver(body)
         except Exception:  # noqa: BLE001 - the next push may be luckier
@@ -192,6 +198,8 @@ class OtlpPusher:
             connection.connect()
             with _at_most(target.timeout_s, connection.sock):
                 headers = {"content-type": "application/x-protobuf", **target.headers}
+                if target.compresses:
+                    headers["content-encoding"] = "gzip"
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
                 answer.read(_MAX_ANSWER_BYTES)

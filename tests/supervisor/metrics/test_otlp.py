@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import logging
 import socket
 import socketserver
@@ -185,6 +186,14 @@ def test_a_push_is_a_post_with_the_headers_that_were_set(receiver):
     assert push.headers["authorization"] == "Bearer x"
     assert push.body == encoded()
     assert (made.pushed, made.left) == (1, 0)
+
+
+def test_a_push_may_be_compressed(receiver):
+    made = OtlpPusher(Target(receiver.url, {}, 90.0, RESOURCE, compresses=True))
+    push_and_wait(made)
+    [push] = receiver.pushes
+    assert push.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(push.body) == encoded()
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -395,6 +404,7 @@ def test_opentelemetrys_own_variables_are_the_defaults():
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/",
             "OTEL_EXPORTER_OTLP_HEADERS": "api-key=k%3D1",
             "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
             "OTEL_METRIC_EXPORT_INTERVAL": "15000",
             "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,team=a%20b",
             "OTEL_SERVICE_NAME": "flights",
@@ -413,6 +423,7 @@ def test_opentelemetrys_own_variables_are_the_defaults():
             "deployment.environment.name": "test",
             "team": "a b",
         },
+        compresses=True,
     )
 
 
@@ -522,6 +533,7 @@ def test_a_content_type_of_ones_own_is_not_a_second_one(receiver):
         ("OTEL_METRIC_EXPORT_INTERVAL", "soon"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
         ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "10s"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
         ("OTEL_RESOURCE_ATTRIBUTES", "team"),
         ("OTEL_SERVICE_NAME", "a\nb"),
     ],
