@@ -218,7 +218,12 @@ class GroupCoordinator:
             else:
                 self._classic.heartbeat(call, group, request, now_ms)
         except ApiError as error:
-            self._out.answer(call, HeartbeatResponse(error_code=error.error_code))
+            code = error.error_code
+            # Members of before have their session's time anew when it is loaded; not
+            # every client knows what to make of another answer (aiokafka gives up).
+            if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                code = ErrorCode.NONE
+            self._out.answer(call, HeartbeatResponse(error_code=code))
 
     def leave_group(self, call: Call, request: LeaveGroupRequest, now_ms: int) -> None:
         try:

@@ -397,7 +397,9 @@ def test_a_partition_that_loads_or_has_failed_serves_no_group(rig):
     waits = rig.join(rig.new_id())
     partition = rig.coordinator.partition_for("g")
     rig.coordinator.begin_loading([partition])
-    assert rig.heartbeat(mine, 1) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert rig.commit({("t", 0): 4}) == {("t", 0): loading}
+    assert rig.heartbeat(mine, 1) == ErrorCode.NONE  # as Kafka says, blindly
     rig.coordinator.loaded(partition, rig.now_ms)
     assert rig.heartbeat(mine, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     rig.coordinator.failed(partition)
