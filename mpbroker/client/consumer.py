@@ -18,7 +18,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -273,8 +273,8 @@ class Consumer:
         self._polled()
         while True:
             self._keep_membership()
-            if not self._records:
-                self._decode(self._fetch(deadline))
+            with suppress(LeaderLostError):  # its successor is found at the next turn
+                self._decode([] if self._records else self._fetch(deadline))
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
                 self._metrics.poll_ended()
@@ -295,7 +295,7 @@ class Consumer:
     def poll_batches(self, timeout_ms: float = 0) -> list[FetchedBatch]:
         """Return what `poll` does in whole batches, which are cheaper than records.
 
-        Positions are after the batches then. Raises as `poll`; do not mix the two.
+        Positions are after batches then. Raises LeaderLostError too; do not mix both.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._polled()

@@ -126,6 +126,18 @@ def test_an_error_of_a_partition_does_not_cost_another_its_answer(
     assert [entry.partition for entry in asked.topics[0].partitions] == [0, 1]
 
 
+@pytest.mark.parametrize("timeout_ms", [0, 1000])
+def test_a_leader_that_is_none_for_a_while_is_no_error_of_a_poll(
+    fake_broker, consumer, timeout_ms
+):
+    fake_broker.append("t", 0, batch_of(b"0"))
+    consumer.assign([T0])
+    fake_broker.answer_with(ApiKey.FETCH, answer_for(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    assert bool(consumer.poll(timeout_ms)) == bool(timeout_ms)
+    if not timeout_ms:
+        assert values(consumer, 1) == [0]
+
+
 def test_a_partition_without_a_leader_keeps_no_other_one_unread(fake_broker, consumer):
     for partition in range(3):
         fake_broker.append("t", partition, batch_of(b"%d" % partition))
