@@ -206,15 +206,6 @@ class NetworkClient:
             return best
         return connecting if connecting is not None else oldest
 
-    def has_usable_node(self, now_ms: float) -> bool:
-        """Return whether a node is ready, however busy, or may be connected."""
-        return any(
-            self._node(node).is_ready(now_ms)
-            or self._node(node).is_connecting
-            or self._node(node).may_connect(now_ms)
-            for node in self._addresses()
-        )
-
     def _connect(self, node: int, now_ms: float) -> None:
         address = self._addresses().get(node)
         if address is None:

@@ -24,7 +24,6 @@ from mpbroker.coordinator.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
-LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
 _STALE_EPOCH_SINCE: Final = 9
 

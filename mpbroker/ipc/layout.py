@@ -44,7 +44,6 @@ LAYOUT_VERSION: Final = 7
 
 FENCE: Final = 0x6D70_2066_656E_6365  # "mp fence"
 
-WORD: Final = 8
 LINE: Final = 16  # words
 PAGE: Final = 512  # words
 
@@ -568,7 +567,6 @@ def slots_in_use(words: memoryview, processor: int) -> range:
 #   22     waiters           bit per handler with a parked fetch on this partition
 #   23     sync owner        handler id + 1 that syncs right now; 0: none
 #   24     sync waiters      bit per handler that wants to hear of the next sync
-#   25     appends           total ever
 #   32-47  copy 0            LogState, a word a field
 #   48-63  copy 1
 ROW_MUTEX: Final = 0
@@ -581,7 +579,6 @@ ROW_DURABLE_END: Final = 21
 ROW_WAITERS: Final = 22
 ROW_SYNC_OWNER: Final = 23
 ROW_SYNC_WAITERS: Final = 24
-ROW_APPENDS: Final = 25
 ROW_COPIES: Final = 32
 ROW_COPY_WORDS: Final = 16
 ROW_WORDS: Final = 64

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from mpbroker.storage.checkpoints import parse_checkpoint
 from mpbroker.storage.errors import CheckpointError
-from mpbroker.storage.log_files import write_file
 
 FILE_NAME: Final = "leader-epoch-checkpoint"
 UNDEFINED: Final = -1
@@ -66,10 +65,3 @@ def read_leader_epochs(directory: str) -> LeaderEpochs:
     except (FileNotFoundError, UnicodeDecodeError, ValueError, CheckpointError):
         return LeaderEpochs([])
     return LeaderEpochs(entries)
-
-
-def write_leader_epochs(directory: str, epochs: LeaderEpochs) -> None:
-    """Replace the file, durably."""
-    lines = [f"0\n{len(epochs.entries)}\n"]
-    lines += [f"{entry.epoch} {entry.start_offset}\n" for entry in epochs.entries]
-    write_file(f"{directory}/{FILE_NAME}", "".join(lines).encode())

@@ -102,16 +102,6 @@ class LogConfig:
         values: dict[str, ConfigValue] = object.__getattribute__(self, "_values")
         return values
 
-    @property
-    def is_compacted(self) -> bool:
-        """Whether the last record of every key is kept."""
-        return "compact" in self.cleanup_policy
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether old segments are dropped by age and size."""
-        return "delete" in self.cleanup_policy
-
     @classmethod
     def from_overrides(
         cls,

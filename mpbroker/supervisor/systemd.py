@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import socket
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -88,32 +87,6 @@ class ServiceManager:
     def forget(self, name: str) -> bool:
         """Take descriptors of this name out of the manager's store."""
         return self.tell("FDSTOREREMOVE=1", f"FDNAME={name}", wait=True)
-
-    def main_process_is(self, pid: int) -> bool:
-        """Name the process that speaks for the service from now on; wait until known.
-
-        Afterwards the manager listens to that process, and no longer to us.
-        """
-        return self.tell(f"MAINPID={pid}", wait=True) and self.barrier()
-
-    def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait until all that was said has been acted on; False if it takes too long.
-
-        Source: sd_notify_barrier(3): the manager closes what it is sent, in turn.
-        """
-        ours, theirs = os.pipe2(os.O_CLOEXEC)
-        try:
-            try:
-                told = self.tell("BARRIER=1", fds=[theirs], wait=True)
-            finally:
-                os.close(theirs)
-            if not told:
-                return False
-            poll = select.poll()
-            poll.register(ours, 0)  # the hang-up is always reported
-            return bool(poll.poll(timeout_s * 1000))
-        finally:
-            os.close(ours)
 
 
 def _socket_address(text: str) -> str | None:

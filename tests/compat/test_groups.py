@@ -59,7 +59,6 @@ CONFIG: dict[str, object] = {
 }
 AnyBroker = Broker | OtherBroker
 MakeBroker = Callable[..., Broker]
-MakeGroup = Callable[[], Group]
 
 needs_our_processes = pytest.mark.skipif(
     BOOTSTRAP_VARIABLE in os.environ, reason="it kills processes of mpbroker's"

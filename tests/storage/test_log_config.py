@@ -52,9 +52,8 @@ def test_a_topics_own_values_win_over_the_brokers():
 
 def test_both_cleanup_policies_may_be_given():
     config = LogConfig.from_overrides({}, {"cleanup.policy": "compact, delete"})
-    assert config.is_compacted
-    assert config.is_deleted
-    assert not LogConfig().is_compacted
+    assert config.cleanup_policy == ("compact", "delete")
+    assert LogConfig().cleanup_policy == ("delete",)
 
 
 @pytest.mark.parametrize(

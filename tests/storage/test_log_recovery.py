@@ -11,9 +11,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.leader_epochs import (
     EpochEntry,
-    LeaderEpochs,
     read_leader_epochs,
-    write_leader_epochs,
 )
 from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.partition_log import PartitionLog
@@ -233,9 +231,8 @@ def test_leader_epochs_of_another_broker_are_carried_on(
 ) -> None:
     (tmp_path / "t-0").mkdir()
     directory = str(tmp_path / "t-0")
-    epochs = LeaderEpochs([EpochEntry(2, 0), EpochEntry(5, 3)])
-    write_leader_epochs(directory, epochs)
-    assert read_leader_epochs(directory).entries == epochs.entries
+    (tmp_path / "t-0/leader-epoch-checkpoint").write_text("0\n2\n2 0\n5 3\n")
+    assert read_leader_epochs(directory).entries == [EpochEntry(2, 0), EpochEntry(5, 3)]
     log = open_log()
     fill(log, 4)
     assert log.leader_epoch == 5

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,7 +70,6 @@ def test_without_a_notify_socket_nothing_is_sent_and_nothing_fails(address):
     us = ServiceManager({"NOTIFY_SOCKET": address})
     assert not us.tell("READY=1", wait=True)
     assert not us.keep("name", 0)
-    assert not us.main_process_is(1)
     assert not ServiceManager({}).is_there
 
 
@@ -82,18 +80,6 @@ def test_a_manager_that_does_not_read_is_not_waited_for(manager):
     assert not us.tell("STATUS=and again")
     manager.drain()
     assert us.tell("STATUS=after all")
-
-
-def test_a_barrier_ends_when_all_before_it_has_been_read(manager):
-    us = ServiceManager({"NOTIFY_SOCKET": manager.address})
-    assert not us.barrier(timeout_s=0.01)  # nobody reads
-    reader = threading.Thread(target=manager.wait_for, args=[lambda s: "MAINPID" in s])
-    reader.start()
-    answer = threading.Thread(target=lambda: (reader.join(), manager.next()))
-    answer.start()
-    assert us.main_process_is(1234)
-    answer.join()
-    assert {"MAINPID": "1234"} in manager.heard
 
 
 def test_the_watchdog_is_for_the_process_that_it_names():

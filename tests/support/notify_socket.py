@@ -66,7 +66,7 @@ class NotifySocket:
                 os.close(old)
         elif states.get("FDSTOREREMOVE") == "1" and name in self.stored:
             os.close(self.stored.pop(name))
-        for fd in fds:  # a barrier's among them: that is how it is answered
+        for fd in fds:
             os.close(fd)
         return states
 

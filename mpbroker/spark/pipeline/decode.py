@@ -33,7 +33,6 @@ OWN: Final[Mapping[str, tuple[str, pa.DataType]]] = {
     "_timestamp": ("timestamp", TYPES["timestamp"]),
     "_headers": ("headers", _HEADERS),
 }
-_MILLISECONDS: Final = 1000
 _ERRORS: Final = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError)
 
 
