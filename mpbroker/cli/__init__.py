@@ -17,6 +17,10 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code (see `mpbroker.cli.exit_codes`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from mpbroker.cli.standard_streams import fill_closed_streams
+
+        fill_closed_streams()
     if arguments[:1] == ["serve"]:
         if argv is None:
             # Nothing that a start imports is garbage; supervisor/broker.py enables it.

@@ -80,8 +80,8 @@ def command(
         try:
             dump.file(path)
         except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
+            if error.filename is None:
+                raise  # of standard output
             raise _unreadable(path, error) from error
     sys.stdout.flush()
     for line in [*dump.notes, *dump.problems]:

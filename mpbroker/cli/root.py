@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,6 +13,7 @@ import click
 
 from mpbroker import __version__
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
+from mpbroker.cli.standard_streams import abandon, complain
 from mpbroker.errors import MpbrokerError
 
 # command -> (module that holds `command`, one line for --help).
@@ -28,6 +31,12 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
 }
+
+
+# Of a disk that is full, or broken, or whose quota is used; or a closed descriptor.
+_UNWRITABLE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+)
 
 
 class LazyGroup(click.Group):
@@ -48,7 +57,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             # Before click sees it, which would make it exit code 1.
-            return abandon_stdout()
+            return _stopped_reading()
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -88,7 +97,9 @@ def run(arguments: Sequence[str]) -> int:
     except MpbrokerError as error:
         return _failed(str(error), _exit_code_of(error))
     except BrokenPipeError:
-        return abandon_stdout()
+        return _stopped_reading()
+    except OSError as error:
+        return _failed(_what_failed(error), ExitCode.ERROR)
     return result if isinstance(result, int) else ExitCode.OK
 
 
@@ -108,25 +119,30 @@ def _exit_code_of(error: MpbrokerError) -> ExitCode:
     return ExitCode.ERROR
 
 
+def _what_failed(error: OSError) -> str:
+    reason = (error.strerror or str(error)).lower()
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    # Files have names: what has none and cannot be written is what we write to.
+    return f"standard output: {reason}" if error.errno in _UNWRITABLE else reason
+
+
 def _failed(message: str, exit_code: ExitCode) -> ExitCode:
     # What was written before the error belongs before it in a terminal, too.
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        return abandon_stdout()
-    print(f"mpbroker: {message}", file=sys.stderr)
+        return _stopped_reading()
+    except OSError:  # a full disk, and perhaps the error itself
+        abandon(1)
+    complain(message)
     return exit_code
 
 
-def abandon_stdout() -> ExitCode:
+def _stopped_reading() -> ExitCode:
     """Give up writing because the reader (say, `head`) has seen enough.
 
-    That is how a pipeline ends, not an error; but Python would flush stdout once more
-    at exit and complain, so stdout is pointed at /dev/null first.
+    That is how a pipeline ends, and not an error.
     """
-    import os
-
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
+    abandon(1)
     return ExitCode.OK

@@ -38,13 +38,16 @@ def open_bytes(path: Path) -> memoryview:
     """Map a file for reading.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, and is named.
     """
     with path.open("rb") as file:
         # An empty file cannot be mapped.
         if not path.stat().st_size:
             return memoryview(b"")
-        return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+        try:
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class SegmentBatch(NamedTuple):

@@ -160,8 +160,9 @@ def run_serve(arguments: Sequence[str]) -> int:
     try:
         parsed = parse_serve_arguments(arguments)
         if parsed.help:
-            print(SERVE_HELP, end="")
-            return ExitCode.OK
+            from mpbroker.cli.root import run  # knows what becomes of a full disk
+
+            return run(["serve", "--help"])
         return _serve(parsed)
     except CliError as error:
         print(f"mpbroker: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """`serve` as click sees it: for `mpbroker --help` and shell completion only.
 
-`mpbroker serve` itself never comes here; see `mpbroker.cli.main`.
+Of `mpbroker serve` itself only --help comes here; see `mpbroker.cli.main`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from mpbroker.cli.serve import run_serve
+from mpbroker.cli.serve import SERVE_HELP
 
 
 def complete_setting(
@@ -32,6 +32,6 @@ def complete_setting(
 @click.option("--enable-inject", is_flag=True)
 @click.option("-h", "--help", is_flag=True)
 @click.argument("settings", nargs=-1, shell_complete=complete_setting)
-def command(**_: object) -> int:
+def command(**_: object) -> None:
     """Run a broker."""
-    return run_serve(["--help"])
+    click.echo(SERVE_HELP, nl=False)

@@ -49,6 +49,17 @@ def test_a_second_one_on_the_same_directory_is_refused_in_one_line(daemon, tmp_p
     assert done.stderr.count("\n") == 1
 
 
+def test_it_starts_with_standard_streams_that_are_closed(tmp_path):
+    pid_file = tmp_path / "pid"
+    command = [*SERVE, "--pid-file", pid_file, "listeners=PLAINTEXT://127.0.0.1:0"]
+    command += [f"log.dirs={tmp_path / 'data'}"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+    pid = int(pid_file.read_text())
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not pid_file.exists())
+    assert done.returncode == 0
+
+
 def test_it_serves_although_who_asked_to_hear_of_it_has_gone(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
