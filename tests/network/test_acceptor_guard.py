@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -65,8 +66,14 @@ class Porch:
                     self.kept[port] = KEEP.unpack(message)[0]
         return self.kept
 
-    def waits(self) -> bool:
+    def is_waited_at(self) -> bool:
         """Whether somebody has not been accepted yet."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def waits(self) -> bool:
+        """Whether somebody had not been accepted; who had not is sent away."""
         with contextlib.suppress(BlockingIOError):
             self.sock.accept()[0].close()
             return True
@@ -129,7 +136,8 @@ def test_whoever_comes_too_fast_is_rescued_by_nobody(porch):
                 stack.enter_context(socket.create_connection(porch.sock.getsockname()))
                 for _ in range(8)
             ]
-            wait_until(lambda: held_by(child.pid))
+            # All: whoever waits at the door when it dies waits for another acceptor.
+            wait_until(lambda: held_by(child.pid) and not porch.is_waited_at())
             child.kill()
             closed = 0
             for client in clients:
