@@ -229,8 +229,8 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "min.insync.replicas",
             _INT,
             1,
-            "In-sync replicas that acks=all asks for. With one broker there is one:"
-            " more than 1 makes such writes fail with NOT_ENOUGH_REPLICAS.",
+            "Accepted for tools that set it; acks=all asks for no more replicas than a"
+            " topic has, as in Kafka, and with one broker that is one.",
             validator=at_least(1),
         ),
         _key(
