@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _LOG = get_logger(__name__)
 
 _TURN_S: Final = 0.5
+_FULL_TURN_S: Final = 0.05
 _IDLE_LOOK_S: Final = 2.0
 # However many scrape: figures are read so often at most.
 _FRESH_S: Final = 0.5
@@ -139,6 +140,8 @@ class Exporter:
         """Wait for somebody, and do what is due."""
         if self._otlp is not None:
             timeout_s = min(timeout_s, max(0.0, self._next_push - time.monotonic()))
+        if self._server is not None and self._server.is_full:
+            timeout_s = min(timeout_s, _FULL_TURN_S)
         for fd, _ in self._epoll.poll(timeout_s):
             if self._server is not None:
                 self._server.ready(fd)

@@ -2,6 +2,8 @@
 
 One request a connection, GET or HEAD, a head of 8 KiB, 32 connections, ten seconds
 each: who is slower is closed. Nothing blocks; a page is made when its request is whole.
+While others wait, who has said nothing makes room at once: whether the broker lives is
+asked here, and those who ask would restart it.
 
 Source: RFC 9110, RFC 9112.
 """
@@ -22,6 +24,10 @@ _LOG = get_logger(__name__)
 MAX_CONNECTIONS: Final = 32
 MAX_HEAD_BYTES: Final = 8 * 1024
 TIME_S: Final = 10.0
+# What they have who keep others waiting, to ask and to read the answer. A request comes
+# right behind the last packet of its connection's handshake.
+_SILENT_S: Final = 0.05
+_READING_S: Final = 1.0
 _CHUNK: Final = 64 * 1024
 
 
@@ -61,9 +67,9 @@ def requested_path(head: bytes) -> tuple[str, bool]:
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, came: float) -> None:
         self.sock = sock
-        self.deadline = deadline
+        self.came = came
         self.head = bytearray()
         self.left: memoryview | None = None  # of the answer
 
@@ -85,12 +91,17 @@ class HttpServer:
         self._epoll = epoll
         self._page = page
         self._connections: dict[int, _Connection] = {}
-        self._is_full = False
+        self._is_waiting = False  # for room, and accepts nobody
         epoll.register(sock.fileno(), select.EPOLLIN)
 
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether others wait until there is room, which a turn may make soon."""
+        return len(self._connections) >= MAX_CONNECTIONS
 
     def ready(self, fd: int) -> None:
         """A descriptor of ours, or of somebody else, can be read or written."""
@@ -106,7 +117,7 @@ class HttpServer:
     def expire(self, now: float) -> None:
         """Close whoever was too slow."""
         for connection in list(self._connections.values()):
-            if connection.deadline <= now:
+            if connection.came + TIME_S <= now:
                 self._close(connection)
 
     def close(self) -> None:
@@ -115,7 +126,7 @@ class HttpServer:
             self._close(connection)
 
     def _accept(self) -> None:
-        while not self._is_full:
+        for _ in range(MAX_CONNECTIONS):  # a turn
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, ConnectionError):
@@ -125,21 +136,31 @@ class HttpServer:
                 self._wait_for_room()
                 return
             sock.setblocking(False)
-            connection = _Connection(sock, time.monotonic() + TIME_S)
+            connection = _Connection(sock, time.monotonic())
             self._connections[sock.fileno()] = connection
             self._epoll.register(sock.fileno(), select.EPOLLIN)
-            if len(self._connections) >= MAX_CONNECTIONS:
+            self.ready(sock.fileno())  # it may have asked while it waited
+            if self.is_full:
                 self._wait_for_room()
+                return
 
     def _wait_for_room(self) -> None:
         # The others wait in the backlog, and we do not spin over them.
-        self._is_full = True
+        self._is_waiting = True
         self._epoll.modify(self._sock.fileno(), 0)
 
     def resume(self) -> None:
         """Accept again, if there is room; once a turn of the loop at most."""
-        if self._is_full and len(self._connections) < MAX_CONNECTIONS:
-            self._is_full = False
+        if not self._is_waiting:
+            return
+        if self.is_full:
+            now = time.monotonic()
+            for each in list(self._connections.values()):
+                allowed_s = _SILENT_S if each.left is None else _READING_S
+                if each.came + allowed_s <= now:
+                    self._close(each)
+        if not self.is_full:
+            self._is_waiting = False
             self._epoll.modify(self._sock.fileno(), select.EPOLLIN)
 
     def _move(self, connection: _Connection) -> None:

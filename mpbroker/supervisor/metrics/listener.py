@@ -13,7 +13,7 @@ from mpbroker.config_def import ConfigError
 from mpbroker.ipc.parts import Parts
 
 _PART: Final = "metrics listener"
-_BACKLOG: Final = 16
+_BACKLOG: Final = 128
 
 
 def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket | None:
