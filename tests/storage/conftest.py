@@ -1,15 +1,20 @@
 """Partitions without a broker: rows in a table of their own, files in tmp_path."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.log_directory import open_log_directories
 from mpbroker.storage.log_loader import LoadHints
+from mpbroker.storage.log_manager import LogManager
+from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.partition_log import PartitionLog
+from tests.storage.broker_rig import Broker, Rows, Start, Topics
 
 OpenLog = Callable[..., PartitionLog]
 
@@ -53,6 +58,27 @@ def open_log(table: PartitionTable, tmp_path: Path) -> Iterator[OpenLog]:
     yield open_it
     for log in opened:
         log.close()
+
+
+@pytest.fixture
+def topics(table: PartitionTable, new_row: Rows) -> Topics:
+    return Topics(table, new_row)
+
+
+@pytest.fixture
+def start(table: PartitionTable, tmp_path: Path) -> Start:
+    def start_it(
+        topics: Topics, *names: str, logs: Sequence[tuple[str, int, int, int]] = ()
+    ) -> Broker:
+        paths = [str(tmp_path / name) for name in names or ("data",)]
+        directories = open_log_directories(paths)
+        for directory in directories:
+            directory.know_logs(logs)
+            directory.know_topics({t.name: t.topic_id for t in topics.topics()})
+        manager = LogManager(directories, table, topics)
+        return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
+
+    return start_it
 
 
 _row_numbers = itertools.count()

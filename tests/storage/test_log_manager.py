@@ -4,117 +4,26 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from mpbroker.ipc.layout import RowStatus
-from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage import log_manager
 from mpbroker.storage.checkpoints import CheckpointError, read_offsets, write_offsets
 from mpbroker.storage.errors import LogDirectoryError, LogDirectoryLockedError
-from mpbroker.storage.log_cleaner import LogCleaner
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_directory import LogDirectory, open_log_directories
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.partition_directory import (
-    parse_directory_name,
     partition_directories,
     read_topic_id,
 )
 from tests.storage.batches import batch, read_all
+from tests.storage.broker_rig import Start, Topics
 from tests.support.children import fork
-
-
-class Topic(NamedTuple):
-    name: str
-    topic_id: bytes
-    partitions: list[int]
-    config: LogConfig
-
-
-class Topics:
-    """A registry whose rows are never used twice."""
-
-    def __init__(self, table: PartitionTable, rows: "Rows") -> None:
-        self._table = table
-        self._rows = rows
-        self._topics: dict[str, Topic] = {}
-
-    def topic(self, name: str) -> Topic | None:
-        return self._topics.get(name)
-
-    def topics(self) -> list[Topic]:
-        return list(self._topics.values())
-
-    def create(self, name: str, partitions: int = 1, **config: object) -> Topic:
-        rows = [self._rows() for _ in range(partitions)]
-        for row in rows:
-            self._table.initialise_row(row)
-        values = {key.replace("_", "."): value for key, value in config.items()}
-        topic = Topic(name, os.urandom(16), rows, LogConfig(values))
-        self._topics[name] = topic
-        return topic
-
-    def again(self) -> "Topics":
-        """The same topics as a broker started anew knows them."""
-        other = Topics(self._table, self._rows)
-        for topic in self.topics():
-            rows = [self._rows() for _ in topic.partitions]
-            for row in rows:
-                self._table.initialise_row(row)
-            other._topics[topic.name] = topic._replace(partitions=rows)
-        return other
-
-    def delete(self, name: str) -> Topic:
-        return self._topics.pop(name)
-
-
-Rows = Callable[[], int]
-
-
-@pytest.fixture
-def topics(table: PartitionTable, new_row: Rows) -> Topics:
-    return Topics(table, new_row)
-
-
-class Broker(NamedTuple):
-    manager: LogManager
-    upkeep: LogUpkeep
-    directories: list[LogDirectory]
-
-    def stop(self) -> None:
-        self.upkeep.shut_down()
-        self.die()
-
-    def die(self) -> None:
-        self.manager.close()
-        for directory in self.directories:
-            directory.close()
-
-
-Start = Callable[..., Broker]
-
-
-@pytest.fixture
-def start(table: PartitionTable, tmp_path: Path) -> Start:
-    def start_it(
-        topics: Topics, *names: str, logs: Sequence[tuple[str, int, int, int]] = ()
-    ) -> Broker:
-        paths = [str(tmp_path / name) for name in names or ("data",)]
-        directories = open_log_directories(paths)
-        for directory in directories:
-            directory.know_logs(logs)
-            directory.know_topics({t.name: t.topic_id for t in topics.topics()})
-        manager = LogManager(directories, table, topics)
-        return Broker(manager, LogUpkeep(manager, topics, LogCleaner()), directories)
-
-    return start_it
 
 
 def test_a_partition_gets_kafkas_directory(
@@ -366,101 +275,6 @@ def test_files_to_sync_are_those_of_the_range_and_new_names_with_them(
     broker.die()
 
 
-def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
-    start: Start, topics: Topics, tmp_path: Path
-) -> None:
-    old = topics.create("t")
-    broker = start(topics)
-    other = LogManager(broker.directories, broker.manager._table, topics)
-    log, elsewhere = broker.manager.log("t", 0), other.log("t", 0)
-    log.append(batch(b"old"), now_ms=1)
-    topics.delete("t")
-    broker.upkeep.forget_topic(old)
-    broker.manager.delete_topic(old)
-    for handle in (log, elsewhere):
-        with pytest.raises(ApiError) as refused:
-            handle.append(batch(b"late"), now_ms=1)
-        assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        with pytest.raises(ApiError):
-            handle.read(0, 100, min_one_batch=True)
-    new = topics.create("t")
-    log = broker.manager.log(new, 0)
-    assert log.append(batch(b"new"), now_ms=1).base_offset == 0
-    data = tmp_path / "data"
-    gone = [path for path in data.iterdir() if path.name.endswith("-delete")]
-    assert len(gone) == 1
-    assert parse_directory_name(gone[0].name) is None
-    renamed_ms = int(gone[0].stat().st_ctime * 1000)
-    broker.upkeep.remove_deleted(renamed_ms + 30_000)
-    assert gone[0].exists()
-    broker.upkeep.remove_deleted(renamed_ms + 61_000)
-    assert not gone[0].exists()
-    assert read_all(log) == [(0, b"new")]
-    broker.die()
-
-
-def test_many_deletions_are_noted_once(
-    start: Start, topics: Topics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time all partitions are looked at, and files are forced to disk."""
-    made = [topics.create(f"t{number}") for number in range(20)]
-    broker = start(topics)
-    written = []
-    real = LogDirectory.write_checkpoints
-
-    def write(directory: LogDirectory, *arguments: Any) -> None:
-        written.append(arguments[-1].keys())
-        real(directory, *arguments)
-
-    monkeypatch.setattr(LogDirectory, "write_checkpoints", write)
-    broker.upkeep.note_deletions()
-    written.clear()
-    for topic in made[:19]:
-        topics.delete(topic.name)
-        broker.upkeep.forget_topic(topic)
-    broker.upkeep.note_deletions()
-    broker.upkeep.note_deletions()
-    assert written == [{"t19"}]
-    broker.die()
-
-
-def test_a_topic_that_somebody_deletes_meanwhile_is_no_trouble(
-    start: Start, topics: Topics, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = topics.create("first"), topics.create("second")
-    broker = start(topics)
-    other = LogManager(broker.directories, broker.manager._table, topics)
-    for topic in (first, second):
-        broker.manager.log(topic.name, 0).append(batch(b"a"), now_ms=1)
-        other.delete_topic(topic)
-    # This process has heard of the one, and not yet of the other.
-    topics.delete("first")
-    broker.upkeep.forget_topic(first)
-    broker.upkeep.run_retention(1)
-    broker.manager.forget(second)
-    broker.upkeep.write_checkpoints()
-    broker.upkeep.run_retention(1)
-    assert not caplog.records
-    broker.die()
-
-
-def test_a_directory_of_another_topic_of_that_name_is_moved_aside_not_removed(
-    start: Start, topics: Topics, tmp_path: Path
-) -> None:
-    topics.create("t")
-    broker = start(topics)
-    broker.manager.log("t", 0).append(batch(b"old"), now_ms=1)
-    broker.stop()
-    topics.delete("t")
-    topics.create("t")
-    broker = start(topics)
-    assert broker.manager.log("t", 0).latest() == 0
-    stray = [p for p in (tmp_path / "data").iterdir() if p.name.endswith("-stray")]
-    assert len(stray) == 1
-    assert (stray[0] / f"{0:020d}.log").stat().st_size > 0
-    broker.die()
-
-
 def test_no_log_is_opened_before_it_has_all_that_its_transactions_wrote(
     start: Start, topics: Topics
 ) -> None:
@@ -480,28 +294,6 @@ def test_no_log_is_opened_before_it_has_all_that_its_transactions_wrote(
     assert early.log("t", 0).latest() == 0
     early.close()
     broker.stop()
-
-
-def test_who_has_not_heard_of_a_topic_made_again_leaves_it_where_it_is(
-    start: Start, topics: Topics
-) -> None:
-    old = topics.create("t")
-    broker = start(topics)
-    late = LogManager(
-        broker.directories, broker.manager._table, topics, is_behind=lambda: True
-    )
-    # Deleted, but whoever did it has not said so in the row yet; and made again.
-    topics.delete("t")
-    topics.create("t")
-    log = broker.manager.log("t", 0)
-    log.append(batch(b"new"), now_ms=1)
-    with pytest.raises(ApiError) as refused:
-        late.log(old, 0)
-    assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    broker.stop()
-    broker = start(topics.again())
-    assert read_all(broker.manager.log("t", 0)) == [(0, b"new")]
-    broker.die()
 
 
 def test_old_segments_are_removed_when_their_delay_has_passed(
@@ -560,66 +352,6 @@ def test_dirty_logs_are_compacted_and_how_far_is_kept(
     broker.die()
 
 
-@pytest.fixture
-def cut(start: Start, topics: Topics) -> Broker:
-    """A broker whose topic t begins at 15, as it is in the checkpoints."""
-    topics.create("t", segment_bytes=200)
-    broker = start(topics)
-    log = broker.manager.log("t", 0)
-    for _ in range(20):
-        log.append(batch(b"x" * 50), now_ms=1)
-    assert log.delete_records(15) == 15
-    broker.upkeep.write_checkpoints()
-    return broker
-
-
-def test_a_topic_made_again_begins_at_0(
-    cut: Broker, start: Start, topics: Topics
-) -> None:
-    cut.stop()
-    topics = topics.again()
-    broker = start(topics)
-    assert broker.manager.log("t", 0).earliest() == 15
-    broker.manager.delete_topic(topics.delete("t"))
-    topics.create("t", segment_bytes=200)
-    log = broker.manager.log("t", 0)
-    assert log.append(batch(b"new"), now_ms=1).base_offset == 0
-    broker.die()
-
-
-@pytest.mark.parametrize("count", [3, 30])
-def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_went(
-    cut: Broker, start: Start, topics: Topics, count: int
-) -> None:
-    cut.manager.delete_topic(topics.delete("t"))
-    topics.create("t", segment_bytes=200)
-    log = cut.manager.log("t", 0)
-    sent = [(number, b"%d" % number) for number in range(count)]
-    for _, value in sent:
-        log.append(batch(value), now_ms=1)
-    cut.die()
-    broker = start(topics.again())
-    assert read_all(broker.manager.log("t", 0)) == sent
-    broker.die()
-
-
-@pytest.mark.parametrize("count", [3, 30])
-def test_a_topic_made_again_keeps_its_records_if_its_processes_were_replaced_then(
-    cut: Broker, start: Start, topics: Topics, count: int
-) -> None:
-    cut.manager.delete_topic(topics.delete("t"))
-    topics.create("t", segment_bytes=200)
-    log = cut.manager.log("t", 0)
-    sent = [(number, b"%d" % number) for number in range(count)]
-    for _, value in sent:
-        log.append(batch(value), now_ms=1)
-    cut.die()
-    again = topics.again()
-    broker = start(again, logs=[("t", 0, 0, count)])
-    assert read_all(broker.manager.log("t", 0)) == sent
-    broker.die()
-
-
 def test_what_replaced_processes_have_left_is_on_disk_once_it_is_loaded(
     start: Start, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,62 +377,6 @@ def test_what_replaced_processes_have_left_is_on_disk_once_it_is_loaded(
     files = list((tmp_path / "data" / "t-0").glob("*.log"))
     assert len(files) > 2
     assert {file.stat().st_ino for file in files} <= forced
-    broker.die()
-
-
-@pytest.mark.parametrize("noted", [True, False])
-def test_a_topic_made_again_is_compacted_from_its_beginning(
-    start: Start, topics: Topics, noted: bool
-) -> None:
-    def fill(broker: Broker) -> None:
-        topics.create("c", cleanup_policy=("compact",), segment_bytes=600)
-        log = broker.manager.log("c", 0)
-        for number in range(60):
-            log.append(batch((b"%d" % (number % 3), b"v" * 40)), now_ms=1)
-
-    broker = start(topics)
-    fill(broker)
-    assert broker.upkeep.run_cleaner(1) == 1
-    old = topics.delete("c")
-    if noted:
-        broker.upkeep.forget_topic(old)
-    else:  # the housekeeper died
-        broker.manager.delete_topic(old)
-        broker = broker._replace(upkeep=LogUpkeep(broker.manager, topics, LogCleaner()))
-    fill(broker)
-    assert broker.upkeep.run_cleaner(1) == 1
-    assert len(read_all(broker.manager.log("c", 0))) < 12
-    broker.die()
-
-
-def test_a_topic_made_again_is_compacted_though_the_old_one_could_not_be(
-    start: Start, topics: Topics, tmp_path: Path
-) -> None:
-    broker = start(topics)
-    cleaned = []
-    for damaged in (True, False):
-        topics.create("c", cleanup_policy=("compact",), segment_bytes=600)
-        log = broker.manager.log("c", 0)
-        for number in range(60):
-            log.append(batch((b"%d" % (number % 3), b"v" * 40)), now_ms=1)
-        if damaged:
-            with open(tmp_path / "data" / "c-0" / f"{0:020d}.log", "r+b") as file:
-                file.seek(61)  # behind the header of the first batch
-                file.write(b"\xff" * 20)
-        cleaned.append(broker.upkeep.run_cleaner(1))
-        if damaged:
-            broker.upkeep.forget_topic(topics.delete("c"))
-    assert cleaned == [0, 1]
-    broker.die()
-
-
-def test_a_damaged_file_of_topic_ids_is_no_reason_to_believe_the_others(
-    cut: Broker, start: Start, topics: Topics, tmp_path: Path
-) -> None:
-    cut.stop()
-    (tmp_path / "data" / "checkpoint-topic-ids").write_bytes(b"0\n7\nt \xff")
-    broker = start(topics.again())
-    assert broker.manager.log("t", 0).latest() == 20
     broker.die()
 
 
