@@ -1,6 +1,7 @@
 """The life of one child process, as a table."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
@@ -106,6 +107,7 @@ class Child:
         self.incarnation = 0
         self.restarts = 0
         self.failures = 0  # deaths in a row without a good life in between
+        self.crashes = 0  # those of them that were its own: nobody had killed it
         self.started_at = 0.0
         self.restart_at = 0.0
         self.last_exit = ""
@@ -168,9 +170,10 @@ class Child:
         self.happens(ChildEvent.EXITED_CONFIG if config else ChildEvent.EXITED)
         now = time.monotonic()
         if now - self.started_at >= _GOOD_LIFE_S:
-            self.failures = 0
+            self.failures = self.crashes = 0
         else:
             self.failures += 1
+            self.crashes += not is_kill(status)
         self.restarts += 1
         pause = 0.0
         if self.failures > 1:
@@ -187,6 +190,11 @@ def count_of_role(words: memoryview, counts: int, role: Role) -> None:
         counts: METRICS_STARTS or METRICS_DEATHS.
     """
     words[METRICS + counts + list(Role).index(role)] += 1
+
+
+def is_kill(status: int) -> bool:
+    """Whether a process was killed by somebody: by SIGKILL."""
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def explain_exit(status: int) -> str:

@@ -455,6 +455,7 @@ class Pools:
         pool = _Pool(child.role, child.listener)
         successor = self._make(pool, child.number)
         successor.restarts, successor.failures = child.restarts, child.failures
+        successor.crashes = child.crashes
         # Not forked here: others may have died with it, and are repaired after first.
         successor.restart_at = child.restart_at
         successor.replaced = True

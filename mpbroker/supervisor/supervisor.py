@@ -28,6 +28,7 @@ from mpbroker.supervisor.child import (
     ChildState,
     Role,
     count_of_role,
+    is_kill,
 )
 from mpbroker.supervisor.listeners import Listener, Origin
 from mpbroker.supervisor.loop import TICK_S, Loop, fork
@@ -54,7 +55,7 @@ _STOP_S: Final = 20.0
 # wedged one must not hold up the stop: they are killed, as at any other time.
 _UNHEARD_S: Final = 2.0
 # Deaths in a row without half a second of life: something is wrong for good.
-_MAX_FAILURES: Final = 10
+_MAX_CRASHES: Final = 10
 _FORK_RETRY_S: Final = 1.0
 _IN_POOLS: Final = (Role.HANDLER, Role.PROCESSOR, Role.ACCEPTOR)
 # Started with the first answer, or after so long if there is none.
@@ -311,7 +312,8 @@ class Supervisor(Loop):
         if child.state is ChildState.ENDED and self._ending:
             return
         if child.dismissed:
-            child.dismissed, child.failures = False, 0
+            child.dismissed = False
+            child.failures = child.crashes = 0
         elif status != 0 or child.state is not ChildState.ENDED:
             _LOG.warning(
                 "%s %d (pid %d) died: %s",
@@ -323,7 +325,7 @@ class Supervisor(Loop):
             count_of_role(self._words, METRICS_DEATHS, child.role)
             self.on_death(child)
         self.before_repair()
-        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        was_killed = is_kill(status)
         rows = self._partition_rows()
         if child.role is Role.HANDLER:
             self.repair.after_handler(child.number, rows, was_killed=was_killed)
@@ -334,7 +336,7 @@ class Supervisor(Loop):
         box.note(EventKind.REPAIRED)
         if child.state is ChildState.ENDED:
             self._pools.forget(child, was_killed=status != 0)
-        elif child.state is ChildState.FAILED or child.failures >= _MAX_FAILURES:
+        elif child.state is ChildState.FAILED or child.crashes >= _MAX_CRASHES:
             _LOG.critical(
                 "%s %d cannot be kept running; the broker stops",
                 child.role.value,

@@ -106,7 +106,17 @@ def test_a_good_life_is_forgiven(monkeypatch):
         live_and_die(one)
     monkeypatch.setattr("mpbroker.supervisor.child._GOOD_LIFE_S", 0.0)
     live_and_die(one)
-    assert one.failures == 0
+    assert one.failures == one.crashes == 0
+
+
+def test_who_is_killed_has_not_crashed_however_often_and_however_young():
+    one = child()
+    for _ in range(12):
+        live_and_die(one, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert (one.failures, one.crashes) == (12, 0)
+    live_and_die(one, lambda: os.kill(os.getpid(), signal.SIGXCPU))
+    live_and_die(one)
+    assert (one.failures, one.crashes) == (14, 2)
 
 
 def test_a_child_that_says_it_is_configured_wrong_is_not_tried_again():
