@@ -5,8 +5,10 @@ values. A histogram's point is its count and its sum; points of summaries and of
 exponential histograms are left out.
 
 Fields of a message are a key (number << 3 | wire type) and a value each; those unknown
-are skipped. Every length is bounded by the message it is in, and the number of points
-by MAX_POINTS: a megabyte of empty ones would be a hundred times as much here.
+are skipped. Every length is bounded by the message it is in, the number of resources,
+metrics and points by MAX_POINTS, and that of fields by MAX_FIELDS: a megabyte of empty
+ones is a hundred bytes when it comes, compressed, and would be a hundred times as much
+here, or seconds of work.
 
 Source: opentelemetry-proto 1.x, metrics.proto, common.proto, resource.proto; protobuf's
 encoding guide.
@@ -21,6 +23,8 @@ from typing import Any, Final
 from mpbroker.protocol.errors import ProtocolError
 
 MAX_POINTS: Final = 10_000
+# A point with three attributes has some twenty.
+MAX_FIELDS: Final = 25 * MAX_POINTS
 _MAX_ATTRIBUTES: Final = 64
 _MAX_TEXT: Final = 1024
 
@@ -47,38 +51,43 @@ def read_metrics(data: bytes) -> list[dict[str, Any]]:
     """Read a MetricsData: a resource a dictionary, with its attributes and metrics.
 
     Raises:
-        ProtocolError: it is not one, or has more than MAX_POINTS points.
+        ProtocolError: it is not one, or has more than MAX_POINTS points or MAX_FIELDS
+            fields.
     """
     reader = _Reader()
     return [
         reader.resource(value)
-        for number, value in _messages(memoryview(data))
+        for number, value in reader.messages(memoryview(data))
         if number == 1
     ]
 
 
 class _Reader:
-    """Reads one MetricsData, and counts its points."""
+    """Reads one MetricsData, and counts what it is made of."""
 
     def __init__(self) -> None:
         self._left = MAX_POINTS
+        self._fields_left = MAX_FIELDS
 
     def resource(self, view: memoryview) -> dict[str, Any]:
+        self._count()
         attributes: dict[str, Any] = {}
         metrics: list[dict[str, Any]] = []
-        for number, value in _messages(view):
+        for number, value in self.messages(view):
             if number == 1:
-                attributes |= _attributes(value, 1)
+                attributes |= self._attributes(value, 1)
             elif number == 2:  # the metrics of one scope
                 metrics += [
-                    self._metric(each) for field, each in _messages(value) if field == 2
+                    self._metric(each)
+                    for field, each in self.messages(value)
+                    if field == 2
                 ]
         return {"attributes": attributes, "metrics": metrics}
 
     def _metric(self, view: memoryview) -> dict[str, Any]:
         self._count()
         metric: dict[str, Any] = {"name": ""}
-        for number, value in _messages(view):
+        for number, value in self.messages(view):
             if number == 1:
                 metric["name"] = _text(value)
             elif number == 3:
@@ -91,10 +100,10 @@ class _Reader:
     def _points(self, kind: str, view: memoryview) -> dict[str, Any]:
         points: list[dict[str, Any]] = []
         found: dict[str, Any] = {"points": points}
-        for number, value in _fields(view):
+        for number, value in self._fields(view):
             if number == 1 and isinstance(value, memoryview):
                 self._count()
-                points.append(_point(kind, value))
+                points.append(self._point(kind, value))
             elif number == 2 and isinstance(value, int):
                 found["temporality"] = "delta" if value == _DELTA else "cumulative"
             elif number == 3 and isinstance(value, int):
@@ -104,73 +113,80 @@ class _Reader:
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise ProtocolError(f"more than {MAX_POINTS} metrics and points")
+            raise ProtocolError(f"more than {MAX_POINTS} resources, metrics and points")
 
+    def _point(self, kind: str, view: memoryview) -> dict[str, Any]:
+        is_histogram = kind == "histogram"
+        point: dict[str, Any] = {}
+        for number, value in self._fields(view):
+            if isinstance(value, int) or len(value) != 8:
+                continue
+            if number == 3:
+                point["time_ns"] = _UINT64.unpack(value)[0]
+            elif number == 4 and is_histogram:
+                point["count"] = _UINT64.unpack(value)[0]
+            elif number == 4:
+                point["value"] = _DOUBLE.unpack(value)[0]
+            elif number == 5 and is_histogram:
+                point["sum"] = _DOUBLE.unpack(value)[0]
+            elif number == 6 and not is_histogram:
+                point["value"] = _INT64.unpack(value)[0]
+        field = _HISTOGRAM_ATTRIBUTES if is_histogram else _NUMBER_ATTRIBUTES
+        attributes = self._attributes(view, field)
+        if attributes:
+            point["attributes"] = attributes
+        return point
 
-def _point(kind: str, view: memoryview) -> dict[str, Any]:
-    is_histogram = kind == "histogram"
-    point: dict[str, Any] = {}
-    for number, value in _fields(view):
-        if isinstance(value, int) or len(value) != 8:
-            continue
-        if number == 3:
-            point["time_ns"] = _UINT64.unpack(value)[0]
-        elif number == 4 and is_histogram:
-            point["count"] = _UINT64.unpack(value)[0]
-        elif number == 4:
-            point["value"] = _DOUBLE.unpack(value)[0]
-        elif number == 5 and is_histogram:
-            point["sum"] = _DOUBLE.unpack(value)[0]
-        elif number == 6 and not is_histogram:
-            point["value"] = _INT64.unpack(value)[0]
-    field = _HISTOGRAM_ATTRIBUTES if is_histogram else _NUMBER_ATTRIBUTES
-    attributes = _attributes(view, field)
-    if attributes:
-        point["attributes"] = attributes
-    return point
+    def _attributes(self, view: memoryview, field: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for number, pair in self.messages(view):
+            if number == field and len(found) < _MAX_ATTRIBUTES:
+                parts = dict(self.messages(pair))
+                if 1 in parts:
+                    found[_text(parts[1])] = self._any_value(
+                        parts.get(2, memoryview(b""))
+                    )
+        return found
 
+    def _any_value(self, view: memoryview) -> Any:
+        """A text, a number or a truth; None for what is made of several."""
+        for number, value in self._fields(view):
+            if number == 1 and isinstance(value, memoryview):
+                return _text(value)
+            if number == 2 and isinstance(value, int):
+                return bool(value)
+            if number == 3 and isinstance(value, int):
+                return value - (1 << 64) if value >> 63 else value
+            if number == 4 and isinstance(value, memoryview) and len(value) == 8:
+                return _DOUBLE.unpack(value)[0]
+        return None
 
-def _attributes(view: memoryview, field: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for number, pair in _messages(view):
-        if number == field and len(found) < _MAX_ATTRIBUTES:
-            parts = dict(_messages(pair))
-            if 1 in parts:
-                found[_text(parts[1])] = _any_value(parts.get(2, memoryview(b"")))
-    return found
+    def messages(self, view: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """The fields that are no varints: messages and texts, if all is well."""
+        for number, value in self._fields(view):
+            if isinstance(value, memoryview):
+                yield number, value
 
-
-def _any_value(view: memoryview) -> Any:
-    """A text, a number or a truth; None for what is made of several."""
-    for number, value in _fields(view):
-        if number == 1 and isinstance(value, memoryview):
-            return _text(value)
-        if number == 2 and isinstance(value, int):
-            return bool(value)
-        if number == 3 and isinstance(value, int):
-            return value - (1 << 64) if value >> 63 else value
-        if number == 4 and isinstance(value, memoryview) and len(value) == 8:
-            return _DOUBLE.unpack(value)[0]
-    return None
+    def _fields(self, view: memoryview) -> Iterator[tuple[int, Value]]:
+        position, end = 0, len(view)
+        while position < end:
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise ProtocolError(f"more than {MAX_FIELDS} fields")
+            key = view[position]
+            if key & 0x87 == _BYTES and position + 1 < end:  # most are: no two calls
+                size = view[position + 1]
+                if size < 0x80 and position + 2 + size <= end:
+                    position += 2 + size
+                    yield key >> 3, view[position - size : position]
+                    continue
+            key, position = _varint(view, position)
+            value, position = _value(view, position, key & 7)
+            yield key >> 3, value
 
 
 def _text(view: memoryview) -> str:
     return str(view[:_MAX_TEXT], "utf-8", "replace")
-
-
-def _messages(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The fields that are no varints: messages and texts, if all is well."""
-    for number, value in _fields(view):
-        if isinstance(value, memoryview):
-            yield number, value
-
-
-def _fields(view: memoryview) -> Iterator[tuple[int, Value]]:
-    position = 0
-    while position < len(view):
-        key, position = _varint(view, position)
-        value, position = _value(view, position, key & 7)
-        yield key >> 3, value
 
 
 def _value(view: memoryview, position: int, wire_type: int) -> tuple[Value, int]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.otlp_metrics import MAX_POINTS, read_metrics
+from mpbroker.protocol.otlp_metrics import MAX_FIELDS, MAX_POINTS, read_metrics
 
 
 def varint(number):
@@ -108,12 +108,38 @@ def test_points_are_counted():
         points = sized(1) * count
         return metrics_data(sized(1, b"a") + sized(5, points))
 
-    (found,) = read_metrics(of(MAX_POINTS - 1))
-    assert len(found["metrics"][0]["points"]) == MAX_POINTS - 1
+    (found,) = read_metrics(of(MAX_POINTS - 2))
+    assert len(found["metrics"][0]["points"]) == MAX_POINTS - 2
     with pytest.raises(ProtocolError, match="more than 10000"):
-        read_metrics(of(MAX_POINTS))
+        read_metrics(of(MAX_POINTS - 1))
     with pytest.raises(ProtocolError, match="more than 10000"):
         read_metrics(sized(1, sized(2, sized(2) * (MAX_POINTS + 1))))
+    with pytest.raises(ProtocolError, match="more than 10000"):
+        read_metrics(sized(1) * (MAX_POINTS + 1))
+    # With all that may belong to each of them they are few enough fields.
+    attributes = [attribute(7, name, TEXT) for name in "abc"]
+    point = sized(1, fixed(2, "q", 1), fixed(3, "q", 2), fixed(4, "d", 3), *attributes)
+    (found,) = read_metrics(metrics_data(sized(5, point * (MAX_POINTS - 2))))
+    assert len(found["metrics"][0]["points"]) == MAX_POINTS - 2
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda fields: fields,
+        lambda fields: sized(1, fields),
+        lambda fields: sized(1, sized(1, fields)),
+        lambda fields: metrics_data(fields),
+        lambda fields: metrics_data(sized(7, fields)),
+        lambda fields: metrics_data(sized(9, sized(1, fields))),
+        lambda fields: metrics_data(sized(5, sized(1, sized(7, fields)))),
+        lambda fields: metrics_data(sized(5, sized(1, attribute(7, "a", fields)))),
+    ],
+)
+@pytest.mark.parametrize("field", [sized(99), number_field(98, 1)])
+def test_fields_are_counted_wherever_they_are(outer, field):
+    with pytest.raises(ProtocolError, match=f"more than {MAX_FIELDS} fields"):
+        read_metrics(outer(field * (MAX_FIELDS + 1)))
 
 
 @given(st.binary(max_size=200))
