@@ -1,13 +1,10 @@
 """BrokerConfig: sources, precedence, defaults and refusals."""
 
-import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpbroker.config import (
     BROKER_CONFIG_DEF,
@@ -355,98 +352,6 @@ def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
 )
 def test_settings_that_contradict_are_refused(settings, complaint):
     assert complaint in refusal(**settings)
-
-
-# -- parsers --------------------------------------------------------------------------
-
-HOSTS = st.one_of(
-    st.just(""),
-    st.ip_addresses(v=4).map(str),
-    st.ip_addresses(v=6).map(lambda address: f"[{address}]"),
-    st.text(string.ascii_lowercase, min_size=1, max_size=10),
-)
-
-
-@given(HOSTS, st.integers(0, 65535))
-def test_a_listener_survives_being_parsed_and_written(host, port):
-    text = f"PLAINTEXT://{host}:{port}"
-    (endpoint,) = load({"listeners": text}).endpoints
-    assert endpoint.connection_string == text
-
-
-@given(st.text(string.ascii_letters + string.digits + ":/[]%.,-\0 é", max_size=40))
-def test_any_listeners_are_parsed_or_refused(text):
-    try:
-        config = load({"listeners": text})
-    except ConfigError:
-        return
-    assert config.endpoints
-
-
-@given(st.text(max_size=200))
-def test_any_properties_file_is_parsed_or_refused(text):
-    from mpbroker.config.sources import parse_properties
-
-    try:
-        settings = parse_properties(text, "file")
-    except ConfigError as error:
-        assert "escape" in str(error)
-        return
-    assert len({setting.name for setting in settings}) == len(settings)
-
-
-@given(st.text(max_size=200))
-def test_any_toml_file_is_parsed_or_refused(text):
-    from mpbroker.config.sources import parse_toml
-
-    try:
-        settings = parse_toml(text, "file")
-    except ConfigError:
-        return
-    assert all(isinstance(setting.text, str) for setting in settings)
-
-
-def java_escape(text: str) -> str:
-    """Write every UTF-16 unit as java.util.Properties.store() may."""
-    units = text.encode("utf-16-be")
-    return "".join(
-        f"\\u{units[i]:02x}{units[i + 1]:02X}" for i in range(0, len(units), 2)
-    )
-
-
-@given(
-    st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-        max_size=4,
-    ),
-    st.sampled_from(["=", ":", " ", " = ", "\t:\f"]),
-    st.sampled_from(["\n", "\r", "\r\n"]),
-)
-def test_escaped_properties_are_read_as_written(properties, separator, newline):
-    from mpbroker.config.sources import parse_properties
-
-    text = newline.join(
-        java_escape(name) + separator + java_escape(value)
-        for name, value in properties.items()
-    )
-    settings = parse_properties(text, "file")
-    assert {setting.name: setting.text for setting in settings} == properties
-
-
-def test_properties_are_continued_commented_and_separated_as_in_java():
-    from mpbroker.config.sources import parse_properties
-
-    text = (
-        "# a\n ! b\n\nx=1,\\\n    2\ny : z\\\\\nkey\\ with\\=odd value with = \nempty"
-    )
-    settings = [setting[:2] for setting in parse_properties(text, "f")]
-    assert settings == [
-        ("x", "1,2"),
-        ("y", "z\\"),
-        ("key with=odd", "value with = "),
-        ("empty", ""),
-    ]
 
 
 # -- cores ----------------------------------------------------------------------------

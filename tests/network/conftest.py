@@ -1,10 +1,13 @@
 """A processor for each test, which must have given everything back at its end."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from mpbroker.network.listener_security import SaslSettings
 from tests.network.rig import Rig
+from tests.network.secure_rig import Certificates, SecureRig, security
 from tests.support.memory import broker_memory
 
 
@@ -35,3 +38,25 @@ def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
 @pytest.fixture
 def rig(make_rig: Callable[..., Rig]) -> Rig:
     return make_rig()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def tls_rig(
+    make_rig: Callable[..., Rig], certificates: Certificates
+) -> Callable[..., Rig]:
+    """SSL: tls_rig(settings of it)."""
+
+    def make(
+        sasl: SaslSettings | None = None,
+        options: dict[str, Any] | None = None,
+        **settings: object,
+    ) -> Rig:
+        tls = certificates.settings(**settings)
+        return make_rig(kind=SecureRig, security=security(tls, sasl, **(options or {})))
+
+    return make

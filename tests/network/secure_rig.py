@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,14 @@ from mpbroker.ipc.authentication_counts import (
     AuthenticationResult,
     read_authentications,
 )
-from mpbroker.ipc.layout import CONNECTION_PRINCIPAL, connection_row
+from mpbroker.ipc.fdpass import send_fds
+from mpbroker.ipc.layout import (
+    CONNECTION_PRINCIPAL,
+    HEADER,
+    HEADER_COUNTERS,
+    connection_row,
+)
+from mpbroker.network.hand_over import pack_adopt
 from mpbroker.network.listener_security import ListenerSecurity, SaslSettings
 from mpbroker.network.processor import Processor
 from mpbroker.network.secure_processor import SecureProcessor
@@ -151,3 +159,23 @@ class TlsClient(Client):
             return
         except OSError as error:
             self.error, self.is_closed = error, True
+
+
+def take_over(rig: SecureRig, *socks: socket.socket) -> None:
+    """Kill the processor; its successor finds these sockets, by row."""
+    words = rig.memory.control.words
+    words[HEADER + HEADER_COUNTERS] = 1
+    rig.processor._selector._epoll.close()
+    for channel in [
+        *rig.processor._channels.values(),
+        *rig.processor._connections.unready.values(),
+    ]:
+        channel.sock.close()
+    rows = list(range(len(socks)))
+    send_fds(
+        rig.memory.handovers[0][0], pack_adopt(rows), [sock.fileno() for sock in socks]
+    )
+    for sock in socks:
+        sock.close()
+    rig.start_processor()
+    rig.processor.take_over()

@@ -19,12 +19,6 @@ from mpbroker.network.ssl_principal import (
     distinguished_name,
 )
 from mpbroker.network.tls import TlsSettings, make_context
-from tests.network.secure_rig import Certificates
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def refusal(certificates, **options) -> str:

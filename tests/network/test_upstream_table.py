@@ -19,6 +19,9 @@ def test_every_test_that_the_table_names_is_there():
     assert len(named) > 100
     missing = named - defined - {path.stem for path in paths}
     assert not missing
+    for file, name in re.findall(r"(test_\w+)::(test_\w+)", TABLE):
+        holders = [path for path in paths if path.stem == file]
+        assert any(f"def {name}(" in each.read_text() for each in holders), name
 
 
 def test_every_module_that_the_table_names_is_there():
