@@ -50,6 +50,7 @@ class NewConnection(NamedTuple):
     sock: socket.socket
     listener: int
     sequence: int
+    accepted_ns: int  # 0: not by an acceptor just now
     is_late: bool  # so that another processor may have got it meanwhile
 
 
@@ -58,6 +59,7 @@ class GivenConnection(NamedTuple):
 
     sock: socket.socket
     connection: int
+    accepted_ns: int = 0
 
 
 class Arrivals:
@@ -120,7 +122,10 @@ class Arrivals:
         if is_cut:
             _LOG.warning("a new connection was lost; %s", _RAISE_LIMIT)
         is_late = time.monotonic_ns() - accepted_ns > _LATE_NS
-        return [NewConnection(sock, listener, sequence, is_late) for sock in socks]
+        return [
+            NewConnection(sock, listener, sequence, accepted_ns, is_late)
+            for sock in socks
+        ]
 
     @property
     def lacks(self) -> bool:

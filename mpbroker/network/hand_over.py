@@ -37,6 +37,7 @@ HAND_OUT: Final = -2  # with a Unix socket: whoever has its other end wants them
 MAX_SOCKETS: Final = 64
 _RESCUE_S: Final = 1.0
 _RETRY_S: Final = 0.002
+_NO_KEEPER: Final = -1
 MAX_MESSAGE_BYTES: Final = HAND_OVER.size + 8 * MAX_SOCKETS
 
 
@@ -111,12 +112,18 @@ class KeeperLink:
 
 
 class Offers:
-    """What a processor still has to leave with a keeper that knows none of it."""
+    """What a processor still has to leave with a keeper that may know none of it.
+
+    That is all it has when there is a new keeper, or it is new itself; and who was on
+    the way to it when the last keeper died, whom no other processor offers any more. Of
+    what a keeper has already it drops the second duplicate.
+    """
 
     def __init__(self, control: Segment, keeper: KeeperLink) -> None:
         self._words = control.words
         self._keeper = keeper
-        self._seen = self._words[HEADER + HEADER_KEEPER]
+        self._seen = _NO_KEEPER
+        self._seen_ns = time.monotonic_ns()
         self._waiting: list[socket.socket] = []
 
     @property
@@ -127,13 +134,19 @@ class Offers:
         """If there is a new keeper, the last one's duplicates are gone with it."""
         keeper = self._words[HEADER + HEADER_KEEPER]
         if keeper != self._seen:
-            self._seen = keeper
+            self._seen, self._seen_ns = keeper, time.monotonic_ns()
             self._waiting = [channel.sock for channel in channels]
 
-    def send(self) -> None:
-        """Leave as many as it takes; those closed meanwhile are none."""
+    def came(self, sock: socket.socket, accepted_ns: int) -> None:
+        """A connection is here; if accepted before this keeper was seen, offer it."""
+        if accepted_ns < self._seen_ns:
+            self._waiting.append(sock)
+
+    def send(self) -> bool:
+        """Leave as many as it takes, of those still open; whether there are more."""
         while self._waiting:
             batch = [sock for sock in self._waiting[:MAX_SOCKETS] if sock.fileno() >= 0]
             if batch and not self._keeper.keep(batch):
-                return
+                return True
             del self._waiting[:MAX_SOCKETS]
+        return False

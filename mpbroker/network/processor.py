@@ -82,6 +82,7 @@ _SENDING: Final = ConnectionState.SENDING
 _BYTES: Final = int(ResponseKind.BYTES)
 _PARTS: Final = int(ResponseKind.PARTS)
 _NONE: Final = int(ResponseKind.NONE)
+_MOVED_IN: Final = ProcessorCounter.MOVED_IN
 
 
 class Processor:
@@ -90,8 +91,7 @@ class Processor:
     Args:
         processor: its id.
         control: the control segment.
-        arena: requests and answers.
-        arena_layout: where in it.
+        arena, arena_layout: requests and answers; where in it.
         ring, doorbell: the request ring; its own doorbell.
         handovers: both ends of every processor's Unix socket, by id: it gets its own
             connections from one, and gives them away to others.
@@ -333,9 +333,9 @@ class Processor:
             elif not self._arrivals.is_ours(each):
                 each.sock.close()
             else:
-                self._adopt(
-                    each.connection, each.sock, frozenset(), ProcessorCounter.MOVED_IN
-                )
+                self._adopt(each.connection, each.sock, frozenset(), _MOVED_IN)
+            self._offers.came(each.sock, each.accepted_ns)
+        self._has_errands |= self._offers.send()
 
     def _register(self, new: NewConnection) -> None:
         if new.is_late and self._connections.is_elsewhere(new.sock):

@@ -166,7 +166,7 @@ class Rig:
         self.keep(accepted)
         send_fds(
             self.memory.handovers[self.number][0],
-            HAND_OVER.pack(HandOver.NEW, 0, len(self.clients), 0),
+            HAND_OVER.pack(HandOver.NEW, 0, len(self.clients), time.monotonic_ns()),
             [accepted.fileno()],
         )
         accepted.close()

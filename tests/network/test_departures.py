@@ -9,6 +9,7 @@ from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
     HEADER,
     HEADER_COUNTERS,
+    HEADER_KEEPER,
     PROCESSOR_DELIVERED,
     PROCESSOR_LISTENER,
     Phase,
@@ -221,6 +222,71 @@ def test_the_keeper_brings_what_a_giver_died_over(two, monkeypatch):
     two.pump(lambda: two.other.connections == 1)
     client.send(frame(b"more")[5:])
     two.pump(lambda: client.frames() == [b"some", b"more"])
+
+
+def replace_keeper(two) -> None:
+    """Kill it; its successor has nothing yet, and the processors have heard of it."""
+    for fd in list(two.keeper._cookies):
+        two.keeper._drop(fd)
+    two.memory.control.words[HEADER + HEADER_KEEPER] += 1
+    for number in (0, 1):
+        two.memory.processor_bells[number].ring()
+
+
+def lives_on(two, client) -> bool:
+    """Whether the keeper has what a successor of the connection's processor needs."""
+    two.turns(5)
+    two.other.deliver = two.deliver
+    for channel in two.other.processor._channels.values():
+        channel.sock.close()
+    Repair(two.memory).after_processor(1)
+    two.other.start_processor()
+    two.other.processor.take_over()
+    client.send(frame(b"more"))
+    two.pump(lambda: client.is_closed or b"more" in client.frames())
+    return not client.is_closed
+
+
+def test_one_that_moves_while_the_keeper_dies_is_left_with_the_next(two, monkeypatch):
+    client = two.connect()
+    client.send(frame(b"some"))
+    two.pump(client.frames)
+    with monkeypatch.context() as patch:
+        patch.setattr(two.processor._departures, "send", lambda: None)
+        two.move()
+        two.pump(lambda: two.connections == 0)
+        replace_keeper(two)
+        two.turns(5)  # neither has it among its own
+    two.pump(lambda: two.other.connections == 1)
+    assert lives_on(two, client)
+
+
+def test_a_new_one_that_was_not_read_when_the_keeper_died_is_left_with_the_next(two):
+    link = two.memory.keeper_link
+    two.other.keep = lambda accepted: link.keep_new(accepted, 1, 0, 0)
+    two.turns(5)
+    client = two.other.connect()
+    two.keeper.turn(0)
+    replace_keeper(two)
+    two.pump(lambda: two.other.connections == 1)
+    assert lives_on(two, client)
+
+
+def test_what_a_dead_target_had_not_read_is_left_with_a_new_keeper(two):
+    client = two.connect()
+    client.send(frame(b"some"))
+    two.pump(client.frames)
+    two.move()
+    for _ in range(10):
+        Rig.turn(two)  # it is sent, and nobody reads it
+    assert two.connections == 0
+    two.keeper.turn(0)
+    replace_keeper(two)
+    Repair(two.memory).after_processor(1)
+    two.other.start_processor()
+    two.other.processor.take_over()
+    two.pump(lambda: two.other.connections == 1)
+    assert lives_on(two, client)
 
 
 def test_a_successor_waits_for_what_its_giver_has_not_sent_yet(two, monkeypatch):
