@@ -9,7 +9,7 @@ import pytest
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
-from tests.coordinator.test_transactions import (
+from tests.coordinator.transaction_asks import (
     T0,
     add,
     commit_offsets,

@@ -24,7 +24,7 @@ from mpbroker.protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tests.coordinator.test_transactions import (
+from tests.coordinator.transaction_asks import (
     OFFSETS,
     T0,
     T1,

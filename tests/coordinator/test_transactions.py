@@ -2,293 +2,46 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
-from mpbroker.coordinator.outbox import AppendedMarker
-from mpbroker.coordinator.transaction_metadata import (
-    MAX_EPOCH,
-    PREVIOUS,
-    IllegalTransitionError,
-    TransactionMetadata,
-    TransactionState,
-)
-from mpbroker.coordinator.transaction_records import (
-    PartitionsSchema,
-    TransactionLogValue,
-    read_transaction,
-    read_unsynced,
-    state_value,
-    transaction_key,
-    transaction_value,
-    unsynced_rows,
-)
+from mpbroker.coordinator.transaction_metadata import TransactionState
+from mpbroker.coordinator.transaction_records import transaction_key
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from mpbroker.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from mpbroker.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-)
-from mpbroker.protocol.messages.end_txn import EndTxnRequest
-from mpbroker.protocol.messages.init_producer_id import InitProducerIdRequest
+from mpbroker.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from mpbroker.protocol.messages.list_transactions import ListTransactionsRequest
-from mpbroker.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
-from mpbroker.protocol.messages.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
-    TxnOffsetCommitRequestTopic,
-)
 from mpbroker.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from tests.coordinator.transaction_asks import (
+    T0,
+    T1,
+    add,
+    adding,
+    end,
+    ending,
+    init,
+    produce,
+    started,
+    state,
+)
 from tests.coordinator.transaction_rig import TransactionRig
 
 S = TransactionState
 E = ErrorCode
-T0, T1 = ("t", 0), ("t", 1)
-OFFSETS = "__consumer_offsets"
 
 
 @pytest.fixture
 def rig() -> TransactionRig:
     return TransactionRig()
-
-
-def init(
-    rig: TransactionRig,
-    name: str | None = "x",
-    *,
-    producer: tuple[int, int] = (-1, -1),
-    timeout_ms: int = 60_000,
-    version: int = 5,
-) -> Any:
-    request = InitProducerIdRequest(
-        transactional_id=name,
-        transaction_timeout_ms=timeout_ms,
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-    )
-    return rig.ask("init_producer_id", request, version)
-
-
-def started(rig: TransactionRig, name: str = "x") -> tuple[int, int]:
-    answer = init(rig, name)
-    assert answer.error_code == 0
-    return answer.producer_id, answer.producer_epoch
-
-
-def adding(producer: tuple[int, int], *partitions: int, name: str = "x") -> Any:
-    return AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer[0],
-        v3_and_below_producer_epoch=producer[1],
-        v3_and_below_topics=[
-            AddPartitionsToTxnTopic(name="t", partitions=list(partitions))
-        ],
-    )
-
-
-def add(
-    rig: TransactionRig,
-    producer: tuple[int, int],
-    *partitions: int,
-    name: str = "x",
-    version: int = 3,
-) -> list[int]:
-    request = adding(producer, *partitions, name=name)
-    answer = rig.ask("add_partitions_to_txn", request, version)
-    (topic,) = answer.results_by_topic_v3_and_below
-    return [row.partition_error_code for row in topic.results_by_partition]
-
-
-def ending(producer: tuple[int, int], commit: bool, name: str = "x") -> Any:
-    return EndTxnRequest(
-        transactional_id=name,
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-        committed=commit,
-    )
-
-
-def end(
-    rig: TransactionRig,
-    producer: tuple[int, int],
-    *,
-    commit: bool = True,
-    version: int = 3,
-    name: str = "x",
-) -> Any:
-    return rig.ask("end_txn", ending(producer, commit, name), version)
-
-
-def produce(producer: tuple[int, int], *partitions: int, name: str = "x") -> Any:
-    builder = RecordBatchBuilder(
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-        base_sequence=0,
-        transactional=True,
-    )
-    builder.append(1, b"k", b"v")
-    records = builder.build()
-    return ProduceRequest(
-        transactional_id=name,
-        acks=-1,
-        timeout_ms=1000,
-        topic_data=[
-            TopicProduceData(
-                name="t",
-                partition_data=[
-                    PartitionProduceData(index=index, records=records)
-                    for index in partitions
-                ],
-            )
-        ],
-    )
-
-
-def state(rig: TransactionRig, name: str = "x") -> TransactionState:
-    transaction = rig.coordinator.get(name)
-    assert transaction is not None
-    return transaction.state
-
-
-# -- the table and the records --------------------------------------------------------
-
-
-@pytest.mark.parametrize(("before", "after"), list(product(S, S)))
-def test_no_transition_but_those_of_the_table(before, after):
-    transaction = TransactionMetadata("x", 1, 1000, 0)
-    transaction.state = before
-    if before in PREVIOUS[after]:
-        transaction.transition_to(after, 1)
-        assert transaction.state is after
-    else:
-        with pytest.raises(IllegalTransitionError):
-            transaction.transition_to(after, 1)
-        assert transaction.state is before
-
-
-def test_a_record_is_the_bytes_that_kafka_writes():
-    transaction = TransactionMetadata("id", 7, 1000, 5)
-    transaction.producer_epoch = 2
-    transaction.add([("t", 1), ("t", 0)], 0, 9)
-    assert transaction.key.hex() == "0000" + "0002" + b"id".hex()
-    read = read_transaction(transaction.key, transaction.value())
-    assert read is not None and read[1] is not None
-    assert transaction_value(read[1], 0).hex() == (
-        "0000" + "0000000000000007" + "0002" + "000003e8" + "01"
-        "00000001" + "0001" + b"t".hex() + "00000002" + "00000000" + "00000001"
-        "0000000000000009" + "0000000000000009"
-    )
-    assert transaction.value().hex() == (
-        "0001" + "0000000000000007" + "0002" + "000003e8" + "01"
-        "02" + "02" + b"t".hex() + "03" + "00000000" + "00000001" + "00"
-        "0000000000000009" + "0000000000000009" + "00"
-    )
-
-
-ids = st.integers(-1, (1 << 63) - 1)
-
-
-states = st.tuples(
-    ids,
-    ids,
-    ids,
-    st.integers(-1, MAX_EPOCH),
-    st.integers(0, (1 << 31) - 1),
-    st.sampled_from(TransactionState),
-    st.none()
-    | st.sets(st.tuples(st.text(max_size=200), st.integers(0, (1 << 31) - 1))),
-    ids,
-    ids,
-    st.integers(0, 2),
-    st.lists(
-        st.builds(
-            AppendedMarker,
-            ids,
-            st.integers(-1, MAX_EPOCH),
-            st.booleans(),
-            st.sampled_from(["a", "b", "ü" * 200]),
-            st.sampled_from([bytes(16), bytes(range(16))]),
-            st.integers(0, (1 << 31) - 1),
-            ids,
-        ),
-        max_size=5,
-    ).map(tuple),
-)
-
-
-@given(states)
-@settings(max_examples=100)
-def test_a_record_written_by_hand_is_that_of_the_codec(fields):
-    value, partitions = state_value(*fields), fields[6]
-    topics = {}
-    for topic, partition in sorted(partitions or ()):
-        topics.setdefault(topic, []).append(partition)
-    made = TransactionLogValue(
-        producer_id=fields[0],
-        previous_producer_id=fields[1],
-        next_producer_id=fields[2],
-        producer_epoch=fields[3],
-        transaction_timeout_ms=fields[4],
-        transaction_status=fields[5],
-        transaction_partitions=None
-        if partitions is None
-        else [
-            PartitionsSchema(topic=topic, partition_ids=numbers)
-            for topic, numbers in topics.items()
-        ],
-        transaction_last_update_timestamp_ms=fields[7],
-        transaction_start_timestamp_ms=fields[8],
-        client_transaction_version=fields[9],
-        unsynced_markers=unsynced_rows(fields[10]),
-    )
-    assert value == transaction_value(made)
-    assert read_unsynced(made) == fields[10]
-
-
-@given(st.binary(max_size=60), st.none() | st.binary(max_size=60))
-@settings(max_examples=100)
-def test_any_bytes_are_a_record_or_refused(key, value):
-    try:
-        read = read_transaction(b"\0\0" + key, value)
-    except ProtocolError:
-        return
-    assert read is None or isinstance(read[0], str)
-
-
-def test_a_record_is_read_as_it_was_written():
-    value = TransactionLogValue(
-        producer_id=1,
-        previous_producer_id=2,
-        next_producer_id=3,
-        producer_epoch=4,
-        transaction_timeout_ms=5,
-        transaction_status=2,
-        transaction_partitions=None,
-        transaction_last_update_timestamp_ms=6,
-        transaction_start_timestamp_ms=7,
-        client_transaction_version=2,
-    )
-    read = read_transaction(transaction_key("x"), transaction_value(value))
-    assert read == ("x", value)
 
 
 # -- producers -------------------------------------------------------------------------
@@ -593,116 +346,6 @@ def test_a_produce_waits_until_its_transaction_is_on_disk(rig):
     rig.holds = False
     rig.collect()
     assert len(rig.given_back) == 1
-
-
-# -- offsets ---------------------------------------------------------------------------
-
-
-def offsets_request(producer: tuple[int, int], **member: Any) -> TxnOffsetCommitRequest:
-    return TxnOffsetCommitRequest(
-        transactional_id="x",
-        group_id="g",
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-        topics=[
-            TxnOffsetCommitRequestTopic(
-                name="t",
-                partitions=[
-                    TxnOffsetCommitRequestPartition(
-                        partition_index=0, committed_offset=7, committed_metadata="m"
-                    )
-                ],
-            )
-        ],
-        **member,
-    )
-
-
-def commit_offsets(
-    rig: TransactionRig, producer: tuple[int, int], version: int, **member: Any
-) -> int:
-    request = offsets_request(producer, **member)
-    answer = rig.ask("txn_offset_commit", request, version)
-    code: int = answer.topics[0].partitions[0].error_code
-    return code
-
-
-def position(rig: TransactionRig) -> tuple[int, int]:
-    (row,) = rig.groups.offsets.fetch("g", "t", [0], stable=True)
-    return row.error_code, row.committed_offset
-
-
-@pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("commit", [True, False])
-@pytest.mark.parametrize("version", [3, 5])
-def test_offsets_count_if_their_transaction_commits(rig, version, commit, dies):
-    producer = started(rig)
-    if version < 5:
-        request = AddOffsetsToTxnRequest(
-            transactional_id="x",
-            group_id="g",
-            producer_id=producer[0],
-            producer_epoch=producer[1],
-        )
-        assert rig.ask("add_offsets_to_txn", request, 3).error_code == 0
-    assert commit_offsets(rig, producer, version) == 0
-    assert position(rig) == (E.UNSTABLE_OFFSET_COMMIT, -1)
-    if dies:
-        rig.die()
-        assert position(rig) == (E.UNSTABLE_OFFSET_COMMIT, -1)
-    end(rig, producer, commit=commit, version=version)
-    assert position(rig) == (0, 7 if commit else -1)
-    assert [marker[0] for marker in rig.markers] == [OFFSETS]
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_the_later_record_of_a_position_counts_and_not_the_later_marker(rig, dies):
-    # Compaction of the log would leave that one alone.
-    producer = started(rig)
-    assert commit_offsets(rig, producer, 5) == 0
-    rig.groups.offsets.put("g", "t", 0, OffsetAndMetadata(9, -1, "", rig.now_ms, -1))
-    rig.collect()
-    if dies:
-        rig.die()
-    assert position(rig) == (E.UNSTABLE_OFFSET_COMMIT, -1)
-    end(rig, producer, version=5)
-    assert position(rig) == (0, 9)
-
-
-@pytest.mark.parametrize("first", [1, 2])
-def test_of_two_transactions_the_one_counts_that_wrote_later(first):
-    offsets = GroupOffsets()
-    for producer in (1, 2):
-        value = OffsetAndMetadata(producer, -1, "", 0, -1)
-        offsets.put_pending(producer, "t", 0, value)
-    offsets.complete(first, commit=True)
-    offsets.complete(3 - first, commit=True)
-    assert offsets.get("t", 0) == OffsetAndMetadata(2, -1, "", 0, -1)
-
-
-def test_offsets_of_old_clients_must_have_been_announced(rig):
-    producer = started(rig)
-    assert commit_offsets(rig, producer, 4) == E.INVALID_TXN_STATE
-    assert rig.offsets_log == []
-
-
-@pytest.mark.parametrize(
-    ("member", "code"),
-    [
-        ({"generation_id": 3, "member_id": "m"}, E.ILLEGAL_GENERATION),
-        ({"generation_id": -1, "member_id": ""}, E.NONE),
-    ],
-)
-def test_the_group_says_who_may_commit_offsets(rig, member, code):
-    producer = started(rig)
-    assert commit_offsets(rig, producer, 5, **member) == code
-
-
-def test_a_zombie_commits_no_offsets(rig):
-    zombie = started(rig)
-    started(rig)
-    assert commit_offsets(rig, zombie, 5) == E.INVALID_PRODUCER_EPOCH
-    assert rig.offsets_log == []
 
 
 # -- what brokers and administrators ask -----------------------------------------------

@@ -8,9 +8,7 @@ import pytest
 
 from mpbroker.ipc.authentication_counts import AuthenticationResult as R
 from mpbroker.ipc.authentication_counts import read_reauthentication
-from mpbroker.ipc.layout import (
-    ConnectionSecurity,
-)
+from mpbroker.ipc.layout import ConnectionSecurity
 from mpbroker.ipc.principals import PrincipalsFullError
 from mpbroker.network import secure_processor
 from mpbroker.network.connection_export import KeptSocket, export_connections

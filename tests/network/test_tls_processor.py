@@ -20,9 +20,7 @@ from mpbroker.network.connection_rows import security_of
 from mpbroker.network.encryption import encryption_names, registered_name
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.rig import frame
-from tests.network.sasl.conversation import (
-    request,
-)
+from tests.network.sasl.conversation import request
 from tests.network.secure_rig import PLAIN, Certificates, security, take_over
 
 MS = 1_000_000
