@@ -28,14 +28,17 @@ from mpbroker.protocol.batch_header import (
     BatchHeader,
     iter_batches,
     pack_header,
-    parse_batch_header,
 )
 from mpbroker.protocol.compression import Codec, compress
 from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.log_validator import ValidatedBatch
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.record_batch import (
+    iter_payload,
+    iter_records,
+    records_payload,
+)
 from mpbroker.protocol.record_encode import RawRecord, encode_records
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.topic_names import OFFSETS_TOPIC
@@ -200,7 +203,7 @@ class OffsetsTopic:
             for header, batch in iter_batches(data):
                 end = header.base_offset + header.last_offset_delta + 1
                 if end > offset:
-                    records.extend(_records_of(batch, offset))
+                    records += _records_of(header, batch, offset)
                     offset = end
             if offset == before:
                 _LOG.error(
@@ -278,14 +281,25 @@ def _append(
     return log.append(batch, now_ms=now_ms).last_offset + 1
 
 
-def _records_of(batch: memoryview, from_offset: int) -> Iterator[LoadedRecord]:
-    header = parse_batch_header(batch)
+def _records_of(
+    header: BatchHeader, batch: memoryview, from_offset: int
+) -> list[LoadedRecord]:
     if header.is_control:
-        for record in iter_records(batch):
-            marker = parse_end_transaction_marker(record)
-            yield LoadedRecord(b"", None, header.producer_id, marker.commit)
-        return
+        markers = map(parse_end_transaction_marker, iter_records(batch))
+        return [
+            LoadedRecord(b"", None, header.producer_id, marker.commit)
+            for marker in markers
+        ]
     producer_id = header.producer_id if header.is_transactional else -1
-    for record in iter_records(batch):
-        if record.offset >= from_offset and record.key is not None:
-            yield LoadedRecord(record.key, record.value, producer_id, None)
+    records = iter_payload(
+        records_payload(header, batch),
+        header.record_count,
+        header.base_offset,
+        header.base_timestamp,
+        None,  # of no importance here
+    )
+    return [
+        LoadedRecord(record.key, record.value, producer_id, None)
+        for record in records
+        if record.offset >= from_offset and record.key is not None
+    ]

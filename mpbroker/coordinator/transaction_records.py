@@ -8,12 +8,12 @@ Source: Kafka's TransactionLogKey.json and TransactionLogValue.json, field by fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from struct import Struct as Packing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.protocol.api_key import ApiKey
@@ -33,6 +33,9 @@ from mpbroker.protocol.message import (
 )
 from mpbroker.protocol.primitives import Buffer, write_unsigned_varint
 
+if TYPE_CHECKING:
+    from mpbroker.coordinator.offsets_topic import LoadedRecord
+
 # A message wants the API it belongs to; records have none, and nothing asks for it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
@@ -43,6 +46,8 @@ VALUE_VERSION: Final = 1
 
 # A value of version 1 around its partitions, and its tagged fields: see state_value.
 _FRONT: Final = Packing(">hqhib")
+_EPOCH: Final = slice(10, 12)
+_VERSIONS: Final = frozenset((b"\0\0", b"\0\1"))
 _TIMES: Final = Packing(">qq")
 _TAGGED_ID: Final = Packing(">bbq")
 _TAGGED_VERSION: Final = Packing(">bbh")
@@ -221,6 +226,28 @@ def read_unsynced(value: TransactionLogValue) -> tuple[AppendedMarker, ...]:
         for topic in row.topics
         for place in topic.partitions
     )
+
+
+def what_counts(records: Sequence[LoadedRecord]) -> Sequence[LoadedRecord]:
+    """Leave out records that later ones replace.
+
+    Of each id there are left the newest, and the last before it of another epoch, which
+    the newest does not tell (TransactionMetadata.of_record).
+    """
+    by_key: dict[bytes, tuple[LoadedRecord | None, LoadedRecord]] = {}
+    for record in records:
+        value = record.value
+        if value is not None and value[:2] not in _VERSIONS:
+            return records  # who knows
+        before = by_key.get(record.key)
+        if before is None:
+            by_key[record.key] = None, record
+            continue
+        other, last = before
+        if last.value is None or value is None or last.value[_EPOCH] != value[_EPOCH]:
+            other = last
+        by_key[record.key] = other, record
+    return [each for pair in by_key.values() for each in pair if each is not None]
 
 
 def read_transaction(

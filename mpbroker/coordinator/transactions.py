@@ -22,7 +22,7 @@ from mpbroker.coordinator.transaction_markers import (
 )
 from mpbroker.coordinator.transaction_offsets import TransactionOffsets
 from mpbroker.coordinator.transaction_partitions import TransactionPartitions
-from mpbroker.coordinator.transaction_records import read_transaction
+from mpbroker.coordinator.transaction_records import read_transaction, what_counts
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
@@ -108,7 +108,7 @@ class Transactions:
         """
         replayed = 0
         for records in self.topic.load(partition):
-            for record in records:
+            for record in what_counts(records):
                 self._replay(partition, record)
             replayed += len(records)
             yield replayed

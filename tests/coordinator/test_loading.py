@@ -1,6 +1,8 @@
-"""Reading the offsets' log: by hand as by the table, and only what is newest."""
+"""Reading the logs: by hand as by the table, and only what is newest."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,15 @@ from mpbroker.coordinator.group_records import (
     versioned,
 )
 from mpbroker.coordinator.offsets_topic import LoadedRecord, newest
+from mpbroker.coordinator.transaction_metadata import TransactionState
+from mpbroker.coordinator.transaction_records import (
+    read_transaction,
+    state_value,
+    transaction_key,
+    what_counts,
+)
 from mpbroker.protocol.errors import ProtocolError
+from tests.coordinator.transaction_rig import TransactionRig
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -94,3 +104,49 @@ def test_among_transactions_every_record_counts():
     marker = LoadedRecord(b"", None, 7, True)
     records = [record(b"a", b"1"), record(b"a", b"2", 7), marker, record(b"a", b"3")]
     assert newest(records) == records
+
+
+IDS = st.sampled_from(["a", "b"])
+EPOCHS = st.none() | st.integers(0, 2)
+
+
+@given(st.lists(st.tuples(IDS, EPOCHS), max_size=12), st.integers(1, 5), st.booleans())
+def test_of_transactions_too_what_later_records_replace_is_passed_over(
+    said, step, newer
+):
+    """None: a record that deletes. The last epoch is in the record before alone."""
+    log: list[LoadedRecord] = []
+    for number, (name, epoch) in enumerate(said):
+        value = None
+        if epoch is not None:
+            state = TransactionState.ONGOING
+            ids = (7, -1, -1)
+            value = state_value(*ids, epoch, 1, state, [("t", 0)], number, 0, 2, ())
+        log.append(record(transaction_key(name), value))
+    if newer:
+        log.insert(len(log) // 2, record(transaction_key("a"), b"\0\2"))
+
+    def replayed(pick):
+        rig = TransactionRig()
+        for start in range(0, len(log), step):
+            for each in pick(log[start : start + step]):
+                with suppress(ProtocolError):
+                    rig.coordinator.replay(*read_transaction(each.key, each.value))
+        return {
+            each.transactional_id: (each.value(), each.last_producer_epoch)
+            for each in rig.coordinator.all()
+        }
+
+    assert replayed(what_counts) == replayed(list)
+
+
+def test_of_an_id_two_records_are_taken_over_however_many_there_are():
+    ids = (7, -1, -1)
+    log = [
+        record(
+            transaction_key("a"),
+            state_value(*ids, epoch // 3, 1, TransactionState.EMPTY, None, 1, 1, 2, ()),
+        )
+        for epoch in range(12)
+    ]
+    assert what_counts(log) == [log[8], log[11]]
