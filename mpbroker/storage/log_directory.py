@@ -10,6 +10,7 @@ Source: Kafka's LogManager; `.lock`, `.kafka_cleanshutdown` and the checkpoint f
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -31,6 +32,7 @@ from mpbroker.storage.errors import (
     LogDirectoryLockedError,
 )
 from mpbroker.storage.log_files import (
+    DELETE_DIRECTORY_SUFFIX,
     LOG_SUFFIX,
     base_offsets,
     create_file,
@@ -38,7 +40,14 @@ from mpbroker.storage.log_files import (
     write_file,
 )
 from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.partition_directory import directory_name, encode_topic_id
+from mpbroker.storage.metadata_image import TopicImage
+from mpbroker.storage.metadata_log import LogCell, recover_metadata_log
+from mpbroker.storage.partition_directory import (
+    directory_name,
+    encode_topic_id,
+    read_topic_id,
+    rename_away,
+)
 
 LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
@@ -143,6 +152,25 @@ class LogDirectory:
             told = {p: o for p, o in self._start_offsets.items() if p in self._ends}
             self._start_offsets = {**_of(self._start_offsets, same), **told}
         self._topic_ids = known
+
+    def finish_removals(self, removed: Sequence[TopicImage]) -> None:
+        """Mark for removal what is left of topics that were deleted.
+
+        The deletion is in the metadata log before a directory is renamed, and whoever
+        was at it may have died in between.
+        """
+        names = set(os.listdir(self.path)) if removed else set()
+        for topic in removed:
+            for partition in range(topic.partition_count):
+                name = directory_name(topic.name, partition)
+                if name not in names:
+                    continue
+                directory = f"{self.path}/{name}"
+                try:
+                    if read_topic_id(directory) == topic.topic_id:
+                        rename_away(directory, DELETE_DIRECTORY_SUFFIX)
+                except OSError as error:
+                    logger.error("%s cannot be removed: %s", directory, error)
 
     def _lock(self) -> None:
         self._lock_fd = create_file(f"{self.path}/{LOCK_FILE}")
@@ -294,3 +322,28 @@ def open_log_directories(paths: Sequence[str]) -> list[LogDirectory]:
     for failure in failures:
         logger.error("%s", failure)
     return opened
+
+
+def recover_metadata(
+    directories: Sequence[LogDirectory], cell: LogCell, *, is_alone: bool
+) -> None:
+    """Make the metadata log of the first directory ready, and the others agree with it.
+
+    Args:
+        is_alone: no other program may go on with these directories as it knows them.
+
+    Raises:
+        CorruptLogError, LogDirectoryError: as recover_metadata_log().
+    """
+
+    def see_off(removed: Sequence[TopicImage]) -> None:
+        for directory in directories if is_alone else ():
+            directory.finish_removals(removed)
+
+    recover_metadata_log(
+        directories[0].path,
+        cell,
+        time.time_ns() // 1_000_000,
+        may_rewrite=is_alone,
+        see_off=see_off,
+    )

@@ -147,6 +147,15 @@ class MetadataImage:
         """Return the topic of that id, or None."""
         return self._by_id.get(topic_id)
 
+    def removed_by(self, record: MetadataRecord) -> TopicImage | None:
+        """Return the topic that a record, not replayed yet, removes; None: none."""
+        if record.get("type") != "RemoveTopicRecord":
+            return None
+        try:
+            return self._by_id.get(uuid_of_text(record["topicId"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None  # `replay` says what is wrong with it
+
     def config(self, resource_type: int, resource_name: str) -> Mapping[str, str]:
         """Return the configs set on a resource."""
         return self.configs.get((resource_type, resource_name), {})

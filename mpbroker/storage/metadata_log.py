@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -37,6 +37,7 @@ from mpbroker.storage.meta_properties import sync_directory
 from mpbroker.storage.metadata_image import (
     MetadataImage,
     MetadataRecord,
+    TopicImage,
     feature_level_record,
 )
 from mpbroker.storage.topic_names import CLUSTER_METADATA_TOPIC
@@ -146,7 +147,12 @@ class MetadataLog:
 
 
 def recover_metadata_log(
-    log_dir: str, cell: LogCell, now_ms: int, *, may_rewrite: bool = True
+    log_dir: str,
+    cell: LogCell,
+    now_ms: int,
+    *,
+    may_rewrite: bool = True,
+    see_off: Callable[[Sequence[TopicImage]], None] = lambda _: None,
 ) -> MetadataImage:
     """Make the log ready for use and set the cell's end. Once, by the first process.
 
@@ -156,6 +162,7 @@ def recover_metadata_log(
     Args:
         may_rewrite: nobody else's cell speaks of the file; its end would be wrong, and
             the numbers of partitions' rows, which follow from dead records too.
+        see_off: told which topics were removed, before the file may forget them.
 
     Raises:
         CorruptLogError: a batch in the middle is damaged, or a record is unknown; the
@@ -169,8 +176,13 @@ def recover_metadata_log(
         if end != len(data):
             _truncate(path, end)
         image = MetadataImage()
+        removed = []
         for record in _decode(data[:end], path, 0):
+            topic = image.removed_by(record)
             image.replay(record)
+            if topic is not None:
+                removed.append(topic)
+        see_off(removed)
         dead = image.record_count - image.live_record_count()
         if (
             may_rewrite

@@ -29,9 +29,12 @@ from mpbroker.ipc.parts import Parts
 from mpbroker.logger import follow as follow_levels
 from mpbroker.logger import get_logger, log_to_stderr
 from mpbroker.logger import load as load_logging
-from mpbroker.storage.log_directory import LogDirectory, open_log_directories
+from mpbroker.storage.log_directory import (
+    LogDirectory,
+    open_log_directories,
+    recover_metadata,
+)
 from mpbroker.storage.meta_properties import open_data_directories
-from mpbroker.storage.metadata_log import recover_metadata_log
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 from mpbroker.supervisor.authorisation import check_authorizer
 from mpbroker.supervisor.child import Role
@@ -179,12 +182,7 @@ class Broker:
             if before is not None:
                 left = _take_over_from(before, directories, memory)
             # The generation before us would not know its log again, if it came back.
-            recover_metadata_log(
-                paths[0],
-                memory.metadata_cell,
-                time.time_ns() // 1_000_000,
-                may_rewrite=before is None,
-            )
+            recover_metadata(directories, memory.metadata_cell, is_alone=before is None)
         if not shares_memory:
             set_control_plane(memory, config.control_plane_listener_name, names)
         follow_levels(memory.log_levels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -85,3 +86,36 @@ def test_a_kill_during_start_leaves_a_data_directory_that_starts(
         broker.kill()
     with broker:
         assert ledger.check(address_of(broker)) > 0
+
+
+def test_what_a_death_amid_a_deletion_left_goes_with_the_next_start(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    broker = Broker(data)
+    broker.start()
+    try:
+        with wire.Connection(address_of(broker)) as connection:
+            for name in ("gone", "again", "stays"):
+                connection.create_topic(name, 2)
+                batch = wire.batch_of_size(200)
+                connection.ask(wire.produce(name, 1, batch))
+            for name in ("gone", "again"):
+                # As whoever dies before the second of two renames leaves it.
+                shutil.copytree(data / f"{name}-1", tmp_path / name)
+                connection.delete_topic(name)
+        broker.kill()
+        for name in ("gone", "again"):
+            shutil.move(tmp_path / name, data / f"{name}-1")
+        broker.start()
+        assert [path.name for path in data.glob("*-1")] == ["stays-1"]
+        for name in ("gone", "again"):  # the broker's own deletion, and this start's
+            assert len(list(data.glob(f"{name}-1.*-delete"))) == 2
+        with wire.Connection(address_of(broker)) as connection:
+            connection.create_topic("again", 2)
+            assert connection.end_offset("again", 1) == 0
+            assert connection.end_offset("stays", 1) > 0
+        assert not list(data.glob("*-stray"))
+        broker.stop()
+    finally:
+        broker.kill()

@@ -324,3 +324,24 @@ def test_a_log_of_another_owner_keeps_its_mode(tmp_path, cell, path, monkeypatch
     monkeypatch.setattr(os, "fchmod", refuse)
     recover(tmp_path)
     assert os.stat(path).st_mode & 0o777 == 0o660
+
+
+def test_who_was_removed_is_told_before_a_rewrite_forgets_it(tmp_path, path):
+    one = start(tmp_path)
+    ids = []
+    for number in range(20):
+        ids.append(one.create_topic(f"t{number}", 60).topic_id)
+        one.delete_topic(f"t{number}")
+    one.create_topic("t3", 1)
+    size = os.path.getsize(path)
+    told = []
+
+    def see_off(removed):
+        assert os.path.getsize(path) == size
+        told.extend(
+            (topic.name, topic.topic_id, topic.partition_count) for topic in removed
+        )
+
+    recover_metadata_log(str(tmp_path), PlainCell(), NOW_MS, see_off=see_off)
+    assert told == [(f"t{number}", ids[number], 60) for number in range(20)]
+    assert os.path.getsize(path) < size
