@@ -45,14 +45,20 @@ class LogUpkeep:
         manager: this process's own.
         topics: the registry of this process.
         cleaner: compacts; None where log.cleaner.enable is false.
+        is_restored: says whether logs have all that their transactions wrote.
     """
 
     def __init__(
-        self, manager: LogManager, topics: AllTopics, cleaner: LogCleaner | None = None
+        self,
+        manager: LogManager,
+        topics: AllTopics,
+        cleaner: LogCleaner | None = None,
+        is_restored: Callable[[], bool] = lambda: True,
     ) -> None:
         self._manager = manager
         self._topics = topics
         self._cleaner = cleaner
+        self._is_restored = is_restored
         self._deleted: list[tuple[int, str]] = []  # when to remove (ms), path
         self._searched = False
         self._noted = False  # of which topics the checkpoints speak
@@ -226,10 +232,12 @@ class LogUpkeep:
         """Force everything to disk and mark the directories clean.
 
         Called by the last process that has the logs. A directory in which anything
-        fails is not marked, so that its logs are checked at the next start.
+        fails is not marked, so that its logs are checked at the next start; and none is
+        while ends of transactions lack, so that the next start keeps logs closed again.
         """
+        restored = self._is_restored()
         for directory, logs in self._by_directory().items():
-            clean = True
+            clean = restored
             points: dict[TopicPartition, int] = {}
             starts: dict[TopicPartition, int] = {}
             for partition, log in logs.items():

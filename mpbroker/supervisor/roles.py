@@ -428,7 +428,8 @@ class Roles:
             if config.log_cleaner_enable
             else None
         )
-        upkeep = LogUpkeep(self._logs(registry), registry, cleaner)
+        restored = TransactionTable(memory.transactions).is_restored
+        upkeep = LogUpkeep(self._logs(registry), registry, cleaner, restored)
         Housekeeper(
             memory.control,
             memory.housekeeper_bell,
