@@ -1,12 +1,18 @@
 """Judge the four bytes in front of a frame, and say who sends such a thing.
 
 Source: Kafka protocol guide, "Common Request and Response Structure"; RFC 8446
-section 5.1 (a TLS record begins 0x16 0x03); RFC 9112 (an HTTP request line).
+section 5.1 (a TLS record begins 0x16 0x03); RFC 9112 (an HTTP request line); HAProxy's
+"The PROXY protocol", sections 2.1 and 2.2.
 """
 
 from typing import Final
 
 _HTTP_METHODS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC")
+_PROXY_PROTOCOL: Final = (b"PROX", b"\r\n\r\n")  # versions 1 and 2
+_PROXY: Final = (
+    "a load balancer sends the PROXY protocol, which is not understood: switch it off"
+    " there"
+)
 
 
 def explain_bad_length(
@@ -31,6 +37,8 @@ def explain_bad_length(
         )
     if head in _HTTP_METHODS:
         return f"the client speaks HTTP to a Kafka listener (first bytes {head!r})"
+    if head in _PROXY_PROTOCOL:
+        return f"{_PROXY} (first bytes {head!r})"
     if length < 0:
         return f"a frame of {length} bytes: the client does not speak Kafka's protocol"
     return (
@@ -43,6 +51,8 @@ def explain_no_tls(head: bytes, protocol: str) -> str:
     """Say in one line what it is that begins with ``head``, and is no TLS."""
     if head[:4] in _HTTP_METHODS:
         return f"the client speaks HTTP to a {protocol} listener (first bytes {head!r})"
+    if head[:4] in _PROXY_PROTOCOL:
+        return f"{_PROXY} (first bytes {head!r})"
     without = "SASL_PLAINTEXT" if protocol == "SASL_SSL" else "PLAINTEXT"
     return (
         f"the client does not speak TLS (first bytes {head.hex()}), and this is a"

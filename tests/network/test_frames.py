@@ -136,6 +136,8 @@ def test_new_connections_come_twenty_a_turn_and_those_there_are_served_between(r
         (b"\x16\x03\x01\x02", "TLS"),
         (b"GET / HTTP/1.1\r\n\r\n", "HTTP"),
         (b"POST /topics HTTP/1.1\r\n", "HTTP"),
+        (b"PROXY TCP4 10.0.0.1 10.0.0.2 40000 9092\r\n", "PROXY protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12), "PROXY protocol"),
     ],
 )
 def test_what_cannot_be_a_frame_closes_the_connection_and_says_why(

@@ -134,6 +134,7 @@ def test_a_wrong_password_is_told_after_a_while_and_others_are_served(sasl_rig):
     [
         (b"\x16\x03\x01\x02\x00\x01\x00", R.NOT_SASL),  # TLS
         (b"GET / HTTP/1.1\r\n\r\n", R.NOT_SASL),
+        (b"PROXY UNKNOWN\r\n", R.NOT_SASL),
         (b"\xff\xff\xff\xff", R.NOT_SASL),
         (b"\x00\x08\x00\x01", R.TOO_LARGE),
         (frame(b"nonsense"), R.NOT_SASL),

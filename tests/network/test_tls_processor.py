@@ -218,20 +218,24 @@ def test_a_client_that_does_not_trust_us(tls_rig, certificates):
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "reason"),
     [
-        frame(request(ApiKey.API_VERSIONS, 0)),
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\0",
-        b"\x80",
+        (frame(request(ApiKey.API_VERSIONS, 0)), "does not speak TLS"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP"),
+        (b"\0", "does not speak TLS"),
+        (b"\x80", "does not speak TLS"),
+        (b"PROXY UNKNOWN\r\n", "PROXY protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0", "PROXY protocol"),
     ],
 )
-def test_what_is_no_tls_is_closed_and_counted(tls_rig, sent):
+def test_what_is_no_tls_is_closed_and_counted(tls_rig, caplog, sent, reason):
+    caplog.set_level("INFO")
     rig = tls_rig()
     client = rig.connect()
     client.send(sent)
     rig.pump(lambda: client.is_closed)
     assert rig.counted(R.NOT_TLS) == 1
+    assert reason in caplog.text
 
 
 def test_garbage_after_the_first_byte_of_tls_is_closed(tls_rig):
