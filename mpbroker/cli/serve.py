@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
 from mpbroker.config_def import ConfigError
 from mpbroker.errors import MpbrokerError
+from mpbroker.supervisor import TAKEOVER_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,17 +165,23 @@ def run_serve(arguments: Sequence[str]) -> int:
 
             return run(["serve", "--help"])
         return _serve(parsed)
-    except CliError as error:
-        print(f"mpbroker: {error}", file=sys.stderr)
-        return error.exit_code
-    except ConfigError as error:
-        # It names the setting, the value, the limit and the fix. A service manager
-        # is told by the code, too, that there is no use in starting it again.
-        print(f"mpbroker: {error}", file=sys.stderr)
-        return ExitCode.CONFIG if "NOTIFY_SOCKET" in os.environ else ExitCode.ERROR
     except MpbrokerError as error:
+        # Of a setting it names the value, the limit and the fix.
         print(f"mpbroker: {error}", file=sys.stderr)
-        return ExitCode.ERROR
+        if TAKEOVER_VARIABLE in os.environ:
+            from mpbroker.supervisor.refusal import refuse_takeover
+
+            refuse_takeover(str(error))
+        return _exit_code(error)
+
+
+def _exit_code(error: MpbrokerError) -> int:
+    if isinstance(error, CliError):
+        return error.exit_code
+    # A service manager is told, too, that there is no use in starting it again.
+    if isinstance(error, ConfigError) and "NOTIFY_SOCKET" in os.environ:
+        return ExitCode.CONFIG
+    return ExitCode.ERROR
 
 
 def broker_environment() -> dict[str, str]:

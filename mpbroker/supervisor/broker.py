@@ -96,7 +96,7 @@ class Broker:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except Exception as error:
             if manifest is not None and not self._has_children:
-                _go_back(manifest, partial(_same_again, manifest), repr(error))
+                _go_back(manifest, manifest.untouched, repr(error))
             if limit := _limit_behind(error, self._config, self._has_children):
                 raise MpbrokerError(limit) from error
             raise
@@ -131,7 +131,7 @@ class Broker:
                 os.write(before.reason_fd, (NEW_GENERATION + changed).encode())
             return status
         except (MpbrokerError, OSError) as error:
-            os.write(before.reason_fd, str(error).encode())
+            before.refuse(str(error))
             raise
 
     def _serve(
@@ -227,7 +227,7 @@ class Broker:
         supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe, leave)
         back: Callable[[list[str], str], Manifest] = describe
         if before is not None and left is not None:
-            back = partial(_same_again, before)
+            back = before.untouched
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
         load_logging()
@@ -313,14 +313,6 @@ class Broker:
         _announce(supervisor, listeners, paths, ready_fd, pid_file)
         # Not before: where a start takes long, it would take longer.
         supervisor.once(_WARM_UP_S, Roles.warm_up)
-
-
-def _same_again(manifest: Manifest, command: list[str], going_back: str) -> Manifest:
-    """What was left to us, when we have touched nothing of it."""
-    manifest.dismiss_leaver()
-    return manifest._replace(
-        command=command, going_back=going_back, generation=-1, leaver=0
-    )
 
 
 def _takeover() -> Takeover | None:

@@ -84,6 +84,13 @@ class Manifest(NamedTuple):
         """Whether memory and children are not for the next program."""
         return self.generation >= 0
 
+    def untouched(self, command: list[str], going_back: str) -> Manifest:
+        """What was left to us, for the program before us, if we have begun nothing."""
+        self.dismiss_leaver()
+        return self._replace(
+            command=command, going_back=going_back, generation=-1, leaver=0
+        )
+
     def dismiss_leaver(self) -> None:
         """It is not needed, or has done what it could."""
         if self.leaver:
@@ -191,6 +198,10 @@ class Takeover(NamedTuple):
     @property
     def is_trial(self) -> bool:
         return bool(self.trial_directory)
+
+    def refuse(self, reason: str) -> None:
+        """Of a trial: say why we cannot carry on."""
+        os.write(self.reason_fd, reason.encode())
 
 
 def takeover(environ: MutableMapping[str, str] = os.environ) -> Takeover | None:

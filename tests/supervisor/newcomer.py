@@ -54,6 +54,8 @@ def main() -> int:
     is_trial = os.environ.get("_MPBROKER_TAKEOVER", "").startswith("trial")
     if "trial" in faults and is_trial:
         sys.exit("the newcomer does not even start")
+    if "settings" in faults and not is_trial:
+        sys.argv.append("num.io.threads=many")  # since it was tried
     if "layout" in faults:
         use_another_layout()
     if "handler" in faults and not is_trial:

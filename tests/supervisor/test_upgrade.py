@@ -144,7 +144,7 @@ def test_a_newcomer_that_fails_its_trial_changes_nothing(broker, fault, reason):
     assert children(broker) == before
 
 
-@pytest.mark.parametrize("fault", ["takeover", "handler", "descriptors"])
+@pytest.mark.parametrize("fault", ["takeover", "handler", "descriptors", "settings"])
 def test_a_newcomer_that_fails_later_is_undone_and_nobody_notices(broker, fault):
     version = identity(broker)["version"]
     with Load(broker, 8) as load:
@@ -165,6 +165,12 @@ def test_settings_that_cannot_change_in_place_are_named(broker):
     assert "node.id: 7 in the newcomer, 1 in the running" in wait_for_end(
         broker, "failed"
     )
+
+
+@pytest.mark.parametrize("wrong", ["num.partitions=many", "--no-such-option"])
+def test_what_is_wrong_about_a_newcomers_settings_is_named(broker, wrong):
+    upgrade(broker, [*newcomer(broker), wrong])
+    assert wrong.partition("=")[0] in wait_for_end(broker, "failed")
 
 
 def test_a_program_that_is_not_there_is_refused_at_once(broker):
