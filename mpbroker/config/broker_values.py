@@ -1,7 +1,7 @@
 """The broker's settings as typed attributes: num.io.threads is `num_io_threads`.
 
 The list repeats the keys' names and types so that mypy and editors know them;
-tests/test_config.py holds it against the key tables.
+tests/config/test_config.py holds it against the key tables.
 """
 
 from __future__ import annotations

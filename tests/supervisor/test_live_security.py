@@ -19,6 +19,7 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResponse,
 )
 from mpbroker.storage.metadata_log import metadata_log_path
+from tests.config.test_live_configs import OF_A_LISTENER
 from tests.network.sasl.conversation import (
     authenticate,
     handshake,
@@ -29,7 +30,6 @@ from tests.supervisor.load import api_versions, ask, dial, receive_frame, states
 from tests.supervisor.resizing import OF_ALL, alter, resize
 from tests.support.broker import Broker
 from tests.support.children import wait_until
-from tests.test_live_configs import OF_A_LISTENER
 
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required {};"
 TLS, SASL = "listener.name.ssl.ssl", "listener.name.sasl_plaintext"

@@ -11,7 +11,7 @@ from pathlib import Path
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF
 from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 
-PACKAGE = Path(__file__).resolve().parents[1] / "mpbroker"
+PACKAGE = Path(__file__).resolve().parents[2] / "mpbroker"
 # Where every key is named, whether it is read or not.
 LISTS = {"broker_values.py", "live_keys.py"}
 WITHOUT_EFFECT = "Accepted for files"
