@@ -229,7 +229,8 @@ install_all() {
         die "all is in place, but no systemd runs here that could start it"
     fi
     [[ $start || $root || $dry_run ]] ||
-        say "now: systemctl enable --now mpbroker; or, if it runs: systemctl restart mpbroker"
+        say "now: systemctl enable --now mpbroker; or, if it runs: systemctl restart mpbroker;" \
+            "or, with all clients connected: $prefix/bin/mpbroker ctl upgrade"
 }
 
 uninstall_all() {

@@ -40,7 +40,7 @@ from mpbroker.storage.meta_properties import FILE_NAME
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.listeners import Listener
-from mpbroker.supervisor.own_command import own_command
+from mpbroker.supervisor.own_command import installed_command
 from mpbroker.supervisor.pools import AT_ONCE
 from mpbroker.supervisor.probe import Outcome, Round, targets_of
 from mpbroker.supervisor.signals import HANDLED, SignalSocket
@@ -161,7 +161,7 @@ class Upgrade:
         """
         if self.is_under_way:
             raise UpgradeError("an upgrade is under way; wait for its end")
-        self._command = list(command or own_command())
+        self._command = list(command or installed_command())
         if shutil.which(self._command[0]) is None:
             missing, self._command = self._command[0], []
             raise UpgradeError(f"{missing}: there is no such program")

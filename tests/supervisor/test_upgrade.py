@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.supervisor.load import (
 )
 from tests.supervisor.resizing import sizes
 from tests.supervisor.test_resize import holdings
+from tests.support.broker import Broker
 from tests.support.children import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +167,37 @@ def test_settings_that_cannot_change_in_place_are_named(broker):
     assert "node.id: 7 in the newcomer, 1 in the running" in wait_for_end(
         broker, "failed"
     )
+
+
+def install(directory: Path, version: str) -> None:
+    """As deploy/install.sh does: with a Python of its own, and a link to the newest."""
+    (directory / version / "bin").mkdir(parents=True)
+    (directory / version / "lib").symlink_to(Path(sys.prefix) / "lib")
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", directory / version)
+    python = directory / version / "bin" / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    script = directory / version / "bin" / "mpbroker"
+    script.write_text(
+        f"#!{python}\n"
+        "import sys, mpbroker\n"
+        "mpbroker.__version__ = sys.executable.split('/')[-3]\n"
+        "from mpbroker.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    (directory / "new").symlink_to(version)
+    (directory / "new").rename(directory / "installed")
+
+
+def test_without_a_command_what_is_installed_now_takes_over(tmp_path):
+    install(tmp_path, "1.0")
+    command = [os.fspath(tmp_path / "installed" / "bin" / "mpbroker")]
+    environ = {"PYTHONPATH": os.fspath(ROOT)}
+    with Broker(tmp_path / "data", environ=environ, command=command) as broker:
+        assert identity(broker)["version"] == "1.0"
+        install(tmp_path, "1.1")
+        upgrade(broker)
+        assert wait_for_end(broker, "done") == "done: 1.0 to 1.1"
 
 
 @pytest.mark.parametrize("wrong", ["num.partitions=many", "--no-such-option"])
