@@ -211,13 +211,13 @@ class _UrlKeys:
         while not self._closed.is_set():
             try:
                 self._keys = self._fetch()
-            except (OSError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - nobody else asks again
                 wait_s = min(max(settings.retry_s, wait_s * 2), settings.max_retry_s)
                 _LOG.warning(
                     "%s=%s: %s; tried again in %.1f s",
                     _URL_KEY,
                     settings.jwks_url,
-                    error,
+                    str(error) or type(error).__name__,
                     wait_s,
                 )
                 self._closed.wait(wait_s)
@@ -243,7 +243,10 @@ def parse_jwks(data: bytes) -> dict[str, Any]:
     """
     import jwt
 
-    found = json.loads(data)
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("no JWKS: lists in lists without end") from None
     if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
         raise ValueError("no JWKS: an object with a list of keys is expected")
     keys = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socketserver
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -104,7 +105,9 @@ def test_a_file_is_read_when_it_changes_and_what_is_half_written_is_not(path):
         judge(token())
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"keys": []}', '{"keys": [1, {}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"keys": []}', '{"keys": [1, {}]}', "[" * 100_000]
+)
 def test_a_file_without_keys_is_refused_at_the_start(path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"sasl\.oauthbearer\.jwks\.endpoint\.url"):
@@ -140,6 +143,42 @@ def test_keys_from_a_url_come_in_the_background():
             assert wait_until(lambda: accepts(judge, token()))
             # A key that is not known is asked for.
             assert wait_until(lambda: accepts(judge, token(OTHER, "three")))
+        finally:
+            judge.close()
+            server.shutdown()
+            thread.join()
+
+
+NESTED = b'{"keys":' + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",  # another service, or TLS, on that port
+        b"\x15\x03\x03\0\2\2\x28",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://[x/\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + NESTED,
+    ],
+)
+def test_whatever_a_url_answers_it_is_asked_again(answer):
+    good = b"HTTP/1.1 200 OK\r\n\r\n" + jwks(one=KEY).encode()
+    answers = [answer, good]
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            self.request.sendall(answers[0] if len(answers) == 1 else answers.pop(0))
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/keys"
+        judge = JwtValidator(JwtSettings(url, retry_s=0.01, max_retry_s=0.02))
+        try:
+            assert wait_until(lambda: accepts(judge, token()))
         finally:
             judge.close()
             server.shutdown()
