@@ -20,6 +20,8 @@ table what the log says (``keep_only``), and meanwhile producers write on.
 Source: KIP-890, whose verification guard this stands for.
 """
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -78,6 +80,11 @@ class TransactionTable:
     def await_restoring(self) -> None:
         """Nobody shall read or write a partition until ``restored`` is called."""
         self._words[_AWAITS] = 1
+
+    def inherit(self, fd: int) -> None:
+        """Go on waiting as the table of a generation before us did; in its segment."""
+        if os.pread(fd, 8, 8 * _AWAITS) == (1).to_bytes(8, sys.byteorder):
+            self.await_restoring()
 
     def is_restored(self) -> bool:
         """Whether logs have all the ends of transactions that they had."""

@@ -398,8 +398,8 @@ def _take_over_from(
     left = take_over_from(before)
     for directory in directories:
         directory.know_logs(left.logs)
-    # Now that nobody can set another level any more.
-    memory.inherit_log_levels(before.parts)
+    # Now that nobody can change any of it any more.
+    memory.inherit_from(before.parts)
     return left
 
 

@@ -51,6 +51,7 @@ from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
 _LOG_LEVELS: Final = "log levels"  # what this part is called in a manifest
+_TRANSACTIONS: Final = "transactions"
 CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka; more of them is not its purpose
 
 
@@ -91,7 +92,7 @@ class BrokerMemory:
         )
         self.sessions = parts.segment("sessions", FetchSessions.create_segment)
         self.transactions = parts.segment(
-            "transactions", TransactionTable.create_segment
+            _TRANSACTIONS, TransactionTable.create_segment
         )
         self.quotas = parts.segment("quotas", QuotaTable.create_segment)
         self.boxes = parts.segment("boxes", create_boxes)
@@ -153,8 +154,13 @@ class BrokerMemory:
         words[HEADER + HEADER_SUPERVISOR_PID] = os.getpid()
         words[HEADER + HEADER_MAGIC] = MAGIC
 
-    def inherit_log_levels(self, parts: Mapping[str, Sequence[int]]) -> None:
-        """Set the levels that are set in the memory of a generation before us."""
+    def inherit_from(self, parts: Mapping[str, Sequence[int]]) -> None:
+        """Set what is set in the memory of a generation before us.
+
+        The levels of loggers, and whether partitions are closed.
+        """
+        for fd in parts.get(_TRANSACTIONS, ()):
+            TransactionTable(self.transactions).inherit(fd)
         for fd in parts.get(_LOG_LEVELS, ()):
             levels = levels_left_in(fd)
             if levels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,16 @@ def test_it_says_to_everybody_whether_logs_have_all_their_ends_of_transactions()
     assert not other.is_restored()
     table.restored()
     assert other.is_restored()
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+def test_another_generation_keeps_closed_what_the_one_before_had_closed(awaits):
+    before = TransactionTable.create_segment()
+    if awaits:
+        TransactionTable(before).await_restoring()
+    table = TransactionTable(TransactionTable.create_segment())
+    table.inherit(before.fd)
+    assert table.is_restored() is not awaits
 
 
 def test_partitions_stay_closed_while_three_coordinators_die_of_restoring_no_longer():
