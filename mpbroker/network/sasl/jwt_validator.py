@@ -31,6 +31,7 @@ _ALGORITHMS: Final = [
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 ]
+_LATEST_S: Final = 253_402_300_799  # the end of 9999; some count nanoseconds
 _MAX_JWKS_BYTES: Final = 1 << 20
 _FETCH_TIMEOUT_S: Final = 10.0
 
@@ -92,7 +93,7 @@ class JwtValidator:
         user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not user.strip():
             raise _invalid(f"the claim {settings.user_claim} is no name")
-        return Token(user, int(claims["exp"] * 1000))
+        return Token(user, int(min(claims["exp"], _LATEST_S) * 1000))
 
     def close(self) -> None:
         """Judge no more."""

@@ -61,6 +61,13 @@ def test_a_token_signed_by_one_of_the_keys_says_who_it_is(path):
     assert validator(path)(token(exp=int(time.time()) - 10)).user == "alice"  # skew
 
 
+@pytest.mark.parametrize("unit", [1_000, 1_000_000, 1_000_000_000])
+def test_an_end_in_another_unit_is_one_that_can_be_told(path, unit):
+    """Kafka's session_lifetime_ms has 64 bits."""
+    found = validator(path)(token(exp=int(time.time()) * unit))
+    assert time.time() * 1000 < found.expires_ms < 1 << 63
+
+
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
