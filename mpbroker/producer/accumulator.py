@@ -5,8 +5,7 @@ grouped by the node that leads their partitions. One lock guards all queues, and
 is waited for, encoded or compressed while it is held: who finds a batch full takes it
 upon himself to seal it, afterwards.
 
-Source: KIP-480 and KIP-794 for records without keys; KIP-126 for estimating how well
-records compress; KIP-91 for expiry.
+Source: KIP-480 and KIP-794 for records without keys; KIP-91 for expiry.
 """
 
 from __future__ import annotations
@@ -32,13 +31,6 @@ from mpbroker.producer.queues import PartitionQueue, TopicQueues
 from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
 from mpbroker.protocol.record_encode import RawRecord
-
-# How a batch's estimate of its compressed size follows what batches turn out to be:
-# quickly up, since too large is refused, slowly down. Source: KIP-126.
-_RATIO_UP: Final = 0.05
-_RATIO_DOWN: Final = 0.005
-_RATIO_MARGIN: Final = 1.05
-_LEAST_RATIO: Final = 0.05
 
 # Nagle's rule with a limit: a node that has not answered is sent no batch that has room
 # so soon after the last request. It serves a connection's requests one by one: there
@@ -154,16 +146,24 @@ class RecordAccumulator:
             batch.callbacks.append((index, callback))
         return RecordFuture(batch, index)
 
-    def close_full(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
-        """Close the open batch if ``size`` more do not fit, for the caller to seal."""
-        with self.lock:
-            batch = queue.open
-            if batch is None or batch.size + size <= batch.limit:
-                return None
-            queue.open = None
-            batch.is_closed = batch.is_sealing = True
-            self._note_closed(queue, max(batch.size, self._settings.batch_size))
-            return batch
+    def seal_full(self, queue: PartitionQueue, size: int) -> bool:
+        """Close and seal the open batch if ``size`` more do not fit; return whether."""
+        mine = None
+        try:
+            with self.lock:
+                batch = queue.open
+                if batch is None or batch.size + size <= batch.limit:
+                    return False
+                mine = batch
+                queue.open = None
+                mine.is_closed = mine.is_sealing = True
+                self._note_closed(queue, max(mine.size, self._settings.batch_size))
+            self.seal(mine)
+        finally:
+            if mine is not None:
+                # Interrupted, anywhere, it is left to the sender.
+                mine.is_sealing = False
+        return True
 
     def _note_closed(self, queue: PartitionQueue, size: int) -> None:
         topic = self.topics[queue.topic]
@@ -175,20 +175,9 @@ class RecordAccumulator:
         try:
             batch.seal(self._settings.codec, self._settings.compression_level)
         finally:
-            # Interrupted, it is left to the sender.
             batch.is_sealing = False
-        if self._settings.codec:
-            self._learn_ratio(batch)
-
-    def _learn_ratio(self, batch: ProducerBatch) -> None:
-        topic = self.topics.get(batch.topic)
-        if topic is None or not batch.raw_size:
-            return
-        actual = (batch.size - BATCH_HEADER_SIZE) / batch.raw_size
-        if actual > topic.ratio:
-            topic.ratio = max(topic.ratio + _RATIO_UP, actual)
-        else:
-            topic.ratio = max(topic.ratio - _RATIO_DOWN, actual, _LEAST_RATIO)
+        if self._settings.codec and batch.topic in self.topics:
+            self.topics[batch.topic].learn_ratio(batch)
 
     def append_new(
         self,
@@ -206,33 +195,34 @@ class RecordAccumulator:
         Raises:
             ProducerClosedError: closed meanwhile; the charge is freed.
         """
-        with self.lock:
-            batch = queue.open
-            if self.is_closed:
-                future = None
-            elif batch is not None and batch.size + size <= batch.limit:
-                future = self._add(batch, record, size, callback)
-            else:
-                if batch is not None:
-                    batch.is_closed = True  # the sender seals it
+        new = None
+        try:
+            with self.lock:
+                batch = queue.open
+                if self.is_closed:
+                    raise ProducerClosedError("the producer is closed; make a new one")
+                if batch is not None and batch.size + size <= batch.limit:
+                    return self._add(batch, record, size, callback)
+                limit = self._settings.batch_size
+                if self._settings.codec:
+                    limit = self.topics[queue.topic].limit(limit)
                 batch = ProducerBatch(
-                    queue.topic, queue.partition, self._limit(queue), charge, now_ms
+                    queue.topic, queue.partition, limit, charge, now_ms
                 )
-                queue.batches.append(batch)
-                queue.open = batch
+                future = self._add(batch, record, size, callback)
+                # Between any two of these lines the caller may be interrupted (Ctrl-C).
+                # What the sender sees then is a batch like any other, or nothing yet.
+                new = batch
+                self._incomplete[new] = None
+                queue.batches.append(new)
                 self._active[queue] = None
-                self._incomplete[batch] = None
-                return self._add(batch, record, size, callback)
-        self.pool.free(charge)
-        if future is None:
-            raise ProducerClosedError("the producer is closed; make a new one")
-        return future
-
-    def _limit(self, queue: PartitionQueue) -> int:
-        size = self._settings.batch_size
-        if not self._settings.codec:
-            return size
-        return int(size / (self.topics[queue.topic].ratio * _RATIO_MARGIN))
+                if queue.open is not None:
+                    queue.open.is_closed = True  # the sender seals it
+                queue.open = new
+                return future
+        finally:
+            if new is None:
+                self.pool.free(charge)
 
     def sticky_queue(
         self,

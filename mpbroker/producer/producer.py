@@ -281,6 +281,9 @@ class Producer(TransactionCalls):
             return self._append(topic, record, record_size(record), partition, callback)
         except (RetriableError, RefusedError) as error:
             return self._failed(topic, partition, record, callback, error)
+        except BaseException:
+            self._client.wakeup()  # interrupted, perhaps before it was told of a batch
+            raise
 
     def _append(
         self,
@@ -307,14 +310,10 @@ class Producer(TransactionCalls):
             return future
         now_ms = monotonic_ms()
         self._metadata.add_topic(topic, now_ms)  # it is in use
-        full = accumulator.close_full(queue, size)
-        if full is not None:
-            try:
-                accumulator.seal(full)
-            finally:
-                # Whatever becomes of this record: who closes waits for that batch, and
-                # the sender passed by while it was being sealed.
-                self._have_sent(queue)
+        if accumulator.seal_full(queue, size):
+            # Whatever becomes of this record: who closes waits for that batch, and the
+            # sender passed by while it was being sealed.
+            self._have_sent(queue)
         if chosen is None:
             # That batch is complete, or was sent before it got full: to another
             # partition now, unless little went there.

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from mpbroker.client.metadata import NO_NODE, Snapshot
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.sticky import StickyPartitioner
+from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
+
+# How a batch's estimate of its compressed size follows what batches turn out to be:
+# quickly up, since too large is refused, slowly down. Source: KIP-126.
+_RATIO_UP: Final = 0.05
+_RATIO_DOWN: Final = 0.005
+_RATIO_MARGIN: Final = 1.05
+_LEAST_RATIO: Final = 0.05
 
 
 class PartitionQueue:
@@ -62,3 +71,17 @@ class TopicQueues:
         while len(self.queues) <= partition:
             self.queues.append(PartitionQueue(self.name, len(self.queues)))
         return self.queues[partition]
+
+    def limit(self, size: int) -> int:
+        """Return how many bytes compress to ``size``, a little less by experience."""
+        return int(size / (self.ratio * _RATIO_MARGIN))
+
+    def learn_ratio(self, batch: ProducerBatch) -> None:
+        """Take on how well a sealed batch was compressed."""
+        if not batch.raw_size:
+            return
+        actual = (batch.size - BATCH_HEADER_SIZE) / batch.raw_size
+        if actual > self.ratio:
+            self.ratio = max(self.ratio + _RATIO_UP, actual)
+        else:
+            self.ratio = max(self.ratio - _RATIO_DOWN, actual, _LEAST_RATIO)

@@ -117,9 +117,7 @@ class SenderRig:
         future = self.accumulator.try_append(queue, record, size, callback)
         if future is not None:
             return future
-        full = self.accumulator.close_full(queue, size)
-        if full is not None:
-            self.accumulator.seal(full)
+        self.accumulator.seal_full(queue, size)
         charge = max(self.settings.batch_size, size + 100)
         self.pool.allocate(charge, 0)
         return self.accumulator.append_new(

@@ -62,9 +62,7 @@ class Rig:
         future = accumulator.try_append(queue, record, size, None)
         if future is not None:
             return future
-        full = accumulator.close_full(queue, size)
-        if full is not None:
-            accumulator.seal(full)
+        accumulator.seal_full(queue, size)
         charge = max(self.settings.batch_size, size)
         self.pool.allocate(charge, 0)
         return accumulator.append_new(queue, record, size, charge, None, self.now_ms)

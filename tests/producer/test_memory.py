@@ -45,9 +45,7 @@ def test_what_is_in_flight_takes_little_more_than_buffer_memory(size):
             length = record_size(record)
             if accumulator.try_append(queue, record, length, None) is not None:
                 continue
-            full = accumulator.close_full(queue, length)
-            if full is not None:
-                accumulator.seal(full)
+            accumulator.seal_full(queue, length)
             pool.allocate(BATCH, 0)
             accumulator.append_new(queue, record, length, BATCH, None, rig.wire.now_ms)
             rig.turns()
