@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Final
 
 from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import monotonic_ms
+from mpbroker.config_def import utf8
 from mpbroker.producer.errors import (
     DeliveryTimeoutError,
     RefusedError,
@@ -17,6 +19,8 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.metrics import ProducerMetrics
 from mpbroker.protocol.error_code import ErrorCode
+
+_CAN_BE_SENT: Final = utf8()
 
 
 class TopicWait:
@@ -40,10 +44,11 @@ class TopicWait:
         Raises:
             DeliveryTimeoutError: not within max.block.ms.
             FatalError: no broker believes who we are.
+            RefusedError: no message can carry that name.
+            TypeError: it is no string.
             ProducerError: the broker refused to tell.
         """
-        if not topic:
-            raise RefusedError("a record without a topic; name one")
+        _check_name(topic)
         deadline = began + self._max_block_ms / 1000
         metadata = self._metadata
         metadata.add_topic(topic, monotonic_ms())
@@ -93,4 +98,17 @@ class TopicWait:
         return DeliveryTimeoutError(
             f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
             code,
+        )
+
+
+def _check_name(topic: object) -> None:
+    """Keep away from metadata a name that would spoil the question about all others."""
+    if not topic:
+        raise RefusedError("a record without a topic; name one")
+    if not isinstance(topic, str):
+        raise TypeError(f"the topic {topic!r} is {type(topic).__name__}, not str")
+    if not _CAN_BE_SENT.accepts(topic):
+        raise RefusedError(
+            f"the topic {topic[:80]!r} cannot be asked for: it must be"
+            f" {_CAN_BE_SENT.limit}"
         )

@@ -26,7 +26,7 @@ from mpbroker.producer import (
     RoundRobinPartitioner,
     SerializationError,
 )
-from tests.producer.conftest import until_known
+from tests.producer.conftest import TIMEOUT_S, until_known
 from tests.support.ports import reusable_port
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -134,6 +134,16 @@ def test_serializers_make_the_bytes(make_producer, new_topic, read):
     assert [(r.key, r.value) for r in read(topic)[0]] == [(b"k", b'{"a": 1}')]
     with pytest.raises(SerializationError, match="value of a record"):
         producer.send(topic, object(), "k")
+
+
+@pytest.mark.parametrize("name", [b"events", 5, "\ud800", "e" * 40_000])
+def test_a_topic_no_message_can_name_spoils_no_other(make_producer, new_topic, name):
+    producer = make_producer(max_block_ms=20_000)
+    with pytest.raises((TypeError, RefusedError)):
+        producer.send(name, b"value").result(TIMEOUT_S)
+    with pytest.raises((TypeError, RefusedError)):
+        producer.partitions_for(name)
+    assert producer.send(new_topic(), b"value").result(TIMEOUT_S).offset == 0
 
 
 def test_what_is_not_bytes_needs_a_serializer(make_producer, new_topic):
