@@ -17,10 +17,19 @@ from typing import Final, Protocol
 
 from mpbroker.client.partitioner import partition_for_key
 
-# Keys repeat, and hashing one costs more than all else that a record needs.
-_CACHED_KEYS: Final = 1 << 16
+# Keys repeat, and hashing one costs more than all else that a record needs. All that is
+# remembered is for ever, and beside buffer.memory: with keys of 64 bytes some 4.5 MB.
+_CACHED_KEYS: Final = 1 << 14
+_LONGEST_CACHED: Final = 64
 
-cached_partition_for_key = lru_cache(maxsize=_CACHED_KEYS)(partition_for_key)
+_cached_partition_for_key = lru_cache(maxsize=_CACHED_KEYS)(partition_for_key)
+
+
+def cached_partition_for_key(key: bytes, partition_count: int) -> int:
+    """Return the partition of ``key``; see `partition_for_key`."""
+    if len(key) > _LONGEST_CACHED:
+        return partition_for_key(key, partition_count)
+    return _cached_partition_for_key(key, partition_count)
 
 
 class Partitioner(Protocol):

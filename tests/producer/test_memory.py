@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 
 import pytest
 
 from mpbroker.producer.batch import record_size
+from mpbroker.producer.partitioners import cached_partition_for_key
 from mpbroker.protocol.api_key import ApiKey
 from tests.producer.rig import SenderRig
 
@@ -54,3 +56,13 @@ def test_what_is_in_flight_takes_little_more_than_buffer_memory(size):
         tracemalloc.stop()
     assert rig.client.in_flight(0) == 5
     assert LIMIT * 0.7 < used < LIMIT * 1.2
+
+
+@pytest.mark.parametrize("length", [64, 10_000])
+def test_a_key_is_not_remembered_for_ever(length):
+    key = b"k" * length
+    references = sys.getrefcount(key)
+    cached_partition_for_key(key, PARTITIONS)
+    for number in range(1 << 14 if length == 64 else 0):  # 64 bytes each: some 4.5 MB
+        cached_partition_for_key(b"%064d" % number, PARTITIONS)
+    assert sys.getrefcount(key) == references
