@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.bench.processes import title_of
 from tests.support.broker import Broker
-from tests.support.footprint import Footprint
+from tests.support.footprint import Footprint, open_files
 
 _TITLE: Final = "mpbroker: "  # of every child that has begun
 _UNTITLED: Final = "a process that has just been forked, or runs something aside"
@@ -30,7 +30,7 @@ def census(broker: Broker) -> dict[str, Counter[str]]:
     for pid in broker.processes():
         opened = Counter(
             _kind(target)
-            for target in _targets(pid)
+            for target in open_files(pid)
             if not target.startswith(str(broker.data_dir))
         )
         # Without its number: who replaces another may have another.
@@ -70,7 +70,7 @@ def excess_files(broker: Broker) -> list[str]:
     for pid in broker.processes():
         files = Counter(
             target
-            for target in _targets(pid)
+            for target in open_files(pid)
             if target.startswith(str(broker.data_dir)) and not os.path.isdir(target)
         )
         for target, count in files.items():
@@ -89,20 +89,6 @@ def differences(
         found += [f"{process}: {n} more {what}" for what, n in (after - before).items()]
         found += [f"{process}: {n} less {what}" for what, n in (before - after).items()]
     return found
-
-
-def _targets(pid: int) -> list[str]:
-    folder = f"/proc/{pid}/fd"
-    targets = []
-    try:
-        for fd in os.listdir(folder):
-            try:
-                targets.append(os.readlink(f"{folder}/{fd}"))
-            except FileNotFoundError:
-                continue
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return targets
 
 
 def _kind(target: str) -> str:

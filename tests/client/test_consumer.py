@@ -32,6 +32,7 @@ from mpbroker.config_def import ConfigError
 from mpbroker.producer import Producer
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
+from tests.support.children import wait_until
 
 # Of the first record. Records of 1970 would be gone as soon as retention looks at them.
 START_MS = time.time_ns() // 1_000_000
@@ -214,21 +215,14 @@ def test_members_share_partitions_and_take_over_when_one_leaves(
     for thread in threads:
         thread.start()
     try:
-        until(lambda: [len(each) for each in owned] == [2, 2])
+        wait_until(lambda: [len(each) for each in owned] == [2, 2])
         assert set(owned[0]).isdisjoint(owned[1])
         leave.set()
-        until(lambda: len(owned[0]) == 4)
+        wait_until(lambda: len(owned[0]) == 4)
     finally:
         stop.set()
         for thread in threads:
             thread.join(30)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 class Seen(RebalanceListener):
@@ -260,7 +254,7 @@ def test_a_cooperative_member_keeps_what_stays_its_own(
     first, second = make_consumer(**settings), make_consumer(**settings)
     seen = Seen()
     first.subscribe([topic_name], seen)
-    until(lambda: first.poll(0) is not None and len(first.assignment()) == 4)
+    wait_until(lambda: first.poll(0) is not None and len(first.assignment()) == 4)
     everything = set(first.assignment())
     second.subscribe([topic_name])
     stop = threading.Event()
@@ -272,8 +266,8 @@ def test_a_cooperative_member_keeps_what_stays_its_own(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        until(lambda: first.poll(50) is not None and len(first.assignment()) == 2)
-        until(lambda: len(second.assignment()) == 2)
+        wait_until(lambda: first.poll(50) is not None and len(first.assignment()) == 2)
+        wait_until(lambda: len(second.assignment()) == 2)
     finally:
         stop.set()
         thread.join(30)
@@ -326,7 +320,7 @@ def test_a_member_has_its_clients_name_and_a_static_one_its_own(
         group_id=group_id, client_id="reader-7", group_instance_id="i-1"
     )
     consumer.subscribe([topic])
-    until(lambda: consumer.poll(0) is not None and bool(consumer.assignment()))
+    wait_until(lambda: consumer.poll(0) is not None and bool(consumer.assignment()))
     consumer.close()  # a static member does not leave
     with Cluster(parse_addresses(bootstrap), 30) as cluster:
         (member,) = describe_group(cluster, group_id).members

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from itertools import groupby
@@ -32,6 +31,7 @@ from mpbroker.producer.errors import (
 from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.record_batch import iter_records
+from tests.support.children import wait_until
 
 NODES = {0: Address("b0", 1), 1: Address("b1", 1)}
 
@@ -354,7 +354,7 @@ def test_memory_is_granted_in_the_order_asked_for():
         thread = threading.Thread(target=take, args=(name, size))
         thread.start()
         threads.append(thread)
-        until(lambda: pool.waiting == len(threads))
+        wait_until(lambda: pool.waiting == len(threads))
     pool.free(40)  # enough for the small one, which must not overtake
     assert not pool.try_allocate(1)
     assert got == []
@@ -386,7 +386,7 @@ def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch)
     monkeypatch.undo()
     thread = threading.Thread(target=pool.allocate, args=(60, 600))
     thread.start()
-    until(lambda: pool.waiting == 1)
+    wait_until(lambda: pool.waiting == 1)
     pool.free(60)  # nobody says more
     thread.join(90)
     assert not thread.is_alive()
@@ -416,7 +416,7 @@ def test_memory_may_be_waited_for_without_limit():
 
     thread = threading.Thread(target=take)
     thread.start()
-    until(lambda: pool.waiting == 1 or not thread.is_alive())
+    wait_until(lambda: pool.waiting == 1 or not thread.is_alive())
     pool.free(100)
     thread.join(90)
     assert done
@@ -456,20 +456,13 @@ def test_closing_wakes_all_who_wait_and_refuses_the_next():
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: pool.waiting == 3)
+    wait_until(lambda: pool.waiting == 3)
     pool.close()
     for thread in threads:
         thread.join(30)
     assert len(errors) == 3
     with pytest.raises(ProducerClosedError):
         pool.try_allocate(1)
-
-
-def until(condition):
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])

@@ -10,6 +10,7 @@ import pytest
 from mpbroker.producer import NetworkError, Producer
 from tests.producer.conftest import read_all
 from tests.producer.cutting_proxy import CuttingProxy
+from tests.support.children import wait_until
 from tests.support.ports import reusable_port
 
 
@@ -115,11 +116,11 @@ def test_a_broker_killed_and_started_again_mid_stream_has_every_record_once(
         sending.start()
         for _ in range(2):
             seen = len(futures)
-            _until(lambda seen=seen: len(futures) > seen + 200)
+            wait_until(lambda seen=seen: len(futures) > seen + 200)
             broker.kill()
             broker.start()
         seen = len(futures)
-        _until(lambda: len(futures) > seen + 200 and futures[seen + 100].done())
+        wait_until(lambda: len(futures) > seen + 200 and futures[seen + 100].done())
     finally:
         stop.set()
         sending.join()
@@ -129,10 +130,3 @@ def test_a_broker_killed_and_started_again_mid_stream_has_every_record_once(
     for partition in (0, 1):
         expected = list(range(partition, len(futures), 2))
         assert numbers(records[partition]) == expected
-
-
-def _until(condition):
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)

@@ -160,10 +160,8 @@ def test_a_topic_made_again_begins_at_0(
     broker.die()
 
 
-@pytest.mark.parametrize("count", [3, 30])
-def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_went(
-    cut: Broker, start: Start, topics: Topics, count: int
-) -> None:
+def write_again(cut: Broker, topics: Topics, count: int) -> list[tuple[int, bytes]]:
+    """Make t again, write so many records to it, and die; return what was written."""
     cut.manager.delete_topic(topics.delete("t"))
     topics.create("t", segment_bytes=200)
     log = cut.manager.log("t", 0)
@@ -171,6 +169,14 @@ def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_w
     for _, value in sent:
         log.append(batch(value), now_ms=1)
     cut.die()
+    return sent
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_went(
+    cut: Broker, start: Start, topics: Topics, count: int
+) -> None:
+    sent = write_again(cut, topics, count)
     broker = start(topics.again())
     assert read_all(broker.manager.log("t", 0)) == sent
     broker.die()
@@ -180,15 +186,8 @@ def test_a_topic_made_again_keeps_its_records_if_nobody_noted_that_the_old_one_w
 def test_a_topic_made_again_keeps_its_records_if_its_processes_were_replaced_then(
     cut: Broker, start: Start, topics: Topics, count: int
 ) -> None:
-    cut.manager.delete_topic(topics.delete("t"))
-    topics.create("t", segment_bytes=200)
-    log = cut.manager.log("t", 0)
-    sent = [(number, b"%d" % number) for number in range(count)]
-    for _, value in sent:
-        log.append(batch(value), now_ms=1)
-    cut.die()
-    again = topics.again()
-    broker = start(again, logs=[("t", 0, 0, count)])
+    sent = write_again(cut, topics, count)
+    broker = start(topics.again(), logs=[("t", 0, 0, count)])
     assert read_all(broker.manager.log("t", 0)) == sent
     broker.die()
 

@@ -44,7 +44,7 @@ class Footprint:
         inodes: set[str] = set()
         for pid in session_processes(session):
             print_.shared_memory.update(_mapped_names(pid))
-            for target in _open_files(pid):
+            for target in open_files(pid):
                 if target.startswith("socket:["):
                     inodes.add(target[len("socket:[") : -1])
                 elif _is_name(target):
@@ -74,7 +74,8 @@ def _is_name(path: str) -> bool:
     return name != path and "/" not in name and not name.endswith(_DELETED)
 
 
-def _open_files(pid: int) -> list[str]:
+def open_files(pid: int) -> list[str]:
+    """What its descriptors are; nothing if it has ended, or is somebody else's."""
     folder = f"/proc/{pid}/fd"
     targets = []
     try:
