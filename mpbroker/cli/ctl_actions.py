@@ -130,6 +130,7 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
     own; if it does not, or fails later, the version that runs stays.
     """
     before = target.request("status")
+    pidfd = _open_pidfd(before["pid"])  # which stays the same
     target.request("upgrade", argv=list(argv) or None)
     if wait_s == 0:
         return ExitCode.OK
@@ -137,6 +138,11 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
 
     def ended() -> bool:
         nonlocal said
+        if pidfd is not None and _has_gone(pidfd, 0):
+            raise BrokerUnavailableError(
+                f"process {before['pid']} has ended in the middle of the upgrade, and"
+                " the broker with it; its log says why"
+            )
         try:
             said = str(target.request("status").get("upgrade", ""))
         except BrokerUnavailableError:
@@ -222,15 +228,19 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
+def _has_gone(pidfd: int, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
 def _until_gone(pid: int, wait_s: float, pidfd: int | None = None) -> int:
     if not wait_s:
         return ExitCode.OK
     pidfd = _open_pidfd(pid) if pidfd is None else pidfd
     if pidfd is None:
         return ExitCode.OK
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    gone = poll.poll(wait_s * 1000)
+    gone = _has_gone(pidfd, wait_s)
     os.close(pidfd)
     if not gone:
         raise CliError(f"process {pid} still runs after {duration(wait_s)}")

@@ -382,6 +382,19 @@ def test_stop_ends_the_broker_as_a_signal_does(make_broker, ctl):
     broker._process = None
 
 
+def test_an_upgrade_that_the_broker_does_not_survive_is_not_waited_for(
+    make_broker, mpbroker, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))  # the trial's directory is left
+    broker = make_broker(QUICK)
+    newcomer = ["sh", "-c", "kill -9 $PPID"]
+    wait = ["--data-dir", broker.data_dir, "--wait", 20]
+    result = mpbroker("ctl", "upgrade", *wait, "--", *newcomer)
+    assert result.code == ExitCode.UNAVAILABLE
+    assert f"process {broker.pid} has ended in the middle" in result.err
+    broker.kill()
+
+
 def test_a_broker_that_drains_refuses_the_new_and_serves_the_old(make_broker, ctl):
     import socket
 
