@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Final
 
 import click
@@ -66,7 +67,7 @@ def command(
     output_format: str,
 ) -> int:
     paths = _expand(
-        [*files, *map(Path, (file_list or "").split(",") if file_list else [])]
+        [*files, *(Path(name) for name in (file_list or "").split(",") if name)]
     )
     options = DumpOptions(
         deep_iteration or print_data_log or skip_record_metadata,
@@ -95,7 +96,8 @@ def _expand(paths: Sequence[Path]) -> list[Path]:
     expanded: list[Path] = []
     for path in paths:
         try:
-            if not path.is_dir():
+            # Before anything is said of its name: it may be a directory's, mistyped.
+            if not S_ISDIR(path.stat().st_mode):
                 expanded.append(path)
                 continue
             found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)

@@ -236,3 +236,18 @@ def test_any_damage_ends_the_segment_where_it_begins(junk, cut):
 def test_any_bytes_are_read_as_an_index(data, base_offset):
     read_offset_index(memoryview(data), base_offset)
     read_time_index(memoryview(data), base_offset)
+
+
+@pytest.mark.parametrize("name", ["flights-0", "00000000000000000000.log", "x.txt"])
+def test_what_is_not_there_is_not_found_whatever_its_name(mpbroker, tmp_path, name):
+    result = mpbroker("dump", tmp_path / name)
+    assert result.code == ExitCode.NOT_FOUND
+    assert f"{tmp_path / name}: no such file or directory" in result.err
+
+
+def test_a_comma_at_the_end_names_no_directory(mpbroker, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{0:020}.log").touch()
+    assert mpbroker("dump", "--files", ",").code == ExitCode.USAGE
+    shown = mpbroker("dump", "--files", f"{0:020}.log,").out.decode()
+    assert shown.count("Dumping") == 1
