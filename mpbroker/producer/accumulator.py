@@ -19,7 +19,12 @@ from typing import Final, NamedTuple, Protocol
 
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.metadata import NO_NODE, Snapshot
-from mpbroker.producer.batch import Callback, ProducerBatch, RecordFuture
+from mpbroker.producer.batch import (
+    Callback,
+    ProducerBatch,
+    RecordFuture,
+    complete_here,
+)
 from mpbroker.producer.buffer_pool import BufferPool
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (
@@ -554,6 +559,10 @@ class RecordAccumulator:
     def has_incomplete(self) -> bool:
         """Whether a batch is not done yet, sent or not."""
         return bool(self._incomplete)
+
+    def complete_here(self) -> None:
+        """See the function of that name; called by the sender's thread."""
+        complete_here(self._incomplete)
 
     def undrained(self) -> list[ProducerBatch]:
         """Take all batches that are not in flight."""

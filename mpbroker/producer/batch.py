@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.producer.errors import ProducerError
+from mpbroker.producer.errors import ProducerClosedError, ProducerError
 from mpbroker.protocol.batch_header import (
     BATCH_HEADER_SIZE,
     NO_PRODUCER_EPOCH,
@@ -51,6 +51,20 @@ class RecordMetadata(NamedTuple):
 Callback = Callable[[RecordMetadata | None, Exception | None], object]
 
 
+class _Thread(threading.local):
+    """What the thread that asks has to complete itself, if it is a producer's own."""
+
+    batches: Container[ProducerBatch] = ()
+
+
+_this_thread = _Thread()
+
+
+def complete_here(batches: Container[ProducerBatch]) -> None:
+    """Say that only this thread completes these batches, so it waits for none."""
+    _this_thread.batches = batches
+
+
 class RecordFuture:
     """What becomes of a record; `Producer.send` returns one.
 
@@ -76,7 +90,8 @@ class RecordFuture:
 
         Raises:
             ProducerError: the record was not written, or that is not known; the text
-                and the class say what to do.
+                and the class say what to do. Or a callback asks, which would wait for
+                itself.
             TimeoutError: neither is decided yet.
         """
         batch, index = self._wait(timeout)
@@ -387,6 +402,13 @@ class ProducerBatch:
         with self._lock:
             if self._is_told:
                 return True
+            if self in _this_thread.batches:
+                if self.is_done:
+                    return True  # as this record's own callback may well ask
+                raise ProducerClosedError(
+                    "a callback that waits for a record would wait for itself; call"
+                    " result() elsewhere, or give that record a callback, too"
+                )
             if self._waiters is None:
                 self._waiters = threading.Event()
             waiters = self._waiters

@@ -119,6 +119,7 @@ class Sender:
 
     def run(self) -> None:
         """Run turns until closed: by `close`, once all is done; by `force_close`."""
+        self._accumulator.complete_here()
         while not self._is_closing or (not self._is_forced and self._has_work()):
             try:
                 self.run_once()

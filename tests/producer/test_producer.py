@@ -216,6 +216,23 @@ def test_done_callbacks_are_called_even_when_added_late(make_producer, new_topic
     assert called == [future, future]
 
 
+def test_a_callback_may_ask_its_record_and_wait_for_no_other(make_producer, new_topic):
+    producer, topic = make_producer(linger_ms=50), new_topic()
+    told = []
+
+    def ask(future):
+        told.append(future.result().offset)
+        other = producer.send(topic, b"y")
+        with pytest.raises(ProducerClosedError, match="wait for itself"):
+            other.result()
+        told.append(other)
+
+    future = producer.send(topic, b"x")
+    future.add_done_callback(ask)
+    assert future.result(TIMEOUT_S).offset == told[0] == 0
+    assert told[1].result(TIMEOUT_S).offset == 1
+
+
 def test_a_record_above_a_limit_fails_its_future_and_names_the_limit(
     make_producer, new_topic
 ):
