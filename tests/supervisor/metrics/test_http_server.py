@@ -19,13 +19,17 @@ class Serving:
         self._stack = stack
         sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
         self._address = sock.getsockname()
+        # So little is on its way that a page of a MiB waits for its reader.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self._epoll = stack.enter_context(select.epoll())
         page = Page(200, "text/plain", bytes(page_bytes))
         self.server = HttpServer(sock, self._epoll, lambda path: page)
         stack.callback(self.server.close)
 
     def dial(self, sends: bytes = b"") -> socket.socket:
-        sock = self._stack.enter_context(socket.create_connection(self._address))
+        sock = self._stack.enter_context(socket.socket())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(self._address)
         sock.sendall(sends)
         sock.setblocking(False)
         return sock
@@ -62,7 +66,7 @@ def test_whoever_says_nothing_makes_room_for_who_asks(serve, says):
 
 
 def test_whoever_does_not_read_makes_room_too(serve):
-    made = serve(32 << 20)
+    made = serve(1 << 20)
     unread = [made.dial(ASKS) for _ in range(2 * MAX_CONNECTIONS)]
     asks = made.dial(ASKS)
     assert wait_until(lambda: made.answer(asks)) == b"HTTP/1.1 200 OK"
