@@ -61,8 +61,11 @@ class Progress:
             "skipped_batches": self.skipped,
             "seconds": round(seconds, 1),
         }
+        # A report is made without any, and a replay in one.
+        plural = "" if self.batches == 1 else "es"
+        batches = f" in {self.batches} batch{plural}" if self.batches else ""
         self.say(
-            f"done: {self.rows:,} rows in {self.batches} batches, {seconds:.1f} s;"
+            f"done: {self.rows:,} rows{batches}, {seconds:.1f} s;"
             f" {self.bad:,} bad, {self.late:,} late"
         )
         for note in self.notes:

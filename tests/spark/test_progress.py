@@ -1,0 +1,22 @@
+"""What a pipeline says while it runs, and at its end."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mpbroker.spark.pipeline.progress import Progress
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [(0, "0 rows,"), (1, "5 rows in 1 batch,"), (2, "10 rows in 2")],
+)
+def test_the_last_line_tells_of_batches_where_there_were_some(batches, said):
+    out = io.StringIO()
+    progress = Progress("flights", out)
+    for number in range(batches):
+        progress.batch(number, 5, 0.1)
+    assert progress.report()["batches"] == batches
+    assert out.getvalue().splitlines()[-1].startswith(f"flights: done: {said}")
