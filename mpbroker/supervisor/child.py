@@ -165,7 +165,9 @@ class Child:
         """Note the death of its process; reckon when a successor may start."""
         os.close(self.pidfd)
         self.pidfd = -1
-        self.last_exit = explain_exit(status)
+        if not self.dismissed:  # who was replaced has not failed
+            self.last_exit = explain_exit(status)
+            self.restarts += 1
         config = os.WIFEXITED(status) and os.WEXITSTATUS(status) == os.EX_CONFIG
         self.happens(ChildEvent.EXITED_CONFIG if config else ChildEvent.EXITED)
         now = time.monotonic()
@@ -174,7 +176,6 @@ class Child:
         else:
             self.failures += 1
             self.crashes += not is_kill(status)
-        self.restarts += 1
         pause = 0.0
         if self.failures > 1:
             pause = min(

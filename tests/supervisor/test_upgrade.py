@@ -101,6 +101,9 @@ def test_without_a_command_it_is_the_same_again_and_holds_what_it_held(broker):
     upgrade(broker)
     wait_for_end(broker, "done")
     assert not processes & set(children(broker).values())
+    # None has died, though those that have no other beside them were killed.
+    assert not [each for each in states(broker) if each["restarts"]]
+    assert not [each for each in states(broker) if each["last_exit"]]
     with dial(broker) as sock:
         assert api_versions(sock)
 
