@@ -11,6 +11,7 @@ from mpbroker.cli.ctl_connection import BrokerUnavailableError, Target, target_o
 from mpbroker.cli.ctl_status import json_option, supervisor_state, warn_of_supervisor
 from mpbroker.cli.ctl_text import duration, size
 from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.options import Seconds
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.supervisor.control_attach import attach
 
@@ -28,7 +29,10 @@ _STATES = ("READING", "IN_FLIGHT", "SENDING")
     help="Only in this state.",
 )
 @click.option(
-    "--idle", "idle_s", type=float, help="Only those idle for so many seconds."
+    "--idle",
+    "idle_s",
+    type=Seconds(min=0),
+    help="Only those idle for so many seconds.",
 )
 @json_option
 @target_options

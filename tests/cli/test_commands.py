@@ -133,6 +133,8 @@ def test_completion_without_a_broker_offers_no_topics(monkeypatch, capfd):
         (["topic", "list", "--timeout", "nan"], "--timeout"),
         (["ctl", "status", "-d", "/", "--timeout", "nan"], "--timeout"),
         (["ctl", "drain", "-d", "/", "--wait", "nan"], "--wait"),
+        (["ctl", "connections", "-d", "/", "--idle", "nan"], "--idle"),
+        (["ctl", "connections", "-d", "/", "--idle=-1"], "--idle"),
         (["ctl", "resize", "-d", "/", "--handlers", 10**30], "--handlers"),
         (["ctl", "restart", "-d", "/", "handler", 10**30], "ID"),
         (["serve", "--ready-fd", "1" * 5000], "--ready-fd"),
