@@ -445,9 +445,19 @@ class Supervisor(Loop):
 
     def renew_all(self, done: Callable[[str], None]) -> None:
         """After a takeover: replace all children; ``done(why not)`` at the end."""
+        from mpbroker.network.connection_rows import is_held, live_rows
         from mpbroker.supervisor.upgrade import Renewal
 
-        renewal = Renewal(self, self.children, self._listeners, self.renew, done)
+        renewal = Renewal(
+            self,
+            self.children,
+            self._listeners,
+            self.renew,
+            done,
+            keeper_owes=lambda: (
+                not all(is_held(self._words, row) for row in live_rows(self._words))
+            ),
+        )
         self.each_turn(renewal.turn)
 
     def request_stop(self) -> None:

@@ -62,6 +62,7 @@ _TRIAL_NICENESS: Final = 5
 _QUIET_S: Final = 60.0
 _RENEWAL_S: Final = 60.0  # for each step
 _PROOF_S: Final = 10.0
+_OWING_S: Final = 5.0
 _LOOK_S: Final = 0.02
 # A new child that dies so often does not work, whatever killed it.
 _MAX_FAILURES: Final = 3
@@ -321,6 +322,8 @@ class Renewal:
         are_ours: they are not: there is only the proof to be had.
         kill: end a process that has no other beside it; its successor carries on.
         done: told of the end; why this program does not work, or "" if it does.
+        keeper_owes: whether there are sockets that only the keeper has, of a processor
+            that died: not the moment to replace it.
     """
 
     def __init__(
@@ -332,8 +335,11 @@ class Renewal:
         done: Callable[[str], None],
         *,
         are_ours: bool = False,
+        keeper_owes: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
+        self._keeper_owes = keeper_owes
+        self._owed_until = 0.0  # 0: nobody has looked yet
         self._children = children
         self._listeners = listeners
         self._kill = kill
@@ -400,6 +406,8 @@ class Renewal:
                     child.replaced = True
             return
         while self._alone:
+            if self._alone[0][0].role is Role.KEEPER and self._must_keep():
+                return
             child, pid = self._alone.pop(0)
             if child in self._children and child.pid == pid:
                 self._kill(child)
@@ -408,6 +416,12 @@ class Renewal:
         self._round = Round(targets_of(listeners), self._loop, self._proved)
         self._deadline = time.monotonic() + _PROOF_S
         self._round.start()
+
+    def _must_keep(self) -> bool:
+        """Let the keeper pay what it owes; not for ever, as a client may be stuck."""
+        now = time.monotonic()
+        self._owed_until = self._owed_until or now + _OWING_S
+        return now < self._owed_until and self._keeper_owes()
 
     def _proved(self, ended: Round) -> None:
         self._round = ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from mpbroker.supervisor import upgrade
@@ -71,3 +73,29 @@ def test_a_child_that_a_resize_has_retired_meanwhile_is_left_alone(
     renewal.turn()
     assert not processor.replaced and not gone.replaced
     assert len(being_replaced(children)) == 2
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_keeper_that_alone_has_a_dead_ones_sockets_is_kept_until_it_has_paid(
+    children, killed, pays, monkeypatch
+):
+    del children[:4]
+    owed = [True]
+    renewal = Renewal(
+        None,
+        children,
+        [],
+        killed.append,
+        lambda reason: None,
+        keeper_owes=lambda: bool(owed),
+    )
+    for _ in range(3):
+        renewal.turn()
+    assert killed == []
+    if pays:
+        owed.clear()
+    else:  # a client that is stuck holds no upgrade up for ever
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + upgrade._OWING_S)
+    renewal.turn()
+    assert killed == children
