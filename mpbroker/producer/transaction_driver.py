@@ -106,7 +106,7 @@ class TransactionDriver:
             return float("inf")
         if now_ms < self._not_before_ms:
             return self._not_before_ms - now_ms
-        pending = manager.next_pending(self._accumulator.has_incomplete)
+        pending = manager.next_pending(lambda: self._accumulator.has_incomplete)
         if pending is None:
             return float("inf")
         if pending.step is Step.END and not manager.has_begun_at_broker:

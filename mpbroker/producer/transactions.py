@@ -11,7 +11,7 @@ member), KIP-890 (abortable errors).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -293,8 +293,13 @@ class TransactionManager(Idempotence):
         """Whether a request has yet to be sent."""
         return bool(self._pending or self.new_partitions)
 
-    def next_pending(self, has_incomplete: bool) -> Pending | None:
-        """Take what is to be sent now; EndTxn waits until no batch is incomplete."""
+    def next_pending(self, has_incomplete: Callable[[], bool]) -> Pending | None:
+        """Take what is to be sent now; EndTxn waits until no batch is incomplete.
+
+        Args:
+            has_incomplete: asked when the end has been found: what was known before may
+                be older than the transaction's records.
+        """
         with self._lock:
             wanted: set[Partition] = set()
             if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
@@ -312,7 +317,7 @@ class TransactionManager(Idempotence):
             if not self._pending:
                 return None
             first = min(self._pending, key=lambda pending: pending.step.value)
-            if first.step is Step.END and has_incomplete:
+            if first.step is Step.END and has_incomplete():
                 return None
             self._pending.remove(first)
             return first

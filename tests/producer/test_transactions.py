@@ -176,6 +176,57 @@ def test_an_abort_drops_what_was_not_sent_and_waits_for_what_was():
     assert sent.result(0)
 
 
+def meanwhile(rig, happens):
+    """Have a sender's turn be interrupted where it asks what is to be sent."""
+    ask = rig.manager.next_pending
+
+    def interrupted(*known):
+        rig.manager.next_pending = ask
+        happens()
+        return ask(*known)
+
+    rig.manager.next_pending = interrupted
+    rig.turns(2)
+    assert rig.manager.next_pending is ask
+
+
+def test_what_is_sent_and_aborted_amid_a_turn_is_not_of_the_next_transaction():
+    rig = TransactionRig(begin=False, linger_ms=60_000)
+    futures = []
+
+    def send_and_abort():
+        rig.manager.begin()
+        futures.append(rig.append(b"aborted"))
+        futures.append(rig.manager.begin_abort())
+
+    meanwhile(rig, send_and_abort)
+    record, abort = futures
+    abort.wait(0)
+    assert isinstance(record.exception(0), TransactionAbortedError)
+    rig.manager.begin()
+    rig.send_added(b"committed")
+    rig.manager.begin_commit()
+    rig.turns(2)
+    assert rig.values(rig.produces[0]) == [b"committed"]
+
+
+def test_what_is_sent_amid_a_turn_is_acknowledged_before_its_commit_is_sent():
+    rig = TransactionRig()
+    rig.send_added(b"0")
+    rig.reply()
+
+    def send_and_commit():
+        rig.append(b"1")
+        rig.manager.begin_commit()
+
+    meanwhile(rig, send_and_commit)
+    assert rig.values(rig.produces[0]) == [b"1"]
+    assert not rig.wire.waiting(ApiKey.END_TXN)
+    rig.reply()
+    rig.turns()
+    assert rig.ended() is True
+
+
 def test_a_lost_record_makes_commit_fail_and_abort_raise_the_epoch():
     rig = TransactionRig()
     future = rig.send_added()
