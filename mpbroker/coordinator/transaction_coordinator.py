@@ -536,6 +536,15 @@ class TransactionCoordinator:
             and self.partition_for(transactional_id) == partition
         ]
 
+    def decided(self, partition: int) -> list[TransactionMetadata]:
+        """Those of a partition of the log whose markers may not all be written."""
+        return [
+            transaction
+            for transactional_id, transaction in self._transactions.items()
+            if transaction.state in PREPARED
+            and self.partition_for(transactional_id) == partition
+        ]
+
     def open_partitions(self) -> Iterable[tuple[int, int, TopicPartition]]:
         """(producer id, epoch, partition) of all that may be written to."""
         for transactional_id in self._ongoing:

@@ -297,12 +297,9 @@ class SharedOpenTransactions:
             if row is not None:
                 self._table.close(producer_id, row)
 
-    def begin_loading(self) -> None:
-        if not self._table.begin_restoring():
-            _LOG.error(
-                "transactions could not be loaded: partitions are read and written"
-                " though they may lack what a power cut took of transactions' ends"
-            )
+    def is_restored(self) -> bool:
+        """Whether everybody is let at the partitions."""
+        return self._table.is_restored()
 
     def all_loaded(self) -> None:
         """Let everybody at the partitions: none lacks a marker any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -9,10 +10,11 @@ from typing import Any, Final
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
-from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.outbox import Call, Markers, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
 from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
+from mpbroker.coordinator.transaction_ends import COORDINATOR_EPOCH
 from mpbroker.coordinator.transaction_listing import TransactionListing
 from mpbroker.coordinator.transaction_markers import (
     FindLog,
@@ -20,13 +22,14 @@ from mpbroker.coordinator.transaction_markers import (
     MarkerWriter,
     SharedOpenTransactions,
 )
+from mpbroker.coordinator.transaction_metadata import TransactionState
 from mpbroker.coordinator.transaction_offsets import TransactionOffsets
 from mpbroker.coordinator.transaction_partitions import TransactionPartitions
 from mpbroker.coordinator.transaction_records import read_transaction, what_counts
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
 from mpbroker.storage.topics import TopicRegistry
@@ -94,7 +97,6 @@ class Transactions:
 
     def begin_loading(self) -> list[int]:
         """Return the partitions of the log that are to be loaded."""
-        self._shared.begin_loading()
         partitions = self.topic.partitions_to_load()
         self.coordinator.begin_loading(partitions)
         return partitions
@@ -113,6 +115,31 @@ class Transactions:
             replayed += len(records)
             yield replayed
         self._restore_markers(partition)
+        if not self._shared.is_restored():
+            self._write_markers(partition)
+
+    def _write_markers(self, partition: int) -> None:
+        """Before anybody opens a partition: carry out what was decided.
+
+        Where a marker was before a power cut, a reader may have been. It is carried
+        out once more, as ever, when everything is loaded, and completed by that.
+        """
+        decided = self.coordinator.decided(partition)
+        if decided:
+            self.topic.log_of(partition).sync()  # what a dead one decided need not be
+        now_ms = time.time_ns() // 1_000_000
+        for transaction in decided:
+            markers = Markers(
+                transaction.producer_id,
+                transaction.producer_epoch,
+                transaction.state is TransactionState.PREPARE_COMMIT,
+                COORDINATOR_EPOCH,
+                sorted(transaction.partitions),
+                lambda *_: None,
+            )
+            for awaited in self.markers.append(markers, now_ms)[1]:
+                with contextlib.suppress(ApiError):  # off line: it is tried again
+                    awaited.log.sync(awaited.end)
 
     def _restore_markers(self, partition: int) -> None:
         """Before anybody may write: append what a power cut took of earlier ends."""

@@ -159,7 +159,11 @@ class LogDirectory:
         The deletion is in the metadata log before a directory is renamed, and whoever
         was at it may have died in between.
         """
-        names = set(os.listdir(self.path)) if removed else set()
+        try:
+            names = set(os.listdir(self.path)) if removed else set()
+        except OSError as error:
+            logger.error("%s cannot be read: %s", self.path, error)
+            return
         for topic in removed:
             for partition in range(topic.partition_count):
                 name = directory_name(topic.name, partition)

@@ -182,7 +182,9 @@ def recover_metadata_log(
             image.replay(record)
             if topic is not None:
                 removed.append(topic)
-        see_off(removed)
+        if removed:
+            _sync(path)  # a dead one's last record may be in memory only
+            see_off(removed)
         dead = image.record_count - image.live_record_count()
         if (
             may_rewrite
@@ -236,6 +238,11 @@ def _truncate(path: str, end: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(end)
         os.fsync(file.fileno())
+
+
+def _sync(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())
 
 
 def _whole_batches(data: bytes, path: str) -> int:

@@ -28,6 +28,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.logger import get_logger
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.processor import Processor
@@ -59,6 +60,8 @@ from mpbroker.supervisor.signals import reset_in_child
 if TYPE_CHECKING:
     from mpbroker.server.authorisation import Authorisation
     from mpbroker.server.telemetry_apis import TelemetryApis
+
+_LOG = get_logger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _MS: Final = 1_000_000
@@ -340,6 +343,12 @@ class Roles:
         from mpbroker.supervisor.coordinator_role import CoordinatorRole
 
         become_child("group-coordinator", self._memory)
+        # The first that can be done: who dies of memory may do so at any time.
+        if not TransactionTable(self._memory.transactions).begin_restoring():
+            _LOG.error(
+                "transactions could not be loaded: partitions are read and written"
+                " though they may lack what a power cut took of transactions' ends"
+            )
         role = CoordinatorRole(
             self._config, self._memory, self._directories, self._authorisation
         )
