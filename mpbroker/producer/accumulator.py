@@ -558,7 +558,8 @@ class RecordAccumulator:
     @property
     def has_incomplete(self) -> bool:
         """Whether a batch is not done yet, sent or not."""
-        return bool(self._incomplete)
+        with self.lock:  # or a batch is on its way while the producer is closed
+            return bool(self._incomplete)
 
     def complete_here(self) -> None:
         """See the function of that name; called by the sender's thread."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from mpbroker.producer.errors import (
@@ -65,8 +66,13 @@ class BufferPool:
             self.available_bytes -= size
             return True
 
-    def allocate(self, size: int, timeout_s: float) -> None:
+    def allocate(
+        self, size: int, timeout_s: float, waits: Callable[[], None] = lambda: None
+    ) -> None:
         """Take bytes, waiting for them in line.
+
+        Args:
+            waits: called when it is in line: who has bytes to free may look.
 
         Raises:
             BufferExhaustedError: they were not there in time.
@@ -81,6 +87,8 @@ class BufferPool:
         began = time.monotonic()
         is_taken = False
         try:
+            if not waiter.is_granted:
+                waits()
             self._wait(waiter, began + min(timeout_s, threading.TIMEOUT_MAX))
             is_taken = waiter.is_granted and not self._closed
         finally:

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -258,8 +259,8 @@ class Producer(TransactionCalls):
     ) -> RecordFuture:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        if self._transactions is not None:
-            self._transactions.check_open("send()")
+        manager = self._transactions
+        transaction = manager.check_open("send()") if manager is not None else 0
         if self._key_serializer is not None or (
             key is not None and type(key) is not bytes
         ):
@@ -278,9 +279,9 @@ class Producer(TransactionCalls):
             )
         record = timestamp_ms, key, value, raw_headers
         try:
-            return self._append(topic, record, record_size(record), partition, callback)
+            return self._append(topic, record, partition, callback, transaction)
         except (RetriableError, RefusedError) as error:
-            return self._failed(topic, partition, record, callback, error)
+            return self._failed(topic, partition, record, callback, error, transaction)
         except BaseException:
             self._client.wakeup()  # interrupted, perhaps before it was told of a batch
             raise
@@ -289,11 +290,12 @@ class Producer(TransactionCalls):
         self,
         topic: str,
         record: RawRecord,
-        size: int,
         partition: int | None,
         callback: Callback | None,
+        transaction: int,
     ) -> RecordFuture:
         _, key, value, headers = record
+        size = record_size(record)
         if size >= self._surely_small:
             self._check_size(topic, record_size_bound(key, value, headers))
         began = time.monotonic()
@@ -304,8 +306,8 @@ class Producer(TransactionCalls):
         accumulator = self._accumulator
         chosen = self._choose(topic, record, partition, info)
         queue = self._queue(queues, chosen, info)
-        self._join_transaction(queue)
-        future = accumulator.try_append(queue, record, size, callback)
+        append = partial(accumulator.try_append, queue, record, size, callback)
+        future = self._joined(queue, transaction, append)
         if future is not None:
             return future
         now_ms = monotonic_ms()
@@ -320,14 +322,14 @@ class Producer(TransactionCalls):
             queue = accumulator.sticky_queue(
                 queues, len(info.leaders), self._metadata.snapshot, now_ms
             )
-        self._join_transaction(queue)
         charge = max(self._settings.batch_size, record_size_bound(key, value, headers))
         if not self._pool.try_allocate(charge):
-            self._client.wakeup()
             left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
-            self._pool.allocate(charge, max(0.0, left_s))
-        now_ms = monotonic_ms()
-        future = accumulator.append_new(queue, record, size, charge, callback, now_ms)
+            self._pool.allocate(charge, max(0.0, left_s), self._client.wakeup)
+        rest = size, charge, callback, monotonic_ms()
+        begin = partial(accumulator.append_new, queue, record, *rest)
+        give_up = partial(self._pool.free, charge)
+        future = self._joined(queue, transaction, begin, give_up)
         self._have_sent(queue)
         return future
 
@@ -336,11 +338,6 @@ class Producer(TransactionCalls):
         snapshot = self._metadata.snapshot
         if self._transactions or not self._accumulator.must_wait(queue, snapshot):
             self._client.wakeup()
-
-    def _join_transaction(self, queue: PartitionQueue) -> None:
-        """Have the partition be part of the transaction, if there is one."""
-        if self._transactions is not None:
-            self._transactions.add_partition((queue.topic, queue.partition))
 
     def _check_size(self, topic: str, bound: int) -> None:
         for name, limit in (
@@ -400,6 +397,7 @@ class Producer(TransactionCalls):
         record: RawRecord,
         callback: Callback | None,
         error: ProducerError,
+        transaction: int,
     ) -> RecordFuture:
         """Return the future of a record that failed before it was in a batch."""
         number = -1 if partition is None else partition
@@ -411,7 +409,7 @@ class Producer(TransactionCalls):
         if isinstance(error, BufferExhaustedError):
             self._metrics.count("buffer-exhausted", 1, monotonic_ms())
         if self._transactions is not None:
-            self._transactions.refused(error)
+            self._transactions.refused(error, transaction)
         batch.fail(error)
         return RecordFuture(batch, 0)
 
@@ -452,6 +450,9 @@ class Producer(TransactionCalls):
             operation.wait(self._settings.max_block_ms)
         finally:
             self._metrics.spend(metric, time.monotonic() - began)
+
+    def _has_incomplete(self) -> bool:
+        return self._accumulator.has_incomplete
 
     def _spend(self, metric: str, seconds: float) -> None:
         self._metrics.spend(metric, seconds)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.producer.queues import PartitionQueue
 from mpbroker.producer.transactions import (
     GroupMetadata,
     OffsetAndMetadata,
     Operation,
     TransactionManager,
 )
+
+_T = TypeVar("_T")
 
 
 class PreparedTransaction(NamedTuple):
@@ -26,6 +29,8 @@ class PreparedTransaction(NamedTuple):
 
 class TransactionCalls(ABC):
     """Each call waits, up to max.block.ms, until the coordinator has answered."""
+
+    _transactions: TransactionManager | None
 
     @abstractmethod
     def _manager(self) -> TransactionManager:
@@ -44,8 +49,25 @@ class TransactionCalls(ABC):
         """Wait until all that was sent is acknowledged, or has failed."""
 
     @abstractmethod
+    def _has_incomplete(self) -> bool:
+        """Whether something that was sent is neither acknowledged nor has failed."""
+
+    @abstractmethod
     def _spend(self, metric: str, seconds: float) -> None:
         """Add to a metric."""
+
+    def _joined(
+        self,
+        queue: PartitionQueue,
+        transaction: int,
+        append: Callable[[], _T],
+        give_up: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """Append within the transaction of that number, if there are transactions."""
+        if self._transactions is None:
+            return append()
+        place = queue.topic, queue.partition
+        return self._transactions.append(transaction, place, append, give_up)
 
     def init_transactions(self) -> None:
         """Get ready, once, before the first transaction.
@@ -118,7 +140,8 @@ class TransactionCalls(ABC):
         manager = self._manager()
         manager.check_open("prepare_transaction()")
         self.flush()
-        manager.prepare_end()
+        while not manager.prepare_end(self._has_incomplete):
+            self.flush()  # a callback, say, has sent something
         return PreparedTransaction(
             manager.transactional_id, manager.producer_id, manager.epoch
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.producer.batch import ProducerBatch
@@ -48,6 +48,7 @@ class TransactionState(Enum):
 
 
 _S = TransactionState
+_T = TypeVar("_T")
 
 # A pair that is absent is illegal: a call that does not fit.
 TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = frozenset(
@@ -97,6 +98,7 @@ class Operation:
         self.what = what
         self.trouble = ""  # why it takes so long
         self.error: ProducerError | None = None
+        self.is_told = False  # how it ended, to somebody who waited
         self._done = threading.Event()
 
     @property
@@ -121,6 +123,7 @@ class Operation:
                 f"{self.what} is not answered after {timeout_ms:.0f} ms (max.block.ms)"
                 f"{self.trouble}; call it again to wait on, or close the producer"
             )
+        self.is_told = True
         if self.error is not None:
             raise self.error.with_traceback(None)
 
@@ -157,6 +160,7 @@ class TransactionManager(Idempotence):
         self.new_partitions: set[Partition] = set()
         self.adding: set[Partition] = set()
         self.partitions: set[Partition] = set()
+        self.number = 0  # of transactions begun
         self.has_begun_at_broker = False
         self._unsure: set[Partition] = set()  # asked to be added; the answer was lost
         self._unsure_offsets: Pending | None = None  # likewise
@@ -177,8 +181,8 @@ class TransactionManager(Idempotence):
     def begin_init(self) -> Operation:
         """Ask for the id, and end what a predecessor left open."""
         with self._lock:
-            if self.state is _S.INITIALIZING and self._operation is not None:
-                return self._operation
+            if (last := self._untold("init_transactions()")) is not None:
+                return last
             self._move(_S.INITIALIZING, "init_transactions()")
             return self._enqueue(Pending(Step.INIT, Operation("init_transactions()")))
 
@@ -186,6 +190,8 @@ class TransactionManager(Idempotence):
         """Open a transaction."""
         with self._lock:
             self._move(_S.IN_TRANSACTION, "begin_transaction()")
+            self.number += 1
+            self._operation = None
 
     def add_offsets(self, offsets: Offsets, group: GroupMetadata) -> Operation:
         """Have a group's positions be part of the transaction."""
@@ -196,10 +202,16 @@ class TransactionManager(Idempotence):
                 Pending(Step.ADD_OFFSETS, operation, offsets=offsets, group=group)
             )
 
-    def prepare_end(self) -> None:
-        """Leave the transaction to others: our end does not abort it."""
+    def prepare_end(self, has_incomplete: Callable[[], bool]) -> bool:
+        """Leave the transaction to others, if all is acknowledged; return whether.
+
+        Our end does not abort it.
+        """
         with self._lock:
+            if has_incomplete():
+                return False
             self._move(_S.PREPARED, "prepare_transaction()")
+            return True
 
     def begin_commit(self) -> Operation:
         """Commit when everything is acknowledged."""
@@ -211,8 +223,8 @@ class TransactionManager(Idempotence):
 
     def _begin_end(self, target: TransactionState, what: str) -> Operation:
         with self._lock:
-            if self.state is target and self._operation is not None:
-                return self._operation
+            if (last := self._untold(what)) is not None:
+                return last
             self._move(target, what)
             aborted = target is _S.ABORTING
             if aborted:
@@ -225,10 +237,19 @@ class TransactionManager(Idempotence):
             self._enqueue(Pending(Step.END, operation, committed=not aborted))
             return operation
 
-    def check_open(self, what: str) -> None:
-        """Raise what keeps records from being sent now, if anything does."""
+    def _untold(self, what: str) -> Operation | None:
+        """The same call, made before, if nobody was told yet how it ended."""
+        last = self._operation
+        return last if last and last.what == what and not last.is_told else None
+
+    def check_open(self, what: str) -> int:
+        """Raise what keeps records from being sent now, if anything does.
+
+        Returns:
+            Which transaction is open.
+        """
         if self.state is _S.IN_TRANSACTION:
-            return
+            return self.number
         if self.state is _S.ABORTABLE_ERROR:
             raise AbortableError(
                 f"{what}: the transaction has failed; call abort_transaction():"
@@ -257,14 +278,38 @@ class TransactionManager(Idempotence):
             f"{what} does not fit: the producer is {self.state.value}{hint}"
         )
 
-    def add_partition(self, partition: Partition) -> None:
-        """Have a partition be part of the transaction before it is written to."""
-        if partition in self.partitions:
-            return
+    def append(
+        self,
+        number: int,
+        partition: Partition,
+        append: Callable[[], _T],
+        give_up: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """Append to a partition, which is part of the transaction then, in one step.
+
+        Args:
+            number: of the transaction that was open when send() was called: meanwhile
+                another thread may have ended it, and begun the next.
+            append: appends.
+            give_up: called before anything is raised.
+
+        Raises:
+            ProducerError: see `check_open`.
+            TransactionStateError: that transaction has ended.
+        """
         with self._lock:
-            self.check_open("send()")
-            if partition not in self.adding:
-                self.new_partitions.add(partition)
+            try:
+                if self.check_open("send()") != number:
+                    raise TransactionStateError(
+                        "send(): its transaction was ended, by another thread, while"
+                        " it waited"
+                    )
+                if partition not in self.partitions and partition not in self.adding:
+                    self.new_partitions.add(partition)
+            except BaseException:
+                give_up()
+                raise
+            return append()
 
     def _enqueue(self, pending: Pending) -> Operation:
         self._pending.append(pending)
@@ -490,13 +535,13 @@ class TransactionManager(Idempotence):
             )
         )
 
-    def refused(self, error: ProducerError) -> None:
-        """Note that a record failed before it was in a batch; any thread may.
+    def refused(self, error: ProducerError, number: int) -> None:
+        """Note that a transaction's record failed before it was in a batch.
 
         As in Kafka: who looks at no future learns from the commit that one is missing.
         """
         with self._lock:
-            if self.state is _S.IN_TRANSACTION:
+            if self.state is _S.IN_TRANSACTION and self.number == number:
                 self.fail(
                     AbortableError(f"{error}; abort_transaction()", error.error_code)
                 )

@@ -113,7 +113,7 @@ class SenderRig:
         size = record_size(record)
         queue = self.accumulator.topic(topic).queue(partition)
         if isinstance(self.state, TransactionManager):
-            self.state.add_partition((topic, partition))
+            self.state.append(self.state.number, (topic, partition), lambda: None)
         future = self.accumulator.try_append(queue, record, size, callback)
         if future is not None:
             return future

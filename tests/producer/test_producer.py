@@ -434,37 +434,6 @@ def test_what_was_not_acknowledged_before_a_fork_is_not_waited_for_in_the_child(
     assert future.exception(0) is None
 
 
-def test_closing_reaches_a_batch_that_was_being_sealed_meanwhile(
-    make_producer, new_topic, read, monkeypatch
-):
-    topic = new_topic()
-    producer = make_producer(linger_ms=60_000, batch_size=1000)
-    producer.partitions_for(topic)
-    first = producer.send(topic, b"x" * 900)
-    accumulator, sleeping = producer._accumulator, threading.Event()
-    closing = threading.Thread(target=producer.close)
-    seal, poll = accumulator.seal, producer._client.poll
-
-    def poll_when_closed(wait_ms, now_ms):
-        if accumulator.is_closed:
-            sleeping.set()  # about to wait for whatever comes
-        poll(wait_ms, now_ms)
-
-    def close_before(batch):
-        if threading.current_thread() is threading.main_thread():
-            closing.start()
-            assert sleeping.wait(90)
-        seal(batch)
-
-    monkeypatch.setattr(producer._client, "poll", poll_when_closed)
-    monkeypatch.setattr(accumulator, "seal", close_before)
-    with pytest.raises(ProducerClosedError):
-        producer.send(topic, b"y" * 900)
-    closing.join(60)
-    assert not closing.is_alive()
-    assert first.exception(0) is None
-
-
 def test_many_threads_may_send(make_producer, new_topic, read):
     topic = new_topic(3)
     producer = make_producer(batch_size=500)

@@ -13,6 +13,8 @@ import pytest
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.producer import (
     AbortableError,
+    BufferExhaustedError,
+    DeliveryTimeoutError,
     FatalError,
     GroupMetadata,
     ProducerError,
@@ -406,6 +408,46 @@ def test_every_transition_that_is_not_listed_is_refused():
             assert manager.state is before
 
 
+def answer_late(rig, begin, answer):
+    """Begin something, wait in vain, have it answered, and begin it again."""
+    with pytest.raises(DeliveryTimeoutError, match="call it again"):
+        begin().wait(0)
+    answer()
+    again = begin()
+    again.wait(0)
+    return again
+
+
+def test_who_calls_again_as_told_hears_what_was_answered_meanwhile():
+    rig = TransactionRig()
+    rig.send_added()
+    rig.reply()
+
+    def ended():
+        rig.turns(2)
+        assert rig.ended()
+
+    commit = answer_late(rig, rig.manager.begin_commit, ended)
+    with pytest.raises(TransactionStateError):  # it is told once
+        rig.manager.begin_commit()
+    rig.manager.begin()
+    with pytest.raises(DeliveryTimeoutError):
+        rig.manager.begin_abort().wait(0)
+    rig.turns(2)  # nothing was written: no answer is needed
+    rig.manager.begin_abort().wait(0)
+    rig.manager.begin()
+    assert rig.manager.begin_commit() is not commit
+
+
+def test_the_end_of_a_transaction_that_nobody_waited_for_is_not_the_next_ones():
+    rig = TransactionRig()
+    first = rig.manager.begin_commit()
+    rig.turns(2)
+    rig.manager.begin()
+    rig.send_added()
+    assert rig.manager.begin_commit() is not first
+
+
 # -- with a broker ---------------------------------------------------------------------
 
 
@@ -450,6 +492,65 @@ def test_a_second_producer_of_the_same_id_fences_the_first(
     heir.send(topic, b"heir")
     heir.commit_transaction()
     assert [r.value for r in read(topic)[0]] == [b"heir"]
+
+
+def test_a_record_that_waits_while_its_transaction_ends_is_not_of_the_next(
+    transactional, new_topic, read, monkeypatch
+):
+    """As another thread ends it, or a coroutine that has given send() up."""
+    topic = new_topic()
+    allocate = transactional._pool.try_allocate
+    transactional.begin_transaction()
+
+    def meanwhile(size):
+        monkeypatch.undo()
+        transactional.abort_transaction()
+        transactional.begin_transaction()
+        return allocate(size)
+
+    monkeypatch.setattr(transactional._pool, "try_allocate", meanwhile)
+    free = transactional._pool.available_bytes
+    with pytest.raises(TransactionStateError, match="another thread"):
+        transactional.send(topic, b"of the aborted one")
+    assert transactional._pool.available_bytes == free
+    transactional.send(topic, b"next")
+    transactional.commit_transaction()
+    assert [r.value for r in read(topic)[0]] == [b"next"]
+
+
+def test_a_record_that_fails_while_its_transaction_ends_does_not_fail_the_next(
+    transactional, new_topic, read, monkeypatch
+):
+    topic = new_topic()
+    transactional.begin_transaction()
+
+    def exhausted(size):
+        monkeypatch.undo()
+        transactional.abort_transaction()
+        transactional.begin_transaction()
+        raise BufferExhaustedError("no memory")
+
+    monkeypatch.setattr(transactional._pool, "try_allocate", exhausted)
+    future = transactional.send(topic, b"of the aborted one")
+    assert isinstance(future.exception(0), BufferExhaustedError)
+    transactional.send(topic, b"next")
+    transactional.commit_transaction()
+    assert [r.value for r in read(topic)[0]] == [b"next"]
+
+
+def test_what_a_callback_sends_is_written_before_others_may_end_the_transaction(
+    transactional, new_topic
+):
+    topic = new_topic()
+    transactional.begin_transaction()
+    more = []
+
+    def send_more(metadata, error):
+        more.append(transactional.send(topic, b"2"))
+
+    transactional.send(topic, b"1", callback=send_more)
+    transactional.prepare_transaction()
+    assert more[0].result(0).offset == 1
 
 
 def test_calls_in_the_wrong_order_say_what_to_do(make_producer):
