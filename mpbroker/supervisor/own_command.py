@@ -28,9 +28,11 @@ def _is_script(path: str) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            return file.read(2) == b"#!"
+            first = file.readline(256)
     except OSError:
         return False
+    # Which Python env finds may be another than the one it was given to by name.
+    return first.startswith(b"#!/") and b"/env " not in first
 
 
 def _arguments() -> list[str]:
