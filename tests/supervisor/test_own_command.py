@@ -1,4 +1,4 @@
-"""What an upgrade without a command starts: the script that was typed, or our Python."""
+"""What an upgrade without a command starts: the script typed, or our Python."""
 
 from __future__ import annotations
 
