@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
+import urllib.error
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from tests.supervisor.metrics.asking import METRICS, get
+from tests.supervisor.metrics.asking import METRICS, get, url_of, wait_until
 from tests.support.broker import Broker
+from tests.support.fetch_clients import prometheus_tool
+from tests.support.ports import reusable_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\bmpbroker_[a-z_]+")
@@ -29,9 +34,9 @@ def expressions():
 
 
 def promtool(*arguments):
-    found = shutil.which("promtool")
+    found = prometheus_tool("promtool")
     if found is None:
-        pytest.skip("promtool is not installed")
+        pytest.skip("no promtool")
     done = subprocess.run(
         [found, *arguments], capture_output=True, text=True, timeout=50, check=False
     )
@@ -52,6 +57,58 @@ def known(tmp_path_factory):
 
 def test_prometheus_takes_the_configuration_and_the_rules():
     promtool("check", "config", str(DEPLOY / "prometheus.yml"))
+
+
+def test_prometheus_scrapes_a_broker_and_evaluates_every_rule(tmp_path):
+    program = prometheus_tool("prometheus")
+    if program is None:
+        pytest.skip("no prometheus")
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    config["global"] = dict.fromkeys(config["global"], "1s")
+    groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    for group in groups:
+        group.pop("interval", None)
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump({"groups": groups}))
+    address = f"127.0.0.1:{reusable_port()}"
+    with Broker(tmp_path / "data", METRICS) as broker:
+        job["static_configs"] = [{"targets": [urlsplit(url_of(broker)).netloc]}]
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+        serving = subprocess.Popen(
+            [
+                program,
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                f"--web.listen-address={address}",
+                "--log.level=error",
+            ]
+        )
+
+        def ask(path):
+            with urllib.request.urlopen(f"http://{address}/api/v1/{path}") as answer:
+                return json.load(answer)["data"]
+
+        def evaluated():
+            assert serving.poll() is None
+            with suppress(urllib.error.URLError, ConnectionError):
+                targets = ask("targets")["activeTargets"]
+                rules = [r for group in ask("rules")["groups"] for r in group["rules"]]
+                is_all = targets and all(
+                    each["health"] != "unknown" for each in [*targets, *rules]
+                )
+                return (targets, rules) if is_all else None
+            return None
+
+        try:
+            targets, rules = wait_until(evaluated)
+            up = ask("query?query=mpbroker_info")["result"]
+        finally:
+            serving.terminate()
+            serving.wait()
+    assert [each["health"] for each in targets] == ["up"], targets
+    assert {rule["health"] for rule in rules} == {"ok"}, rules
+    assert len(rules) == sum(len(group["rules"]) for group in groups)
+    assert len(up) == 1
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))

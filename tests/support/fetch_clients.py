@@ -29,6 +29,7 @@ _OLDER_SPARK_POM: Final = _SPARK_SOURCES / "older.xml"
 FRANZ_GO: Final = ROOT / ".downloads" / "franz-go" / "franz"
 _GO_SOURCES: Final = ROOT / "tests" / "compat" / "go"
 NODE_DIR: Final = ROOT / ".downloads" / "node"
+PROMETHEUS_DIR: Final = ROOT / ".downloads" / "prometheus"
 _NODE_SOURCES: Final = ROOT / "tests" / "compat" / "node"
 
 # A command, and the Debian package that has it.
@@ -224,6 +225,42 @@ def fetch_kafkajs() -> str:
     return ""
 
 
+def prometheus_tool(name: str) -> str | None:
+    """Return the path of prometheus or promtool, if it is there."""
+    ours = PROMETHEUS_DIR / "usr" / "bin" / name
+    return shutil.which(name) or (str(ours) if ours.is_file() else None)
+
+
+def fetch_prometheus() -> str:
+    """Unpack Debian's Prometheus, which installed would serve; return why not."""
+    if all(map(prometheus_tool, ("prometheus", "promtool"))):
+        return ""
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            return f"no promtool on PATH, and no {tool} to fetch Debian's with"
+    _say("fetching Debian's Prometheus (19 MB)")
+    with tempfile.TemporaryDirectory(dir=PROMETHEUS_DIR.parent) as name:
+        scratch = Path(name)
+        scratch.chmod(0o755)  # apt's own user writes there
+        error = ""
+        if os.geteuid() == 0:
+            error = _run(["apt-get", "-qq", "update"], _APT_TIMEOUT_S)
+        error = error or _run(
+            ["env", "-C", name, "apt-get", "-qq", "download", "prometheus"],
+            _APT_TIMEOUT_S,
+        )
+        fresh = scratch / "fresh"
+        for package in scratch.glob("*.deb"):
+            error = error or _run(
+                ["dpkg-deb", "-x", str(package), str(fresh)], _APT_TIMEOUT_S
+            )
+        if error or not fresh.is_dir():
+            return f"Debian's Prometheus cannot be fetched: {error}"
+        shutil.rmtree(PROMETHEUS_DIR, ignore_errors=True)
+        fresh.rename(PROMETHEUS_DIR)
+    return ""
+
+
 def fetch_debian(tool: str, package: str) -> str:
     """Install a Debian package if that is ours to do; return why not, or nothing."""
     if shutil.which(tool):
@@ -274,7 +311,7 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         reasons = [fetch_debian(*each) for each in _DEBIAN]
         reasons += [fetch_java_tools(), build_java_client(), fetch_spark_connector()]
-        reasons += [fetch_franz_go(), fetch_kafkajs()]
+        reasons += [fetch_franz_go(), fetch_kafkajs(), fetch_prometheus()]
         for reason in reasons:
             if reason:
                 _say(f"{reason}; the tests with it will be skipped")

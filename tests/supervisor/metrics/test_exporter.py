@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +29,7 @@ from tests.supervisor.metrics.asking import (
     wait_until,
 )
 from tests.support.broker import Broker
+from tests.support.fetch_clients import prometheus_tool
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_idle_ratios_are_shares(broker):
 
 def test_promtool_and_the_official_parser_find_nothing_wrong(broker):
     _, text = get(broker)
-    promtool = shutil.which("promtool")
+    promtool = prometheus_tool("promtool")
     parser = pytest.importorskip("prometheus_client.parser")
     families = list(parser.text_string_to_metric_families(text))
     assert len(families) > 30
