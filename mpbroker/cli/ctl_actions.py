@@ -131,18 +131,26 @@ def upgrade(target: Target, argv: tuple[str, ...], wait_s: float) -> int:
     """
     before = target.request("status")
     pidfd = _open_pidfd(before["pid"])  # which stays the same
-    target.request("upgrade", argv=list(argv) or None)
+
+    def look(patience_s: float) -> None:
+        if pidfd is not None and _has_gone(pidfd, patience_s):
+            raise BrokerUnavailableError(
+                f"process {before['pid']} has ended in the middle of the upgrade, and"
+                " the broker with it; its log says why"
+            )
+
+    try:
+        target.request("upgrade", argv=list(argv) or None)
+    except BrokerUnavailableError:
+        look(1)  # the newcomer may have been that quick
+        raise
     if wait_s == 0:
         return ExitCode.OK
     said = ""
 
     def ended() -> bool:
         nonlocal said
-        if pidfd is not None and _has_gone(pidfd, 0):
-            raise BrokerUnavailableError(
-                f"process {before['pid']} has ended in the middle of the upgrade, and"
-                " the broker with it; its log says why"
-            )
+        look(0)
         try:
             said = str(target.request("status").get("upgrade", ""))
         except BrokerUnavailableError:

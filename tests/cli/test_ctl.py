@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from mpbroker.cli.ctl_connection import BrokerUnavailableError, ControlClient
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.ipc.telemetry import start_time
 from mpbroker.supervisor.control_attach import process_state
@@ -382,11 +383,21 @@ def test_stop_ends_the_broker_as_a_signal_does(make_broker, ctl):
     broker._process = None
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
 def test_an_upgrade_that_the_broker_does_not_survive_is_not_waited_for(
-    make_broker, mpbroker, monkeypatch, tmp_path
+    make_broker, mpbroker, monkeypatch, tmp_path, is_answered
 ):
     monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))  # the trial's directory is left
     broker = make_broker(QUICK)
+    request = ControlClient.request
+
+    def ask(client, command, **arguments):
+        answer = request(client, command, **arguments)
+        if command == "upgrade" and not is_answered:  # the newcomer was quicker
+            raise BrokerUnavailableError("the broker closed the connection")
+        return answer
+
+    monkeypatch.setattr(ControlClient, "request", ask)
     newcomer = ["sh", "-c", "kill -9 $PPID"]
     wait = ["--data-dir", broker.data_dir, "--wait", 20]
     result = mpbroker("ctl", "upgrade", *wait, "--", *newcomer)
