@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import os
 import signal
 from itertools import product
@@ -127,9 +127,18 @@ def test_a_child_that_says_it_is_configured_wrong_is_not_tried_again():
 
 
 def test_a_dead_childs_descriptor_is_closed():
-    gc.collect()  # what other tests left to it is not to be closed meanwhile
-    before = os.listdir("/proc/self/fd")
-    one = child()
+    one, of_children = child(), []
+
+    def look(status):
+        # What other tests have left may be closed meanwhile, but is no process.
+        of_children.append(os.readlink(f"/proc/self/fd/{one.pidfd}"))
+        numbers.append(one.pidfd)
+        exited(status)
+
+    numbers: list[int] = []
+    exited, one.exited = one.exited, look
     live_and_die(one)
-    assert os.listdir("/proc/self/fd") == before
+    assert of_children == ["anon_inode:[pidfd]"]
+    with contextlib.suppress(FileNotFoundError):
+        assert os.readlink(f"/proc/self/fd/{numbers[0]}") != of_children[0]
     assert not one.is_alive
