@@ -17,6 +17,7 @@ from mpbroker.config_def import ConfigKey, ConfigType, UpdateMode
 from mpbroker.ipc.limits_page import Limits, LimitsPage
 from mpbroker.ipc.segment import Segment
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -284,7 +285,9 @@ def test_topics_without_a_config_of_their_own_follow_the_brokers(broker):
             topics=[MetadataRequestTopic(name="follower")],
             allow_auto_topic_creation=True,
         )
-        ask(sock, ApiKey.METADATA, 8, request.encode(8))
+        body = ask(sock, ApiKey.METADATA, 8, request.encode(8))
+    (topic,) = MetadataResponse.decode(8, body).topics
+    assert topic.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
     set_configs(broker, {"message.max.bytes": 1234}, OF_ALL)
     request = DescribeConfigsRequest(
         resources=[DescribeConfigsResource(resource_type=2, resource_name="follower")],
@@ -293,6 +296,7 @@ def test_topics_without_a_config_of_their_own_follow_the_brokers(broker):
     with dial(broker) as sock:
         body = ask(sock, ApiKey.DESCRIBE_CONFIGS, 4, request.encode(4))
     (result,) = DescribeConfigsResponse.decode(4, body).results
+    assert (result.error_code, result.error_message) == (0, None)
     (found,) = [each for each in result.configs if each.name == "max.message.bytes"]
     assert (found.value, found.config_source) == ("1234", 3)
 
