@@ -593,8 +593,7 @@ class CoordinatorProcess:
             return
         try:
             read = read_record(record.key, record.value)
-        except ProtocolError as error:
+            if read is not None:
+                self._coordinator.replay(*read, now_ms, record.producer_id)
+        except (ProtocolError, ValueError) as error:
             _LOG.error("an unreadable record of partition %d: %s", partition, error)
-            return
-        if read is not None:
-            self._coordinator.replay(*read, now_ms, record.producer_id)

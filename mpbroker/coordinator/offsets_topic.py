@@ -13,6 +13,7 @@ Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,13 +27,14 @@ from mpbroker.protocol.batch_header import (
     NO_SEQUENCE,
     TRANSACTIONAL_FLAG,
     BatchHeader,
+    RecordBatchError,
     iter_batches,
     pack_header,
 )
 from mpbroker.protocol.compression import Codec, compress
 from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.log_validator import ValidatedBatch
 from mpbroker.protocol.record_batch import (
     iter_payload,
@@ -189,6 +191,9 @@ class OffsetsTopic:
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
         """Read a partition from its start to its end, some at a time.
 
+        A batch that is damaged is passed over: who died of it would be followed by one
+        that dies of it, until the broker gives up.
+
         Raises:
             ApiError: it cannot be read.
         """
@@ -200,11 +205,13 @@ class OffsetsTopic:
             data = os.pread(found.fd, found.length, found.position)
             records: list[LoadedRecord] = []
             before = offset
-            for header, batch in iter_batches(data):
-                end = header.base_offset + header.last_offset_delta + 1
-                if end > offset:
-                    records += _records_of(header, batch, offset)
-                    offset = end
+            # Where even a header is damaged: once more, as the first of what is read.
+            with contextlib.suppress(RecordBatchError):
+                for header, batch in iter_batches(data):
+                    end = header.base_offset + header.last_offset_delta + 1
+                    if end > offset:
+                        records += self._read(partition, header, batch, offset)
+                        offset = end
             if offset == before:
                 _LOG.error(
                     "%s-%d cannot be read on from offset %d; what is below is used",
@@ -214,6 +221,21 @@ class OffsetsTopic:
                 )
                 return
             yield records
+
+    def _read(
+        self, partition: int, header: BatchHeader, batch: memoryview, from_offset: int
+    ) -> list[LoadedRecord]:
+        try:
+            return _records_of(header, batch, from_offset)
+        except ProtocolError as error:
+            _LOG.error(
+                "%s-%d: the batch at offset %d is damaged; what it says is lost: %s",
+                self.name,
+                partition,
+                header.base_offset,
+                error,
+            )
+            return []
 
 
 def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:

@@ -13,6 +13,17 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
+from mpbroker.coordinator.group_config import GroupConfig
+from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.group_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    offset_key,
+    offset_value,
+    versioned,
+)
+from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.offsets_topic import LoadedRecord
 from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus
@@ -28,6 +39,7 @@ from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from mpbroker.server.apis import error_answer
+from tests.coordinator.rig import FakeTopics
 from tests.coordinator.test_durability import FakeLog, FakeNotices
 
 PARTITION = 3
@@ -176,6 +188,25 @@ def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> Non
     stage.process._begin_loading()
     stage.process._load(60.0)
     assert done == ["ends 0", "ends 1", "open", "groups 5", "groups 6"]
+
+
+def test_a_record_that_says_what_cannot_be_is_passed_over(stage: Stage) -> None:
+    key = ConsumerGroupCurrentMemberAssignmentKey(group_id="g", member_id="m")
+    value = ConsumerGroupCurrentMemberAssignmentValue(state=25)
+    made = GroupCoordinator(
+        GroupConfig(), stage.out, Timers(), FakeTopics(), 1, lambda: "id"
+    )
+    stage.process._coordinator = made
+    stage.process._replay(
+        PARTITION, LoadedRecord(versioned(key, 8), versioned(value, 0), -1, None), 1
+    )
+    offset = LoadedRecord(
+        offset_key("g", "t", 0), offset_value(5, -1, "", 1, -1), -1, None
+    )
+    stage.process._replay(PARTITION, offset, 1)
+    offsets = made.offsets.offsets("g")
+    assert offsets is not None
+    assert offsets.get("t", 0) == OffsetAndMetadata(5, -1, "", 1, -1)
 
 
 @pytest.mark.parametrize("name", ["groups", "transactions"])

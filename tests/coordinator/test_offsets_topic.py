@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,9 +10,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
+from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.protocol.batch_header import iter_batches
 from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.partition_log import PartitionLog
 
 CONFIGURED = 5
 
@@ -124,3 +129,36 @@ def test_a_topic_that_grows_is_another() -> None:
     with pytest.raises(ApiError):
         append(topic)
     assert not written.called
+
+
+DAMAGE = {"codec": (22, 1), "count": (60, 9), "record": (61, 0x7F), "control": (22, 32)}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_of_a_damaged_batch_nothing_is_loaded_and_all_that_is_around_it(
+    tmp_path: Path, what: str
+) -> None:
+    """The broker did not start any more: each coordinator died of it."""
+    table = PartitionTable.create()
+    table.initialise_row(0)
+    log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
+    topic = OffsetsTopic(
+        FakeRegistry(1),  # type: ignore[arg-type]
+        lambda topic, partition: log,
+        lambda topic, partition: True,
+        num_partitions=1,
+        overrides={},
+        codec=Codec.NONE,
+        load_bytes=1000,
+    )
+    for key in (b"a", b"b", b"c"):
+        topic.append(0, [(key, b"v")], 1)
+    path = tmp_path / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    first, *_ = iter_batches(data)
+    place, value = DAMAGE[what]
+    data[len(first[1]) + place] = value
+    path.write_bytes(data)
+    loaded = [record.key for records in topic.load(0) for record in records]
+    assert loaded == [b"a", b"c"]
+    log.close()
