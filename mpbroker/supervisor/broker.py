@@ -313,6 +313,15 @@ class Broker:
         _announce(supervisor, listeners, paths, ready_fd, pid_file)
         # Not before: where a start takes long, it would take longer.
         supervisor.once(_WARM_UP_S, Roles.warm_up)
+        if not self._is_trial:
+            supervisor.once(_WARM_UP_S, _tidy_up)
+
+
+def _tidy_up() -> None:
+    """Remove what brokers have left that were killed in the middle of an upgrade."""
+    from mpbroker.supervisor.trial_directory import remove_left_directories
+
+    remove_left_directories()
 
 
 def _takeover() -> Takeover | None:
@@ -346,6 +355,7 @@ def _make_upgrade(
         lambda: leave(own_command(), ""),
         supervisor.say_of_upgrade,
         lambda: supervisor.is_quiet,
+        supervisor.only_ours,
     )
 
 

@@ -27,7 +27,6 @@ import contextlib
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -52,6 +51,7 @@ from mpbroker.supervisor.takeover import (
     environment_of_takeover,
     environment_of_trial,
 )
+from mpbroker.supervisor.trial_directory import TrialDirectory, remove_left_directories
 
 _LOG = get_logger(__name__)
 
@@ -124,6 +124,7 @@ class Upgrade:
             cannot be.
         say: publish how it goes.
         is_quiet: whether no process starts or retires, for whatever reason.
+        only_ours: descriptors that no child shall have.
     """
 
     def __init__(
@@ -135,8 +136,10 @@ class Upgrade:
         leave: Callable[[], Manifest],
         say: Callable[[str], None],
         is_quiet: Callable[[], bool],
+        only_ours: set[int],
     ) -> None:
         self._leave = leave
+        self._only_ours = only_ours
         self._is_quiet = is_quiet
         self._fork_aside = fork_aside
         self._manifest = manifest
@@ -144,7 +147,7 @@ class Upgrade:
         self._command: list[str] = []
         self._kill: Callable[[], None] | None = None
         self._deadline = 0.0
-        self._directory = ""
+        self._directory: TrialDirectory | None = None
         self._reason_fd = -1
         self._given_up = ""  # why it shall not go on
         self._is_tried = False  # the trial has succeeded: it is time to go
@@ -188,10 +191,12 @@ class Upgrade:
             self._reason_fd, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             closing.callback(os.close, theirs)
             undoing.callback(os.close, self._reason_fd)
-            self._directory = tempfile.mkdtemp(prefix="mpbroker-trial-")
+            remove_left_directories()
+            self._directory = directory = TrialDirectory()
             undoing.pop_all()
+            self._only_ours.update((self._reason_fd, directory.lock_fd))
             self._deadline = time.monotonic() + _TRIAL_S
-            run = partial(self._become_trial, manifest, fd, theirs)
+            run = partial(self._become_trial, manifest, fd, directory.path, theirs)
             self._kill = self._fork_aside(run, self._ended)
 
     def give_up(self, reason: str) -> None:
@@ -202,13 +207,15 @@ class Upgrade:
         elif self._is_tried:
             self._failed(reason)
 
-    def _become_trial(self, manifest: Manifest, fd: int, reason_fd: int) -> None:
+    def _become_trial(
+        self, manifest: Manifest, fd: int, directory: str, reason_fd: int
+    ) -> None:
         """In a process of its own: become the new program."""
         for each in (*manifest.fds, fd, reason_fd):
             os.set_inheritable(each, True)
         environ = {
             **os.environ,
-            VARIABLE: environment_of_trial(fd, self._directory, reason_fd),
+            VARIABLE: environment_of_trial(fd, directory, reason_fd),
         }
         # It must not speak for the service.
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
@@ -224,11 +231,10 @@ class Upgrade:
             reason = os.read(self._reason_fd, _REASON_BYTES).decode(errors="replace")
         except BlockingIOError:  # somebody of its own still has the other end
             reason = ""
-        os.close(self._reason_fd)
+        assert self._directory is not None
         # Any program may end well, as one that was named by mistake does.
-        has_served = os.path.exists(f"{self._directory}/{FILE_NAME}")
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory = ""
+        has_served = os.path.exists(f"{self._directory.path}/{FILE_NAME}")
+        self._close_trial()
         self._kill = None
         if status == 0 and not has_served:
             reason = (
@@ -270,10 +276,17 @@ class Upgrade:
             )
         return _LOOK_S if self.is_under_way else None
 
+    def _close_trial(self) -> None:
+        assert self._directory is not None
+        self._only_ours -= {self._reason_fd, self._directory.lock_fd}
+        os.close(self._reason_fd)
+        self._directory.remove()
+        self._directory = None
+
     def close(self) -> None:
         """The broker stops; a trial has been killed."""
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            self._close_trial()
             remove_leftovers()
 
 

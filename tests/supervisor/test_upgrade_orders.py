@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +49,7 @@ class Rig:
             lambda: pytest.fail("nobody leaves"),
             self.said.append,
             lambda: self.is_quiet,
+            set(),
         )
 
     def _fork_aside(
@@ -68,14 +68,14 @@ class Rig:
 def test_one_that_cannot_begin_is_told_so_and_the_next_one_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_room(prefix: str) -> str:
+    def no_room(path: str, mode: int) -> None:
         raise OSError(28, "No space left on device")
 
     rig = Rig()
     gc.collect()  # what earlier tests have left open goes now
     fds = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "mkdtemp", no_room)
+        patch.setattr(os, "mkdir", no_room)
         with pytest.raises(UpgradeError, match="No space left"):
             rig.upgrade.begin(COMMAND)
     assert not rig.upgrade.is_under_way
@@ -139,7 +139,8 @@ def test_a_program_that_ends_well_but_is_no_broker_replaces_nobody() -> None:
 def test_one_that_is_given_up_after_its_trial_replaces_nothing() -> None:
     rig = Rig()
     rig.upgrade.begin(COMMAND)
-    Path(rig.upgrade._directory, "meta.properties").touch()  # what it has served
+    assert rig.upgrade._directory is not None
+    Path(rig.upgrade._directory.path, "meta.properties").touch()  # it has served
     rig.ended[0](0)
     rig.upgrade.give_up("the broker drains")
     rig.is_quiet = True
