@@ -135,8 +135,9 @@ def _print_status(state: dict[str, Any]) -> None:
     print(f"  data         {', '.join(state['log_dirs'])}")
     if "handlers" in state:
         _print_queues(state)
-    if state.get("upgrade"):
-        print(f"  upgrade      {state['upgrade']}")
+    if "upgrade_at" in state:
+        ago = duration(max(0.0, time.time() - state["upgrade_at"]))
+        print(f"  upgrade      {state['upgrade']} ({ago} ago)")
     for topic, partition in state.get("offline", ()):
         print(f"  OFFLINE      {topic}-{partition}: its disk has failed; see the log")
     unnamed = state.get("offline_partitions", 0) - len(state.get("offline", ()))

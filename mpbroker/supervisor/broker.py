@@ -196,7 +196,7 @@ class Broker:
         for row in range(0 if shares_memory else registry.row_count):
             memory.table.initialise_row(row)
         live = LiveConfig(config, registry, memory, listeners, roles.use)
-        identity = _identity(cluster_id, listeners, paths)
+        identity = _identity(cluster_id, listeners, paths, before)
         if roles.metrics_socket is not None:
             identity["metrics"] = metrics_url(roles.metrics_socket)
         supervisor = Supervisor(
@@ -282,7 +282,7 @@ class Broker:
             if supervisor.start():
                 service.all_started()
                 if before is not None:
-                    _renew(supervisor, listeners, before, back, proved)
+                    _renew(supervisor, before, back, proved)
                 supervisor.run()
         except Exception as error:
             if before is not None and not supervisor.is_running:
@@ -439,37 +439,30 @@ def _nothing_more() -> None:
 
 def _renew(
     supervisor: Supervisor,
-    listeners: list[Listener],
     before: Manifest,
     back: Callable[[list[str], str], Manifest],
     proved: Callable[[], None],
 ) -> None:
     """Replace the children of the program before us, or go back to it."""
-    if before.going_back:
-        supervisor.say_of_upgrade(f"failed, and was undone: {before.going_back}")
+    failed = before.going_back
+    if failed:
+        supervisor.say_of_upgrade(f"going back to {__version__}: {failed}")
+    else:
+        supervisor.say_of_upgrade(f"replacing the processes of {before.version}")
 
     def ended(reason: str) -> None:
         if reason:
             _go_back(before, back, reason)
-        elif not before.going_back:
+        if failed:
+            supervisor.say_of_upgrade(f"failed, and was undone: {failed}")
+        elif reason:
+            supervisor.say_of_upgrade(f"failed, and there is no way back: {reason}")
+        else:
             _LOG.info("upgrade: done, %s to %s", before.version, __version__)
             supervisor.say_of_upgrade(f"done: {before.version} to {__version__}")
         proved()
 
-    if before.is_generation:
-        from mpbroker.supervisor.upgrade import Renewal
-
-        proof = Renewal(
-            supervisor,
-            supervisor.children,
-            listeners,
-            supervisor.renew,
-            ended,
-            are_ours=True,
-        )
-        supervisor.each_turn(proof.turn)
-    else:
-        supervisor.renew_all(ended)
+    supervisor.renew_all(ended, are_ours=before.is_generation)
 
 
 def _processors(config: BrokerConfig, listeners: list[str]) -> int:
@@ -484,12 +477,16 @@ def _caught_up_rows(registry: Any) -> int:
 
 
 def _identity(
-    cluster_id: str, listeners: list[Listener], paths: list[str]
+    cluster_id: str,
+    listeners: list[Listener],
+    paths: list[str],
+    before: Manifest | None,
 ) -> dict[str, Any]:
     return {
         "version": __version__,
         "pid": os.getpid(),
-        "started": time.time(),
+        # Of the service, which an upgrade does not end.
+        "started": time.time() if before is None else before.started,
         "cluster_id": cluster_id,
         "listeners": {each.endpoint.listener_name: each.address for each in listeners},
         "log_dirs": paths,

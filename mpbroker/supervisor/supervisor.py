@@ -42,7 +42,7 @@ from mpbroker.supervisor.signals import SignalSocket
 if TYPE_CHECKING:
     from mpbroker.ipc.telemetry import Telemetry
     from mpbroker.network.connection_export import KeptSocket
-    from mpbroker.supervisor.upgrade import Upgrade
+    from mpbroker.supervisor.upgrade import Renewal, Upgrade
 
 _LOG = get_logger(__name__)
 
@@ -104,6 +104,7 @@ class Supervisor(Loop):
         # Clients' sockets, by cookie: while a new generation of children is tried.
         self.sockets_kept: dict[int, KeptSocket] = {}
         self._upgrade: Upgrade | None = None
+        self._renewal: Renewal | None = None  # what is left of the one before us
         self.make_upgrade: Callable[[], Upgrade] | None = None
         self._telemetry: Telemetry | None = None
         self._pools = Pools(
@@ -433,6 +434,8 @@ class Supervisor(Loop):
         """
         if self.make_upgrade is None or self._stopping or self._ending:
             raise MpbrokerError("the broker is starting or stopping; try again later")
+        if self._renewal is not None and not self._renewal.is_done:
+            raise MpbrokerError("an upgrade is under way; wait for its end")
         if self._upgrade is None:
             self._upgrade = self.make_upgrade()
             self.each_turn(self._upgrade.turn)
@@ -440,20 +443,25 @@ class Supervisor(Loop):
 
     def say_of_upgrade(self, text: str) -> None:
         """Publish how far an upgrade is, or how the last one ended."""
-        self._identity["upgrade"] = text
+        self._identity |= {"upgrade": text, "upgrade_at": time.time()}
         self._publish()
 
-    def renew_all(self, done: Callable[[str], None]) -> None:
-        """After a takeover: replace all children; ``done(why not)`` at the end."""
+    def renew_all(self, done: Callable[[str], None], *, are_ours: bool) -> None:
+        """After a takeover: replace all children; ``done(why not)`` at the end.
+
+        Args:
+            are_ours: they are a new generation: they only have to prove themselves.
+        """
         from mpbroker.network.connection_rows import is_held, live_rows
         from mpbroker.supervisor.upgrade import Renewal
 
-        renewal = Renewal(
+        self._renewal = renewal = Renewal(
             self,
             self.children,
             self._listeners,
             self.renew,
             done,
+            are_ours=are_ours,
             keeper_owes=lambda: (
                 not all(is_held(self._words, row) for row in live_rows(self._words))
             ),

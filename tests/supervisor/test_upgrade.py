@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.exit_codes import CliError
 from mpbroker.ipc.telemetry import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import (
@@ -73,6 +76,22 @@ def wait_for_end(broker, *beginnings):
     wait_until(lambda: identity(broker).get("upgrade", "").startswith(beginnings))
     wait_until(lambda: {child["state"] for child in states(broker)} == {"READY"})
     return identity(broker)["upgrade"]
+
+
+def test_a_broker_is_as_old_as_its_first_program_and_says_what_the_next_one_does(
+    broker,
+):
+    started = identity(broker)["started"]
+    upgrade(broker, newcomer(broker))
+    wait_until(lambda: identity(broker).get("version") == "9.9")
+    assert identity(broker)["upgrade"].startswith("replacing the processes of")
+    with pytest.raises(CliError, match="an upgrade is under way"):
+        upgrade(broker)
+    wait_for_end(broker, "done")
+    assert identity(broker)["started"] == started
+    command = [sys.executable, "-m", "mpbroker", "ctl", "status", "-d", broker.data_dir]
+    said = subprocess.check_output(command, text=True)
+    assert re.search(r"upgrade +done: .* to 9.9 \(.* ago\)\n", said)
 
 
 def test_another_version_takes_over_under_load_and_nobody_notices(broker):
