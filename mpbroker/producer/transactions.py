@@ -183,8 +183,8 @@ class TransactionManager(Idempotence):
         with self._lock:
             if (last := self._untold("init_transactions()")) is not None:
                 return last
-            self._move(_S.INITIALIZING, "init_transactions()")
-            return self._enqueue(Pending(Step.INIT, Operation("init_transactions()")))
+            pending = Pending(Step.INIT, Operation("init_transactions()"))
+            return self._enqueue(pending, _S.INITIALIZING)
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -225,17 +225,17 @@ class TransactionManager(Idempotence):
         with self._lock:
             if (last := self._untold(what)) is not None:
                 return last
-            self._move(target, what)
             aborted = target is _S.ABORTING
+            end = Pending(Step.END, Operation(what), committed=not aborted)
+            self._enqueue(end, target)
             if aborted:
+                # Interrupted here, what is left of these is sent before the end.
                 error = TransactionAbortedError("the transaction was aborted")
-                for pending in self._pending:
+                for pending in self._pending[:-1]:
                     pending.operation.finish(error)
-                self._pending.clear()
+                self._pending = [end]
                 self.new_partitions.clear()
-            operation = Operation(what)
-            self._enqueue(Pending(Step.END, operation, committed=not aborted))
-            return operation
+            return end.operation
 
     def _untold(self, what: str) -> Operation | None:
         """The same call, made before, if nobody was told yet how it ended."""
@@ -311,14 +311,26 @@ class TransactionManager(Idempotence):
                 raise
             return append()
 
-    def _enqueue(self, pending: Pending) -> Operation:
-        self._pending.append(pending)
-        self._operation = pending.operation
-        self._operations = [each for each in self._operations if not each.is_done]
-        self._operations.append(pending.operation)
+    def _enqueue(
+        self, pending: Pending, target: TransactionState | None = None
+    ) -> Operation:
+        """Have something sent, and be in another state, if one is given.
+
+        Raises:
+            ProducerError: that state does not fit; nothing is changed.
+        """
+        operation = pending.operation
         if self._closed is not None:
-            pending.operation.finish(self._closed)
-        return pending.operation
+            operation.finish(self._closed)
+        waiting = [each for each in self._operations if not each.is_done]
+        if target is not None:
+            self._move(target, operation.what)
+        # An exception of a signal's handler (Ctrl-C) comes when a call begins, or
+        # behind it: in a new state without its request no call would fit any more.
+        self._operations = [*waiting, operation]
+        self._operation = operation
+        self._pending.append(pending)
+        return operation
 
     def close(self, error: ProducerError) -> None:
         """End all waiting, now and later: nobody sends any more."""

@@ -1,6 +1,11 @@
-"""Transactions that are aborted while their coordinator is being asked something."""
+"""Transactions that are aborted while their coordinator is being asked something.
+
+And calls that are interrupted themselves.
+"""
 
 from __future__ import annotations
+
+from itertools import count
 
 import pytest
 
@@ -15,6 +20,8 @@ from mpbroker.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from tests.producer.interrupts import interrupted_at
+from tests.producer.rig import SenderRig
 from tests.producer.test_transactions import TransactionRig
 
 
@@ -215,3 +222,37 @@ def test_a_commit_that_comes_just_before_an_abort_by_close_does_not_end_the_thre
     assert rig.ended() is True
     commits[0].wait(0)
     assert not rig.sender._has_work()
+
+
+@pytest.mark.parametrize("what", ["begin_init", "begin_commit", "begin_abort"])
+def test_a_call_that_was_interrupted_may_be_made_again(what):
+    for nth in count(1):
+        offsets = None
+        if what == "begin_init":
+            rig: SenderRig = SenderRig(transactional_id="tx")
+            rig.turns(4)
+        else:
+            rig = TransactionRig()
+            rig.send_added()
+            rig.reply()
+            offsets = rig.manager.add_offsets(
+                {TopicPartition("in", 2): OffsetAndMetadata(55)}, GroupMetadata("g")
+            )
+        call = getattr(rig.state, what)
+        with interrupted_at(nth) as interrupted:
+            call()
+        operation = call()
+        rig.turns(8)
+        if rig.wire.waiting(ApiKey.ADD_OFFSETS_TO_TXN):
+            offsets_added(rig)
+            rig.turns(8)
+        for asked in rig.wire.waiting(ApiKey.TXN_OFFSET_COMMIT):
+            rig.wire.answer(TxnOffsetCommitResponse(), asked)
+            rig.turns(2)
+        if offsets is not None:
+            assert offsets.is_done, interrupted.where
+            assert rig.ended() is (what == "begin_commit"), interrupted.where
+        operation.wait(0)
+        if not interrupted.where:
+            break
+    assert nth > 5
