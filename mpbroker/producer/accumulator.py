@@ -25,7 +25,7 @@ from mpbroker.producer.batch import (
     RecordFuture,
     complete_here,
 )
-from mpbroker.producer.buffer_pool import BufferPool
+from mpbroker.producer.buffer_pool import BufferPool, Grant
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.errors import (
     DeliveryTimeoutError,
@@ -91,7 +91,7 @@ class RecordAccumulator:
         self.topics: dict[str, TopicQueues] = {}
         self._active: dict[PartitionQueue, None] = {}  # those that hold batches
         self._incomplete: dict[ProducerBatch, None] = {}
-        self._flushes = 0
+        self.flushes: set[object] = set()  # while there are any, nothing lingers
         self._drain_index: dict[int, int] = {}
         # Nodes that have all they take now. The sender says so, and that they do no
         # longer before it looks for batches.
@@ -189,45 +189,38 @@ class RecordAccumulator:
         queue: PartitionQueue,
         record: RawRecord,
         size: int,
-        charge: int,
+        grant: Grant,
         callback: Callback | None,
         now_ms: float,
     ) -> RecordFuture:
-        """Add a record to a new batch that has been charged for.
+        """Add a record to a new batch, which takes the memory that was granted.
 
-        If another thread has just opened one, it goes there, and the charge is freed.
+        If another thread has just opened one, it goes there.
 
         Raises:
-            ProducerClosedError: closed meanwhile; the charge is freed.
+            ProducerClosedError: closed meanwhile.
         """
-        new = None
-        try:
-            with self.lock:
-                batch = queue.open
-                if self.is_closed:
-                    raise ProducerClosedError("the producer is closed; make a new one")
-                if batch is not None and batch.size + size <= batch.limit:
-                    return self._add(batch, record, size, callback)
-                limit = self._settings.batch_size
-                if self._settings.codec:
-                    limit = self.topics[queue.topic].limit(limit)
-                batch = ProducerBatch(
-                    queue.topic, queue.partition, limit, charge, now_ms
-                )
-                future = self._add(batch, record, size, callback)
-                # Between any two of these lines the caller may be interrupted (Ctrl-C).
-                # What the sender sees then is a batch like any other, or nothing yet.
-                new = batch
-                self._incomplete[new] = None
-                queue.batches.append(new)
-                self._active[queue] = None
-                if queue.open is not None:
-                    queue.open.is_closed = True  # the sender seals it
-                queue.open = new
-                return future
-        finally:
-            if new is None:
-                self.pool.free(charge)
+        with self.lock:
+            batch = queue.open
+            if self.is_closed:
+                raise ProducerClosedError("the producer is closed; make a new one")
+            if batch is not None and batch.size + size <= batch.limit:
+                return self._add(batch, record, size, callback)
+            limit = self._settings.batch_size
+            if self._settings.codec:
+                limit = self.topics[queue.topic].limit(limit)
+            new = ProducerBatch(queue.topic, queue.partition, limit, grant.held, now_ms)
+            future = self._add(new, record, size, callback)
+            # From here on the caller is interrupted (Ctrl-C) behind the last call only:
+            # the sender sees a batch like any other, or nothing yet.
+            grant.held = 0
+            self._incomplete[new] = None
+            self._active[queue] = None
+            if batch is not None:
+                batch.is_closed = True  # the sender seals it
+            queue.open = new
+            queue.batches.append(new)
+            return future
 
     def sticky_queue(
         self,
@@ -299,7 +292,7 @@ class RecordAccumulator:
         with self.lock:
             hurry = (
                 self.is_closed
-                or self._flushes > 0
+                or bool(self.flushes)
                 or self.completing_transaction
                 or self.pool.waiting > 0
             )
@@ -588,13 +581,7 @@ class RecordAccumulator:
         for batch in list(self._incomplete):
             batch.disown(error)
 
-    def begin_flush(self) -> list[ProducerBatch]:
-        """Make all sendable at once until `end_flush`; return what is not done."""
+    def incomplete(self) -> list[ProducerBatch]:
+        """Return all batches that are not done yet, sent or not."""
         with self.lock:
-            self._flushes += 1
             return list(self._incomplete)
-
-    def end_flush(self) -> None:
-        """See `begin_flush`."""
-        with self.lock:
-            self._flushes -= 1

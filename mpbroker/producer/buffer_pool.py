@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from mpbroker.producer.errors import (
     BufferExhaustedError,
@@ -24,15 +24,45 @@ _PATIENCE_S: Final = 0.005  # then who waits takes what there is
 _ENOUGH: Final = 16  # of this part of all memory is told at once
 
 
-class _Waiter:
-    """A thread in line; told when it has its bytes, or that it gets none."""
+class Grant:
+    """Bytes on their way from the pool to a batch, which sets ``held`` to 0.
 
-    __slots__ = ("is_granted", "size", "told")
+    What no batch took goes back at the end of `with`, and at the end of a `take` that
+    failed, wherever its thread was interrupted (Ctrl-C): that is behind a call, never
+    between two stores.
+    """
 
-    def __init__(self, size: int) -> None:
+    __slots__ = ("_pool", "held", "size", "told")
+
+    def __init__(self, pool: BufferPool, size: int) -> None:
+        self._pool = pool
         self.size = size
-        self.is_granted = False
-        self.told = threading.Event()
+        self.held = 0
+        self.told: threading.Event | None = None  # in line; set when there is no more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.held or self.told is not None:
+            self._pool.give_back(self)
+
+    def take(self, timeout_s: float, waits: Callable[[], None] = lambda: None) -> None:
+        """Take the bytes, waiting for them in line.
+
+        Args:
+            waits: called when it is in line: who has bytes to free may look.
+
+        Raises:
+            BufferExhaustedError: they were not there in time.
+            RecordTooLargeError, ProducerClosedError: see `BufferPool.try_take`.
+        """
+        try:
+            if not self._pool.try_take(self):
+                self._pool.wait_for(self, timeout_s, waits)
+        except BaseException:
+            self._pool.give_back(self)
+            raise
 
 
 class BufferPool:
@@ -44,7 +74,7 @@ class BufferPool:
         self.exhausted_count = 0
         self.wait_time_s = 0.0
         self._lock = threading.Lock()
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Grant] = deque()
         self._closed = False
 
     @property
@@ -52,7 +82,11 @@ class BufferPool:
         """How many threads wait for memory."""
         return len(self._waiters)
 
-    def try_allocate(self, size: int) -> bool:
+    def grant(self, size: int) -> Grant:
+        """Return what takes bytes for a batch, and holds them until it has them."""
+        return Grant(self, size)
+
+    def try_take(self, grant: Grant) -> bool:
         """Take bytes if they are there and nobody waits for some; return whether.
 
         Raises:
@@ -60,64 +94,52 @@ class BufferPool:
             ProducerClosedError: `close` was called.
         """
         with self._lock:
-            self._check(size)
-            if self._waiters or size > self.available_bytes:
+            self._check(grant.size)
+            if self._waiters or grant.size > self.available_bytes:
                 return False
-            self.available_bytes -= size
+            self.available_bytes -= grant.size
+            grant.held = grant.size
             return True
 
-    def allocate(
-        self, size: int, timeout_s: float, waits: Callable[[], None] = lambda: None
+    def wait_for(
+        self, grant: Grant, timeout_s: float, waits: Callable[[], None]
     ) -> None:
-        """Take bytes, waiting for them in line.
-
-        Args:
-            waits: called when it is in line: who has bytes to free may look.
-
-        Raises:
-            BufferExhaustedError: they were not there in time.
-            RecordTooLargeError, ProducerClosedError: see `try_allocate`.
-        """
-        if self.try_allocate(size):
-            return
-        waiter = _Waiter(size)
+        """See `Grant.take`."""
+        told = grant.told = threading.Event()
         with self._lock:
-            self._waiters.append(waiter)
+            self._waiters.append(grant)
             self._grant()
         began = time.monotonic()
-        is_taken = False
-        try:
-            if not waiter.is_granted:
-                waits()
-            self._wait(waiter, began + min(timeout_s, threading.TIMEOUT_MAX))
-            is_taken = waiter.is_granted and not self._closed
-        finally:
+        deadline = began + min(timeout_s, threading.TIMEOUT_MAX)
+        if not grant.held:
+            waits()
+        while not (grant.held or self._closed):
+            left_s = deadline - time.monotonic()
+            if told.wait(max(0.0, min(left_s, _PATIENCE_S))) or left_s <= 0:
+                break
             with self._lock:
-                self.wait_time_s += time.monotonic() - began
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)  # late, or interrupted
-                elif waiter.is_granted and not is_taken:
-                    # Granted between the end of the wait and now, to nobody; or the
-                    # wait was interrupted just then, or the pool closed.
-                    self.available_bytes += size
                 self._grant()
+        with self._lock:
+            self.wait_time_s += time.monotonic() - began
+            self.exhausted_count += not (grant.held or self._closed)
         if self._closed:
             raise ProducerClosedError("the producer was closed while send() waited")
-        if not is_taken:
-            self.exhausted_count += 1
+        if not grant.held:
             raise BufferExhaustedError(
-                f"no {size} bytes of buffer.memory={self.total_bytes} came free in"
-                f" {timeout_s * 1000:.0f} ms (max.block.ms); brokers are slower than"
+                f"no {grant.size} bytes of buffer.memory={self.total_bytes} came free"
+                f" in {timeout_s * 1000:.0f} ms (max.block.ms); brokers are slower than"
                 " send(): raise buffer.memory, or send less"
             )
 
-    def _wait(self, waiter: _Waiter, deadline: float) -> None:
-        while True:
-            left_s = deadline - time.monotonic()
-            if waiter.told.wait(max(0.0, min(left_s, _PATIENCE_S))) or left_s <= 0:
-                return
-            with self._lock:
-                self._grant()
+    def give_back(self, grant: Grant) -> None:
+        """Take from a grant what it holds, and its place in line."""
+        with self._lock:
+            self.available_bytes += grant.held
+            grant.held = 0
+            grant.told = None
+            if grant in self._waiters:
+                self._waiters.remove(grant)
+            self._grant()
 
     def _check(self, size: int) -> None:
         if self._closed:
@@ -137,10 +159,12 @@ class BufferPool:
 
     def _grant(self) -> None:
         while self._waiters and self._waiters[0].size <= self.available_bytes:
-            waiter = self._waiters.popleft()
-            self.available_bytes -= waiter.size
-            waiter.is_granted = True
-            waiter.told.set()
+            first = self._waiters[0]
+            self.available_bytes -= first.size
+            first.held = first.size
+            self._waiters.popleft()
+            if first.told is not None:
+                first.told.set()
 
     def close(self) -> None:
         """Let nobody wait any more, nor allocate."""
@@ -148,7 +172,8 @@ class BufferPool:
             self._closed = True
             waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
-            waiter.told.set()
+            if waiter.told is not None:
+                waiter.told.set()
 
     def metrics(self, age_ms: float) -> dict[str, float]:
         """Return all that is to be told of it, under Kafka's names.

@@ -323,13 +323,12 @@ class Producer(TransactionCalls):
                 queues, len(info.leaders), self._metadata.snapshot, now_ms
             )
         charge = max(self._settings.batch_size, record_size_bound(key, value, headers))
-        if not self._pool.try_allocate(charge):
+        with self._pool.grant(charge) as grant:
             left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
-            self._pool.allocate(charge, max(0.0, left_s), self._client.wakeup)
-        rest = size, charge, callback, monotonic_ms()
-        begin = partial(accumulator.append_new, queue, record, *rest)
-        give_up = partial(self._pool.free, charge)
-        future = self._joined(queue, transaction, begin, give_up)
+            grant.take(max(0.0, left_s), self._client.wakeup)
+            rest = size, grant, callback, monotonic_ms()
+            begin = partial(accumulator.append_new, queue, record, *rest)
+            future = self._joined(queue, transaction, begin)
         self._have_sent(queue)
         return future
 
@@ -500,21 +499,21 @@ class Producer(TransactionCalls):
             raise self._refusal.with_traceback(None)
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
-        pending = self._accumulator.begin_flush()
+        flush, flushes = object(), self._accumulator.flushes
         try:
+            flushes.add(flush)
+            pending = self._accumulator.incomplete()
             self._client.wakeup()
             while pending:
                 batch = pending.pop()
-                left = (
-                    None if deadline is None else max(0.0, deadline - time.monotonic())
-                )
+                left = deadline and max(0.0, deadline - time.monotonic())
                 if not batch.wait(left):
                     raise TimeoutError(
                         f"records are not acknowledged after {timeout:g} s of flush()"
                     )
                 pending += batch.children
         finally:
-            self._accumulator.end_flush()
+            flushes.discard(flush)  # no call of ours, before which we are interrupted
             self._metrics.spend("flush-time-ns", time.monotonic() - began)
 
     def _check_own_thread(self, what: str) -> None:

@@ -57,17 +57,13 @@ class TransactionCalls(ABC):
         """Add to a metric."""
 
     def _joined(
-        self,
-        queue: PartitionQueue,
-        transaction: int,
-        append: Callable[[], _T],
-        give_up: Callable[[], None] = lambda: None,
+        self, queue: PartitionQueue, transaction: int, append: Callable[[], _T]
     ) -> _T:
         """Append within the transaction of that number, if there are transactions."""
         if self._transactions is None:
             return append()
         place = queue.topic, queue.partition
-        return self._transactions.append(transaction, place, append, give_up)
+        return self._transactions.append(transaction, place, append)
 
     def init_transactions(self) -> None:
         """Get ready, once, before the first transaction.

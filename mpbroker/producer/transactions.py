@@ -278,37 +278,26 @@ class TransactionManager(Idempotence):
             f"{what} does not fit: the producer is {self.state.value}{hint}"
         )
 
-    def append(
-        self,
-        number: int,
-        partition: Partition,
-        append: Callable[[], _T],
-        give_up: Callable[[], None] = lambda: None,
-    ) -> _T:
+    def append(self, number: int, partition: Partition, append: Callable[[], _T]) -> _T:
         """Append to a partition, which is part of the transaction then, in one step.
 
         Args:
             number: of the transaction that was open when send() was called: meanwhile
                 another thread may have ended it, and begun the next.
             append: appends.
-            give_up: called before anything is raised.
 
         Raises:
             ProducerError: see `check_open`.
             TransactionStateError: that transaction has ended.
         """
         with self._lock:
-            try:
-                if self.check_open("send()") != number:
-                    raise TransactionStateError(
-                        "send(): its transaction was ended, by another thread, while"
-                        " it waited"
-                    )
-                if partition not in self.partitions and partition not in self.adding:
-                    self.new_partitions.add(partition)
-            except BaseException:
-                give_up()
-                raise
+            if self.check_open("send()") != number:
+                raise TransactionStateError(
+                    "send(): its transaction was ended, by another thread, while it"
+                    " waited"
+                )
+            if partition not in self.partitions and partition not in self.adding:
+                self.new_partitions.add(partition)
             return append()
 
     def _enqueue(

@@ -119,10 +119,11 @@ class SenderRig:
             return future
         self.accumulator.seal_full(queue, size)
         charge = max(self.settings.batch_size, size + 100)
-        self.pool.allocate(charge, 0)
-        return self.accumulator.append_new(
-            queue, record, size, charge, callback, self.wire.now_ms
-        )
+        with self.pool.grant(charge) as grant:
+            grant.take(0)
+            return self.accumulator.append_new(
+                queue, record, size, grant, callback, self.wire.now_ms
+            )
 
     def send(self, value: bytes = b"value", **where: object) -> RecordFuture:
         """Append a record and send it in a batch of its own."""

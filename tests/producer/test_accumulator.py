@@ -64,8 +64,9 @@ class Rig:
             return future
         accumulator.seal_full(queue, size)
         charge = max(self.settings.batch_size, size)
-        self.pool.allocate(charge, 0)
-        return accumulator.append_new(queue, record, size, charge, None, self.now_ms)
+        with self.pool.grant(charge) as grant:
+            grant.take(0)
+            return accumulator.append_new(queue, record, size, grant, None, self.now_ms)
 
     def fill(self, partition: int = 0) -> None:
         """Append until a batch is full and another has begun."""
@@ -175,7 +176,7 @@ def test_flush_closing_and_waiting_for_memory_do_not_wait_for_linger():
         rig.append()
         assert not rig.ready().nodes
         if hurry == "flush":
-            assert len(rig.accumulator.begin_flush()) == 1
+            rig.accumulator.flushes.add("one")
         elif hurry == "close":
             rig.accumulator.is_closed = True
         else:
@@ -185,8 +186,8 @@ def test_flush_closing_and_waiting_for_memory_do_not_wait_for_linger():
 
 def test_linger_is_back_after_a_flush():
     rig = Rig(linger_ms=5_000)
-    rig.accumulator.begin_flush()
-    rig.accumulator.end_flush()
+    rig.accumulator.flushes.add("one")
+    rig.accumulator.flushes.discard("one")
     rig.append()
     assert not rig.ready().nodes
 
@@ -342,11 +343,11 @@ def test_a_batch_is_done_once_whatever_comes_later():
 
 def test_memory_is_granted_in_the_order_asked_for():
     pool = BufferPool(100)
-    pool.allocate(100, 0)
+    pool.grant(100).take(0)
     got = []
 
     def take(name, size):
-        pool.allocate(size, 30)
+        pool.grant(size).take(30)
         got.append(name)
 
     threads = []
@@ -356,7 +357,7 @@ def test_memory_is_granted_in_the_order_asked_for():
         threads.append(thread)
         wait_until(lambda: pool.waiting == len(threads))
     pool.free(40)  # enough for the small one, which must not overtake
-    assert not pool.try_allocate(1)
+    assert not pool.try_take(pool.grant(1))
     assert got == []
     pool.free(40)
     threads[0].join(30)
@@ -367,7 +368,7 @@ def test_memory_is_granted_in_the_order_asked_for():
 
 def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch):
     pool = BufferPool(1600)
-    pool.allocate(1600, 0)
+    pool.grant(1600).take(0)
     woken = []
 
     class Event(threading.Event):
@@ -380,11 +381,11 @@ def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch)
             return self.is_set()
 
     monkeypatch.setattr(threading, "Event", Event)
-    pool.allocate(50, 90)
+    pool.grant(50).take(90)
     assert woken == [False, True]
-    pool.allocate(50, 90)
+    pool.grant(50).take(90)
     monkeypatch.undo()
-    thread = threading.Thread(target=pool.allocate, args=(60, 600))
+    thread = threading.Thread(target=pool.grant(60).take, args=(600,))
     thread.start()
     wait_until(lambda: pool.waiting == 1)
     pool.free(60)  # nobody says more
@@ -395,23 +396,23 @@ def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch)
 
 def test_memory_that_does_not_come_is_given_up_and_nothing_leaks():
     pool = BufferPool(100)
-    pool.allocate(60, 0)
+    pool.grant(60).take(0)
     with pytest.raises(BufferExhaustedError, match=r"buffer\.memory=100"):
-        pool.allocate(50, 0.01)
+        pool.grant(50).take(0.01)
     assert pool.waiting == 0
     assert pool.available_bytes == 40
     assert pool.exhausted_count == 1
     with pytest.raises(RecordTooLargeError):
-        pool.allocate(101, 0)
+        pool.grant(101).take(0)
 
 
 def test_memory_may_be_waited_for_without_limit():
     pool = BufferPool(100)
-    pool.allocate(100, 0)
+    pool.grant(100).take(0)
     done = []
 
     def take():
-        pool.allocate(100, (2**63 - 1) / 1000)  # Long.MAX_VALUE, in ms
+        pool.grant(100).take((2**63 - 1) / 1000)  # Long.MAX_VALUE, in ms
         done.append(True)
 
     thread = threading.Thread(target=take)
@@ -425,7 +426,7 @@ def test_memory_may_be_waited_for_without_limit():
 @pytest.mark.parametrize("ending", ["interrupt", "close"])
 def test_memory_granted_to_who_does_not_wait_any_more_comes_back(monkeypatch, ending):
     pool = BufferPool(100)
-    pool.allocate(100, 0)
+    pool.grant(100).take(0)
 
     class Event(threading.Event):
         def wait(self, timeout=None):
@@ -437,19 +438,19 @@ def test_memory_granted_to_who_does_not_wait_any_more_comes_back(monkeypatch, en
 
     monkeypatch.setattr(threading, "Event", Event)
     with pytest.raises((KeyboardInterrupt, ProducerClosedError)):
-        pool.allocate(50, 30)
+        pool.grant(50).take(30)
     assert pool.available_bytes == 100
     assert pool.waiting == 0
 
 
 def test_closing_wakes_all_who_wait_and_refuses_the_next():
     pool = BufferPool(10)
-    pool.allocate(10, 0)
+    pool.grant(10).take(0)
     errors = []
 
     def wait():
         try:
-            pool.allocate(5, 30)
+            pool.grant(5).take(30)
         except ProducerClosedError as error:
             errors.append(error)
 
@@ -462,7 +463,7 @@ def test_closing_wakes_all_who_wait_and_refuses_the_next():
         thread.join(30)
     assert len(errors) == 3
     with pytest.raises(ProducerClosedError):
-        pool.try_allocate(1)
+        pool.try_take(pool.grant(1))
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])

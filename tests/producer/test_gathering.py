@@ -31,7 +31,7 @@ def test_what_must_go_at_once_does_not_wait_for_an_answer(what):
     if what == "full":
         rig.fill()
     elif what == "flush":
-        rig.accumulator.begin_flush()
+        rig.accumulator.flushes.add("one")
     elif what == "close":
         rig.accumulator.is_closed = True
     elif what == "transaction":

@@ -1,4 +1,7 @@
-"""A `send` that is interrupted (Ctrl-C, an alarm's handler) costs no other record."""
+"""A `send` that is interrupted (Ctrl-C, an alarm's handler) costs no other record.
+
+Nor memory, nor lingering.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from mpbroker.producer.buffer_pool import BufferPool
 from tests.producer.conftest import TIMEOUT_S
 from tests.producer.interrupts import interrupted_at
 
@@ -23,13 +27,37 @@ def test_wherever_send_is_interrupted_all_other_records_are_delivered(
             for number in range(3):  # each but the first closes a batch and opens one
                 value = b"%d-%d" % (nth, number) + bytes(200)
                 futures.append(producer.send(topic, value, partition=0))
-        futures.append(producer.send(topic, b"after", partition=0))
-        try:
-            for future in futures:
-                assert future.result(TIMEOUT_S / 4).has_offset
             producer.flush(TIMEOUT_S / 4)
+        try:
+            producer.flush(TIMEOUT_S / 4)
+            for future in futures:
+                assert future.result(0).has_offset
         except TimeoutError as error:
             raise AssertionError(f"interrupted at {interrupted.where}") from error
         if not interrupted.where:
             break
+        assert not producer._accumulator.flushes, interrupted.where
     assert nth > 100
+    producer.close()
+    assert producer._pool.available_bytes == producer._pool.total_bytes
+
+
+def test_memory_that_was_waited_for_comes_back_wherever_that_is_interrupted():
+    for nth in count(1):
+        pool = BufferPool(100)
+        pool.grant(100).take(0)
+        freed = taken = 0
+
+        def free(pool: BufferPool = pool) -> None:
+            nonlocal freed
+            pool.available_bytes = freed = 100
+
+        with interrupted_at(nth) as interrupted, pool.grant(60) as grant:
+            grant.take(30, free)
+            taken, grant.held = grant.held, 0  # as a batch does
+        assert pool.waiting == 0, interrupted.where
+        assert pool.available_bytes == freed - taken, interrupted.where
+        if not interrupted.where:
+            break
+    assert nth > 10
+    assert taken == 60

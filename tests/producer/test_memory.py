@@ -48,8 +48,9 @@ def test_what_is_in_flight_takes_little_more_than_buffer_memory(size):
             if accumulator.try_append(queue, record, length, None) is not None:
                 continue
             accumulator.seal_full(queue, length)
-            pool.allocate(BATCH, 0)
-            accumulator.append_new(queue, record, length, BATCH, None, rig.wire.now_ms)
+            grant = pool.grant(BATCH)
+            grant.take(0)
+            accumulator.append_new(queue, record, length, grant, None, rig.wire.now_ms)
             rig.turns()
         used, _ = tracemalloc.get_traced_memory()
     finally:

@@ -296,7 +296,7 @@ def test_memory_that_does_not_come_free_fails_the_record_after_max_block_ms(
     topic = new_topic()
     producer = make_producer(buffer_memory=1000, batch_size=1000, max_block_ms=400)
     until_known(producer, topic)
-    producer._pool.allocate(1000, 0)
+    producer._pool.grant(1000).take(0)
     error = producer.send(topic, b"x").exception(30)
     assert isinstance(error, BufferExhaustedError)
     assert "buffer.memory=1000" in str(error)

@@ -124,7 +124,7 @@ def test_a_flush_that_is_interrupted_leaves_lingering_as_it_was(monkeypatch):
                 patched.setattr(ProducerBatch, "wait", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     producer.flush()
-            assert producer._accumulator._flushes == 0
+            assert not producer._accumulator.flushes
             producer.close(0)
     finally:
         broker.close()

@@ -499,16 +499,16 @@ def test_a_record_that_waits_while_its_transaction_ends_is_not_of_the_next(
 ):
     """As another thread ends it, or a coroutine that has given send() up."""
     topic = new_topic()
-    allocate = transactional._pool.try_allocate
+    take = transactional._pool.try_take
     transactional.begin_transaction()
 
-    def meanwhile(size):
+    def meanwhile(grant):
         monkeypatch.undo()
         transactional.abort_transaction()
         transactional.begin_transaction()
-        return allocate(size)
+        return take(grant)
 
-    monkeypatch.setattr(transactional._pool, "try_allocate", meanwhile)
+    monkeypatch.setattr(transactional._pool, "try_take", meanwhile)
     free = transactional._pool.available_bytes
     with pytest.raises(TransactionStateError, match="another thread"):
         transactional.send(topic, b"of the aborted one")
@@ -524,13 +524,13 @@ def test_a_record_that_fails_while_its_transaction_ends_does_not_fail_the_next(
     topic = new_topic()
     transactional.begin_transaction()
 
-    def exhausted(size):
+    def exhausted(grant):
         monkeypatch.undo()
         transactional.abort_transaction()
         transactional.begin_transaction()
         raise BufferExhaustedError("no memory")
 
-    monkeypatch.setattr(transactional._pool, "try_allocate", exhausted)
+    monkeypatch.setattr(transactional._pool, "try_take", exhausted)
     future = transactional.send(topic, b"of the aborted one")
     assert isinstance(future.exception(0), BufferExhaustedError)
     transactional.send(topic, b"next")
