@@ -12,9 +12,10 @@ has, and a copy of the program before it, the leaver, is there to end them:
     program      makes its segments, and says that it is ready
     leaver       tells acceptors and handlers to retire: they answer what they have
                  taken and put back the rest
+    leaver       has the keeper give it all sockets
     leaver       kills processors, coordinator and housekeeper: their rows, their logs
                  and the kernel say where they were
-    leaver       has the keeper give it all sockets, describes them, hands all over
+    leaver       describes the connections, hands all over
     program      makes rows and slots; kills the keeper; forks
 
 Until the keeper is killed nothing is lost: the new program can become the old one as
@@ -35,7 +36,7 @@ from typing import Final, Protocol
 import msgpack
 
 from mpbroker.errors import MpbrokerError
-from mpbroker.ipc.fdpass import recv_fds, send_fds
+from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HANDLER_ACTIVE_CONTROL,
@@ -51,10 +52,10 @@ from mpbroker.network.connection_export import (
     KeptSocket,
     export_connections,
 )
-from mpbroker.network.hand_over import HAND_OUT, KEEP, MAX_SOCKETS
-from mpbroker.network.tcp_counters import socket_cookie
+from mpbroker.network.hand_over import MAX_SOCKETS
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
+from mpbroker.supervisor.keeper_sockets import sockets_of_keeper
 from mpbroker.supervisor.loop import fork
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.recovery import Repair
@@ -170,6 +171,8 @@ class Leaver:
         started = time.monotonic()
         self._retire()
         retired = time.monotonic()
+        # While there is somebody who has them too: a keeper may be killed at any time.
+        self._collect()
         self._kill(_KILLED)
         rows, repair = self._rows(), self._family.repair
         for child in self._of(Role.HANDLER):
@@ -178,7 +181,6 @@ class Leaver:
         for child in self._of(Role.PROCESSOR):
             repair.after_processor(child.number)
         repair.hold_no_more()
-        self._collect()
         answered = {slot for ring in self._memory.responses for slot in ring.waiting()}
         found = export_connections(
             self._words, self._memory.arena, self._sockets, answered
@@ -280,30 +282,12 @@ class Leaver:
         Raises:
             GenerationError: it does not.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
-            with theirs:
-                message = KEEP.pack(HAND_OUT, -1, 0)
-                send_fds(self._memory.keeper_pair[0], message, [theirs.fileno()])
-            ours.settimeout(_COLLECT_S)
-            try:
-                while True:
-                    message, fds = recv_fds(ours, KEEP.size, MAX_SOCKETS)
-                    if not message:
-                        return
-                    for fd in fds:
-                        kept = KeptSocket(fd, *KEEP.unpack(message))
-                        self._sockets.setdefault(cookie_of(fd), kept)
-            except OSError as error:
-                if not self._by_force:
-                    raise GenerationError(
-                        f"the keeper does not give its sockets: {error}"
-                    ) from error
-
-
-def cookie_of(fd: int) -> int:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
-    try:
-        return socket_cookie(sock)
-    finally:
-        sock.detach()
+        memory, (keeper,) = self._memory, self._of(Role.KEEPER)
+        try:
+            for cookie, kept in sockets_of_keeper(memory, keeper.pidfd, _COLLECT_S):
+                self._sockets.setdefault(cookie, kept)
+        except OSError as error:
+            if not self._by_force:
+                raise GenerationError(
+                    f"the keeper does not give its sockets: {error}"
+                ) from error

@@ -22,7 +22,7 @@ from mpbroker.network.connection_export import ConnectionRecord, KeptSocket
 from mpbroker.network.connection_import import ConnectionImport
 from mpbroker.network.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
 from mpbroker.supervisor.child import Child, ChildState, Role
-from mpbroker.supervisor.generation import cookie_of
+from mpbroker.supervisor.keeper_sockets import cookie_of
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.takeover import Manifest, TakeoverError
 

@@ -402,8 +402,14 @@ class Supervisor(Loop):
 
     def renew(self, child: Child) -> None:
         """Replace a process by a successor with its id, which carries its work on."""
-        if child.is_alive:
-            child.dismissed = True
+        if not child.is_alive:
+            return
+        child.dismissed = True
+        if child.role is Role.KEEPER:
+            from mpbroker.supervisor.keeper_sockets import leave_with_successor
+
+            leave_with_successor(self._memory, child.pidfd)
+        else:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     # -- upgrade -----------------------------------------------------------------------

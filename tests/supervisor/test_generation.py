@@ -21,6 +21,7 @@ from tests.supervisor.load import (
     create_topic,
     dial,
     frame,
+    kill,
     produce_body,
     read_log,
     receive_frame,
@@ -79,6 +80,20 @@ def test_it_goes_there_and_back_again_with_the_same_connections(broker):
             # Told of the last one too, so not of any end.
             wait_until(lambda v=f"9.{number}": identity(broker).get("version") == v)
             assert wait_for_end(broker, "done", "failed").endswith(f"to 9.{number}")
+        for sock in socks:
+            assert api_versions(sock)
+
+
+def test_a_keeper_that_dies_before_it_has_handed_over_takes_nobody_along(broker):
+    with ExitStack() as stack:
+        socks = [stack.enter_context(dial(broker)) for _ in range(4)]
+        for sock in socks:
+            assert api_versions(sock)
+        upgrade(broker, newcomer(broker, "9.9", "layout"))
+        wait_until(lambda: "mpbroker: leave" in broker.processes().values())
+        kill(broker, "keeper")  # while the newcomer starts: nobody can replace it now
+        said = wait_for_end(broker, "done", "failed, and was undone")
+        assert "the keeper does not give its sockets" in said
         for sock in socks:
             assert api_versions(sock)
 
