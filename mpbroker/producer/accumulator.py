@@ -554,6 +554,12 @@ class RecordAccumulator:
         with self.lock:  # or a batch is on its way while the producer is closed
             return bool(self._incomplete)
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many records are not done; without the lock, which may be held here."""
+        batches = list(self._incomplete)  # in one step, whatever other threads do
+        return sum(batch.record_count or len(batch.records) for batch in batches)
+
     def complete_here(self) -> None:
         """See the function of that name; called by the sender's thread."""
         complete_here(self._incomplete)

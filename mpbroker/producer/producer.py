@@ -17,7 +17,6 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -28,6 +27,7 @@ from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import Selector, monotonic_ms, resolve
 from mpbroker.errors import MpbrokerError
+from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
     RECORD_OVERHEAD,
@@ -69,18 +69,6 @@ from mpbroker.producer.transaction_calls import TransactionCalls
 from mpbroker.producer.transactions import Operation, TransactionManager
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.record_encode import RawRecord
-
-# Of a live process; a forked child's copies are marked, so that none of them waits for
-# a thread that was not forked with it, or sends in its parent's name.
-_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _mark_forked() -> None:
-    for producer in list(_producers):
-        producer._disown()
-
-
-os.register_at_fork(after_in_child=_mark_forked)
 
 
 class Producer(TransactionCalls):
@@ -173,7 +161,13 @@ class Producer(TransactionCalls):
             daemon=True,
         )
         self._thread.start()
-        _producers.add(self)
+        self._unclosed = lifetime.watch(
+            self,
+            Producer._disown,
+            self._sender,
+            self._accumulator,
+            options.client.client_id,
+        )
 
     def _make_idempotence(self) -> Idempotence | None:
         transactional_id = self._settings.transactional_id
@@ -533,6 +527,7 @@ class Producer(TransactionCalls):
                 long as delivery.timeout.ms allows.
         """
         self.begin_close()
+        self._unclosed.detach()
         if isinstance(self._refusal, ProducerForkedError):
             return
         if threading.current_thread() is self._thread:
@@ -545,7 +540,6 @@ class Producer(TransactionCalls):
         if self._thread.is_alive():
             self._sender.force_close()
             self._thread.join()
-        _producers.discard(self)
 
     def begin_close(self) -> None:
         """Refuse what comes from now on, and wake who waits in `send`; then `close`."""
