@@ -117,6 +117,7 @@ class RecordAccumulator:
         record: RawRecord,
         size: int,
         callback: Callback | None,
+        transaction: int = 0,
     ) -> RecordFuture | None:
         """Add a record to the open batch; return None if there is none with room.
 
@@ -125,10 +126,14 @@ class RecordAccumulator:
             record: what goes on the wire.
             size: see `record_size`.
             callback: for when it is done.
+            transaction: of the record. It has not ended while a batch of it is open,
+                so here that need not be asked under another lock.
         """
         with self.lock:
             batch = queue.open
             if batch is None or batch.size + size > batch.limit:
+                return None
+            if queue.transaction != transaction:
                 return None
             # As in _add, whose call would be a tenth of what a record costs.
             records = batch.records
@@ -192,6 +197,7 @@ class RecordAccumulator:
         grant: Grant,
         callback: Callback | None,
         now_ms: float,
+        transaction: int = 0,
     ) -> RecordFuture:
         """Add a record to a new batch, which takes the memory that was granted.
 
@@ -218,7 +224,7 @@ class RecordAccumulator:
             self._active[queue] = None
             if batch is not None:
                 batch.is_closed = True  # the sender seals it
-            queue.open = new
+            queue.open, queue.transaction = new, transaction
             queue.batches.append(new)
             return future
 

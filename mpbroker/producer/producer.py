@@ -300,8 +300,7 @@ class Producer(TransactionCalls):
         accumulator = self._accumulator
         chosen = self._choose(topic, record, partition, info)
         queue = self._queue(queues, chosen, info)
-        append = partial(accumulator.try_append, queue, record, size, callback)
-        future = self._joined(queue, transaction, append)
+        future = accumulator.try_append(queue, record, size, callback, transaction)
         if future is not None:
             return future
         now_ms = monotonic_ms()
@@ -320,7 +319,7 @@ class Producer(TransactionCalls):
         with self._pool.grant(charge) as grant:
             left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
             grant.take(max(0.0, left_s), self._client.wakeup)
-            rest = size, grant, callback, monotonic_ms()
+            rest = size, grant, callback, monotonic_ms(), transaction
             begin = partial(accumulator.append_new, queue, record, *rest)
             future = self._joined(queue, transaction, begin)
         self._have_sent(queue)

@@ -33,6 +33,7 @@ class PartitionQueue:
         "partition",
         "snapshot",
         "topic",
+        "transaction",
     )
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -40,6 +41,7 @@ class PartitionQueue:
         self.partition = partition
         self.batches: deque[ProducerBatch] = deque()
         self.open: ProducerBatch | None = None
+        self.transaction = 0  # whose ``open`` is
         self.is_muted = False
         self.snapshot: Snapshot | None = None
         self.leader = NO_NODE

@@ -112,9 +112,11 @@ class SenderRig:
         record = int(time.time() * 1000), key, value, ()
         size = record_size(record)
         queue = self.accumulator.topic(topic).queue(partition)
+        number = 0
         if isinstance(self.state, TransactionManager):
-            self.state.append(self.state.number, (topic, partition), lambda: None)
-        future = self.accumulator.try_append(queue, record, size, callback)
+            number = self.state.number
+            self.state.append(number, (topic, partition), lambda: None)
+        future = self.accumulator.try_append(queue, record, size, callback, number)
         if future is not None:
             return future
         self.accumulator.seal_full(queue, size)
@@ -122,7 +124,7 @@ class SenderRig:
         with self.pool.grant(charge) as grant:
             grant.take(0)
             return self.accumulator.append_new(
-                queue, record, size, grant, callback, self.wire.now_ms
+                queue, record, size, grant, callback, self.wire.now_ms, number
             )
 
     def send(self, value: bytes = b"value", **where: object) -> RecordFuture:

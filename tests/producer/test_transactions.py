@@ -518,6 +518,29 @@ def test_a_record_that_waits_while_its_transaction_ends_is_not_of_the_next(
     assert [r.value for r in read(topic)[0]] == [b"next"]
 
 
+def test_a_record_that_was_late_is_not_put_to_those_of_the_next_transaction(
+    make_producer, topic_name, new_topic, read, monkeypatch
+):
+    topic = new_topic()
+    producer = make_producer(transactional_id=f"tx-{topic_name}", linger_ms=60_000)
+    producer.init_transactions()
+    producer.begin_transaction()
+    choose = producer._choose
+
+    def meanwhile(*arguments):
+        monkeypatch.undo()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"next")
+        return choose(*arguments)
+
+    monkeypatch.setattr(producer, "_choose", meanwhile)
+    with pytest.raises(TransactionStateError, match="another thread"):
+        producer.send(topic, b"of the aborted one")
+    producer.commit_transaction()
+    assert [r.value for r in read(topic)[0]] == [b"next"]
+
+
 def test_a_record_that_fails_while_its_transaction_ends_does_not_fail_the_next(
     transactional, new_topic, read, monkeypatch
 ):
