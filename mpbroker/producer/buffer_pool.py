@@ -64,6 +64,15 @@ class Grant:
             self._pool.give_back(self)
             raise
 
+    def overdraw(self) -> None:
+        """Take the bytes at once, there or not: up to as many as there are in all.
+
+        Raises:
+            BufferExhaustedError: so many are lent.
+            RecordTooLargeError, ProducerClosedError: see `BufferPool.try_take`.
+        """
+        self._pool.lend(self)
+
 
 class BufferPool:
     """See the module."""
@@ -100,6 +109,19 @@ class BufferPool:
             self.available_bytes -= grant.size
             grant.held = grant.size
             return True
+
+    def lend(self, grant: Grant) -> None:
+        """See `Grant.overdraw`."""
+        with self._lock:
+            self._check(grant.size)
+            if self.available_bytes + self.total_bytes < grant.size:
+                self.exhausted_count += 1
+                raise BufferExhaustedError(
+                    f"callbacks have taken buffer.memory={self.total_bytes} once more"
+                    " than there is, and cannot wait for it; send less in them"
+                )
+            self.available_bytes -= grant.size
+            grant.held = grant.size
 
     def wait_for(
         self, grant: Grant, timeout_s: float, waits: Callable[[], None]
@@ -183,7 +205,7 @@ class BufferPool:
         """
         return {
             "buffer-total-bytes": float(self.total_bytes),
-            "buffer-available-bytes": float(self.available_bytes),
+            "buffer-available-bytes": float(max(0, self.available_bytes)),
             "bufferpool-wait-time-ns-total": self.wait_time_s * 1e9,
             "bufferpool-wait-ratio": self.wait_time_s * 1000 / max(1.0, age_ms),
             "waiting-threads": float(self.waiting),

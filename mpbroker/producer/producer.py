@@ -141,9 +141,6 @@ class Producer(TransactionCalls):
             self._metrics,
             monotonic_ms,
         )
-        self._topic_wait = TopicWait(
-            self._metadata, self._client, self._metrics, options.max_block_ms
-        )
         self._refusal: ProducerError | None = None  # why send() does not work any more
         # What surely fits; what is larger is judged exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
@@ -159,6 +156,13 @@ class Producer(TransactionCalls):
             target=self._sender.run,
             name=f"kafka-producer-network-thread | {options.client.client_id}",
             daemon=True,
+        )
+        self._topic_wait = TopicWait(
+            self._metadata,
+            self._client,
+            self._metrics,
+            options.max_block_ms,
+            self._thread,
         )
         self._thread.start()
         self._unclosed = lifetime.watch(
@@ -194,7 +198,8 @@ class Producer(TransactionCalls):
 
         Waits up to max.block.ms for the topic's metadata, and for memory while as much
         as buffer.memory is on its way. What goes wrong with the record after its
-        serialization is told by the future and the callback, and not raised here.
+        serialization is told by the future and the callback, and not raised here. In a
+        callback nothing is waited for: a topic must be known, memory is lent.
 
         Args:
             topic: created by the broker, if it does that.
@@ -317,8 +322,11 @@ class Producer(TransactionCalls):
             )
         charge = max(self._settings.batch_size, record_size_bound(key, value, headers))
         with self._pool.grant(charge) as grant:
-            left_s = self._settings.max_block_ms / 1000 - (time.monotonic() - began)
-            grant.take(max(0.0, left_s), self._client.wakeup)
+            if threading.current_thread() is self._thread:
+                grant.overdraw()  # a callback's: nobody else would free what it needs
+            else:
+                left_s = self._settings.max_block_ms / 1000 + began - time.monotonic()
+                grant.take(max(0.0, left_s), self._client.wakeup)
             rest = size, grant, callback, monotonic_ms(), transaction
             begin = partial(accumulator.append_new, queue, record, *rest)
             future = self._joined(queue, transaction, begin)

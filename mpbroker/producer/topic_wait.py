@@ -14,6 +14,7 @@ from mpbroker.config_def import utf8
 from mpbroker.producer.errors import (
     DeliveryTimeoutError,
     RefusedError,
+    RetriableError,
     authentication_failed,
     error_of,
 )
@@ -32,11 +33,14 @@ class TopicWait:
         client: NetworkClient,
         metrics: ProducerMetrics,
         max_block_ms: int,
+        asking: threading.Thread,
     ) -> None:
+        """Wait for nothing yet; ``asking`` is the sender's thread."""
         self._metadata = metadata
         self._client = client
         self._metrics = metrics
         self._max_block_ms = max_block_ms
+        self._asking = asking
 
     def wait(self, topic: str, partition: int | None, began: float) -> TopicInfo:
         """Wait until a topic, and one of its partitions, is known.
@@ -45,6 +49,7 @@ class TopicWait:
             DeliveryTimeoutError: not within max.block.ms.
             FatalError: no broker believes who we are.
             RefusedError: no message can carry that name.
+            RetriableError: a callback asks, whose thread would wait for itself.
             TypeError: it is no string.
             ProducerError: the broker refused to tell.
         """
@@ -62,6 +67,8 @@ class TopicWait:
                 ):
                     return info
                 self._check_topic_error(topic, snapshot)
+                if threading.current_thread() is self._asking:
+                    raise _in_callback(topic, partition, info)
                 self._client.wakeup()
                 left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
                 if left_s <= 0 or not metadata.wait(seen, left_s):
@@ -99,6 +106,18 @@ class TopicWait:
             f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
             code,
         )
+
+
+def _in_callback(
+    topic: str, partition: int | None, info: TopicInfo | None
+) -> RetriableError:
+    what = f"topic {topic!r}" if info is None else f"partition {partition} of {topic!r}"
+    return RetriableError(
+        f"{what} is not known yet, and a callback cannot wait for it: its thread is the"
+        " one that asks brokers, which it will now; call partitions_for() before there"
+        " are callbacks, or send from another thread",
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    )
 
 
 def _check_name(topic: object) -> None:
