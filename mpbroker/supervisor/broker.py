@@ -71,6 +71,8 @@ class Broker:
         self._has_children = False  # which end with us, unless there is a way back
         self._is_trial = False  # stop as soon as a request has come through
         self._listeners: Sequence[Listener] = ()
+        # To a generation before us, while there are no children of ours.
+        self._back: Callable[[list[str], str], Manifest] | None = None
 
     def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
         """Start, serve until told to stop, stop; return the exit code.
@@ -96,7 +98,7 @@ class Broker:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except Exception as error:
             if manifest is not None and not self._has_children:
-                _go_back(manifest, manifest.untouched, repr(error))
+                _go_back(manifest, self._back or manifest.untouched, repr(error))
             if limit := _limit_behind(error, self._config, self._has_children):
                 raise MpbrokerError(limit) from error
             raise
@@ -180,7 +182,7 @@ class Broker:
             clean = all(directory.clean for directory in directories)
             memory.control.words[HEADER + HEADER_CLEAN_START] = clean
             if before is not None:
-                left = _take_over_from(before, directories, memory)
+                left, self._back = _take_over_from(before, directories, memory)
             # The generation before us would not know its log again, if it came back.
             recover_metadata(directories, memory.metadata_cell, is_alone=before is None)
         if not shares_memory:
@@ -225,9 +227,7 @@ class Broker:
 
         leave = partial(_fork_leaver, supervisor, memory, registry, describe)
         supervisor.make_upgrade = partial(_make_upgrade, supervisor, describe, leave)
-        back: Callable[[list[str], str], Manifest] = describe
-        if before is not None and left is not None:
-            back = before.untouched
+        back = self._back or describe
         if ready_fd is not None:
             supervisor.only_ours.add(ready_fd)
         load_logging()
@@ -393,8 +393,11 @@ def _fork_leaver(
 
 def _take_over_from(
     before: Manifest, directories: Sequence[LogDirectory], memory: BrokerMemory
-) -> Left:
+) -> tuple[Left, Callable[[list[str], str], Manifest]]:
     """End the generation before us; from now on nobody is served until we do.
+
+    Returns:
+        What it has left, and what gives that back.
 
     Raises:
         TakeoverError: it could not be ended; it can go on.
@@ -403,14 +406,14 @@ def _take_over_from(
     import mpbroker.supervisor.control_setup
     import mpbroker.supervisor.guards
     import mpbroker.supervisor.service  # noqa: F401
-    from mpbroker.supervisor.next_generation import take_over_from
+    from mpbroker.supervisor.next_generation import give_back, take_over_from
 
     left = take_over_from(before)
     for directory in directories:
         directory.know_logs(left.logs)
     # Now that nobody can change any of it any more.
     memory.inherit_from(before.parts)
-    return left
+    return left, partial(give_back, before, left)
 
 
 def _begin_generation(

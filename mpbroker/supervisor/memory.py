@@ -50,8 +50,10 @@ from mpbroker.network.connection_rows import is_open
 from mpbroker.network.hand_over import KeeperLink
 from mpbroker.server.fetch_session import FetchSessions
 
-_LOG_LEVELS: Final = "log levels"  # what this part is called in a manifest
+# What parts are called in a manifest.
+_LOG_LEVELS: Final = "log levels"
 _TRANSACTIONS: Final = "transactions"
+KEEPER_PAIR: Final = "keeper pair"
 CONTROL_PLANE_REQUESTS: Final = 20  # as in Kafka; more of them is not its purpose
 
 
@@ -116,7 +118,7 @@ class BrokerMemory:
         # The acceptors' end and the processor's end.
         self.handovers = parts.pairs("handovers", MAX_PROCESSORS)
         self.keeper_bell = parts.bell("keeper bell")
-        self.keeper_pair = parts.pair("keeper pair")
+        self.keeper_pair = parts.pair(KEEPER_PAIR)
         self.keeper_link = KeeperLink(self.keeper_pair[0], self.keeper_bell)
         if not parts.are_inherited:
             self._initialise()

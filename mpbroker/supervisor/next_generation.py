@@ -23,7 +23,7 @@ from mpbroker.network.connection_import import ConnectionImport
 from mpbroker.network.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
 from mpbroker.supervisor.child import Child, ChildState, Role
 from mpbroker.supervisor.keeper_sockets import cookie_of
-from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.memory import KEEPER_PAIR, BrokerMemory
 from mpbroker.supervisor.takeover import Manifest, TakeoverError
 
 _LOG = get_logger(__name__)
@@ -83,6 +83,22 @@ def take_over_from(before: Manifest) -> Left:
         ) from failure
     os.waitpid(before.leaver, 0)
     return Left(records, arena_fd, logs)
+
+
+def give_back(
+    before: Manifest, left: Left, command: list[str], going_back: str
+) -> Manifest:
+    """What was left to us, for the program before us: also if its keeper has died.
+
+    The next one of its finds the sockets with what is left with it.
+    """
+    fds = [each.fd for each in left.records]
+    sender = os.dup(before.parts[KEEPER_PAIR][0])
+    with socket.socket(fileno=sender) as link, contextlib.suppress(OSError):
+        for first in range(0, len(fds), MAX_SOCKETS):
+            batch = fds[first : first + MAX_SOCKETS]
+            send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
+    return before.untouched(command, going_back)
 
 
 class Family(Protocol):

@@ -12,6 +12,7 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 import types
 from pathlib import Path
@@ -47,6 +48,13 @@ def use_another_layout() -> None:
     importlib.import_module("mpbroker.ipc").layout = module
 
 
+def kill_keeper() -> None:
+    """That of the program before us, whose child it is, and so ours."""
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        if b"socket-keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
 def main() -> int:
     version, faults = sys.argv[1], sys.argv[2].split("+")
     del sys.argv[1:3]
@@ -66,6 +74,8 @@ def main() -> int:
         from mpbroker.supervisor import pool_settings
 
         def broken(*_: object) -> None:
+            if "keeper" in faults:
+                kill_keeper()
             raise RuntimeError("cannot take over")
 
         pool_settings.PoolSettings.sizes = broken

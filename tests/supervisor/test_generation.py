@@ -98,6 +98,17 @@ def test_a_keeper_that_dies_before_it_has_handed_over_takes_nobody_along(broker)
             assert api_versions(sock)
 
 
+def test_a_keeper_that_dies_with_a_newcomer_takes_nobody_along(broker):
+    with ExitStack() as stack:
+        socks = [stack.enter_context(dial(broker)) for _ in range(4)]
+        for sock in socks:
+            assert api_versions(sock)
+        said = change_generation(broker, "9.9", "takeover", "keeper")
+        assert "cannot take over" in said
+        for sock in socks:
+            assert api_versions(sock)
+
+
 def test_idle_connections_and_parts_of_frames_go_along(broker):
     cuts = [0, 2, 4, 100, 9_000, 12_000, 14_000, 400_000, 900_000]
     with ExitStack() as stack:
