@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from mpbroker.supervisor.takeover import Manifest, Takeover
     from mpbroker.supervisor.upgrade import Upgrade
 
+    # Describes the broker for a program: its command, and why another is given up.
+    Describe = Callable[[list[str], str], Manifest]
+
 _LOG = get_logger(__name__)
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
 # After the start, when it disturbs nobody; from the second time on it does nothing.
@@ -72,7 +75,7 @@ class Broker:
         self._is_trial = False  # stop as soon as a request has come through
         self._listeners: Sequence[Listener] = ()
         # To a generation before us, while there are no children of ours.
-        self._back: Callable[[list[str], str], Manifest] | None = None
+        self._back: Describe | None = None
 
     def serve(self, *, ready_fd: int | None, pid_file: Path | None) -> int:
         """Start, serve until told to stop, stop; return the exit code.
@@ -98,7 +101,7 @@ class Broker:
             return self._serve(directories, ready_fd, pid_file, manifest)
         except Exception as error:
             if manifest is not None and not self._has_children:
-                _go_back(manifest, self._back or manifest.untouched, repr(error))
+                _go_back(manifest, self._back or manifest.untouched, error)
             if limit := _limit_behind(error, self._config, self._has_children):
                 raise MpbrokerError(limit) from error
             raise
@@ -286,7 +289,7 @@ class Broker:
                 supervisor.run()
         except Exception as error:
             if before is not None and not supervisor.is_running:
-                _go_back(before, back, repr(error))
+                _go_back(before, back, error)
             raise
         finally:
             if service is not None:
@@ -333,18 +336,14 @@ def _takeover() -> Takeover | None:
     return takeover()
 
 
-def _go_back(
-    before: Manifest, back: Callable[[list[str], str], Manifest], reason: str
-) -> None:
+def _go_back(before: Manifest, back: Describe, reason: str | Exception) -> None:
     from mpbroker.supervisor.upgrade import go_back
 
     go_back(before, back, reason)
 
 
 def _make_upgrade(
-    supervisor: Supervisor,
-    describe: Callable[[list[str], str], Manifest],
-    leave: Callable[[list[str], str], Manifest],
+    supervisor: Supervisor, describe: Describe, leave: Describe
 ) -> Upgrade:
     from mpbroker.supervisor.own_command import own_command
     from mpbroker.supervisor.upgrade import Upgrade
@@ -367,7 +366,7 @@ def _fork_leaver(
     supervisor: Supervisor,
     memory: BrokerMemory,
     registry: TopicRegistry,
-    describe: Callable[[list[str], str], Manifest],
+    describe: Describe,
     command: list[str],
     going_back: str,
     *,
@@ -393,7 +392,7 @@ def _fork_leaver(
 
 def _take_over_from(
     before: Manifest, directories: Sequence[LogDirectory], memory: BrokerMemory
-) -> tuple[Left, Callable[[list[str], str], Manifest]]:
+) -> tuple[Left, Describe]:
     """End the generation before us; from now on nobody is served until we do.
 
     Returns:
@@ -443,7 +442,7 @@ def _nothing_more() -> None:
 def _renew(
     supervisor: Supervisor,
     before: Manifest,
-    back: Callable[[list[str], str], Manifest],
+    back: Describe,
     proved: Callable[[], None],
 ) -> None:
     """Replace the children of the program before us, or go back to it."""

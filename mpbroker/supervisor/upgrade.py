@@ -291,7 +291,9 @@ class Upgrade:
 
 
 def go_back(
-    manifest: Manifest, now: Callable[[list[str], str], Manifest], reason: str
+    manifest: Manifest,
+    now: Callable[[list[str], str], Manifest],
+    reason: str | Exception,
 ) -> None:
     """Become the program before us again. Returns if that cannot be.
 
@@ -299,6 +301,10 @@ def go_back(
         manifest: what it left us.
         now: describe the broker as it is, with a command and the reason to go back.
     """
+    if isinstance(reason, Exception):
+        # What is none of ours says little without its name.
+        is_ours = isinstance(reason, MpbrokerError)
+        reason = str(reason) if is_ours else repr(reason)
     if manifest.going_back:
         _LOG.critical("upgrade: the old version does not work any more: %s", reason)
         return
