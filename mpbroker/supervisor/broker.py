@@ -270,6 +270,7 @@ class Broker:
                 registry,
                 identity,
                 partial(live.rebase, supervisor),
+                live.has_news,
                 service.reload,
             )
             supervisor.on_hangup = control.hang_up

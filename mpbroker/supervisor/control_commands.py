@@ -50,7 +50,7 @@ class ControlCommands:
         rows: how many rows of the partition table are in use.
         name_of_row: the topic and partition of a row.
         actions: further commands, by name.
-        resizing: whether processes still start or retire.
+        resizing: whether processes still start or retire, or will.
         arena: where requests lie.
     """
 

@@ -37,6 +37,7 @@ class BrokerControl:
     start does not pay for them.
 
     Args:
+        has_news: whether a setting has changed that its readers are still to be told.
         reloading: told of a reload by being asked to run it.
     """
 
@@ -48,6 +49,7 @@ class BrokerControl:
         registry: TopicRegistry,
         identity: dict[str, Any],
         use: Callable[[BrokerConfig], None],
+        has_news: Callable[[], bool],
         reloading: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._config = config
@@ -56,6 +58,7 @@ class BrokerControl:
         self._registry = registry
         self._identity = identity
         self._use = use
+        self._has_news = has_news
         self._reloading = reloading
         self._commands: ControlCommands | None = None
         path = control_socket_path(config, os.environ)
@@ -132,10 +135,14 @@ class BrokerControl:
                 rows=self._rows,
                 name_of_row=self._name_of_row,
                 actions=actions.commands(),
-                resizing=lambda: supervisor.resizing,
+                resizing=self._resizing,
                 arena=memory.arena.view,
             )
         return self._commands
+
+    def _resizing(self) -> bool:
+        # Whoever was told that a config is set may ask before the loop's next turn.
+        return self._has_news() or self._supervisor.resizing
 
     def _rows(self) -> int:
         self._registry.catch_up()

@@ -96,6 +96,14 @@ class LiveConfig:
             self._host_names.are_lacking = False
             self._apply(supervisor)
 
+    def has_news(self) -> bool:
+        """Whether a setting has changed that the next turn will apply."""
+        self._registry.catch_up()
+        return (
+            self._registry.version != self._version
+            and self._read_values() != self._values
+        )
+
     def rebase(self, supervisor: Supervisor, config: BrokerConfig) -> None:
         """Put the dynamic configs on top of other static ones."""
         before = self._dynamic.config

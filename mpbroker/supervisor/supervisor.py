@@ -382,8 +382,12 @@ class Supervisor(Loop):
 
     @property
     def resizing(self) -> bool:
-        """Whether processes still start or retire, whatever the reason."""
-        return not self._pools.settled
+        """Whether processes still start or retire, or will, whatever the reason."""
+        return (
+            not self._pools.settled
+            or self._settings.sizes() != self._pools.sizes
+            or any(child.dismissed for child in self.children)
+        )
 
     def restart(self, role: Role, number: int) -> None:
         """Replace one process by a successor, which is ready before it retires.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +38,12 @@ from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
+)
+from mpbroker.supervisor.control_protocol import (
+    MAX_ANSWER_BYTES,
+    FrameReader,
+    encode_frame,
+    socket_address,
 )
 from tests.supervisor.load import api_versions, ask, children, dial, states
 from tests.supervisor.resizing import BROKER, OF_ALL, alter
@@ -277,6 +286,33 @@ def test_a_config_of_handlers_counts_in_all_of_them(broker):
     wait_until(lambda: partitions() == 3)
     wait_until(lambda: not before.items() & children(broker, "handler").items())
     assert [partitions() for _ in range(4)] == [3] * 4
+
+
+def test_ctl_tells_that_processes_will_be_replaced_as_soon_as_that_is_set(broker):
+    path = os.fspath(broker.data_dir / "control.sock")
+    question = encode_frame({"command": "figures", "arguments": {}})
+    with socket.socket(socket.AF_UNIX) as sock, socket_address(path) as address:
+        sock.connect(address)
+        sock.sendall(question)
+        assert not receive_figures(sock)["resizing"]
+        # While it waits: it finds both at a time.
+        wait_until(lambda: b") S " in Path(f"/proc/{broker.pid}/stat").read_bytes())
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            set_configs(broker, {"fetch.max.bytes": 9000})
+            sock.sendall(question)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert receive_figures(sock)["resizing"]
+
+
+def receive_figures(sock: socket.socket) -> dict[str, Any]:
+    reader = FrameReader(MAX_ANSWER_BYTES)
+    while (answer := reader.next_map()) is None:
+        reader.feed(sock.recv(1 << 16))
+    assert answer["ok"], answer
+    figures: dict[str, Any] = answer["result"]
+    return figures
 
 
 def test_topics_without_a_config_of_their_own_follow_the_brokers(broker):
