@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
+from mpbroker.cli.ctl_connection import ControlClient
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -67,6 +69,22 @@ def sizes(broker: Broker) -> tuple[int, int]:
         return 0, 0
     roles = [child["role"] for child in children]
     return roles.count("handler"), roles.count("processor")
+
+
+def settle(broker: Broker) -> None:
+    """Wait until all that was set counts in every process.
+
+    Until the supervisor has looked, processes that will be replaced are READY: only it
+    can tell that they will.
+    """
+    with ControlClient(os.fspath(broker.data_dir / "control.sock"), 60.0) as client:
+
+        def is_settled() -> bool:
+            figures = client.request("figures")
+            states = {each["state"] for each in figures["processes"]}
+            return not figures["resizing"] and states == {"READY"}
+
+        wait_until(is_settled)
 
 
 def wait_for_sizes(broker: Broker, handlers: int, processors: int) -> None:

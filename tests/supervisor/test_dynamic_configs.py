@@ -45,8 +45,8 @@ from mpbroker.supervisor.control_protocol import (
     encode_frame,
     socket_address,
 )
-from tests.supervisor.load import api_versions, ask, children, dial, states
-from tests.supervisor.resizing import BROKER, OF_ALL, alter
+from tests.supervisor.load import api_versions, ask, children, dial
+from tests.supervisor.resizing import BROKER, OF_ALL, alter, settle
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
@@ -136,10 +136,6 @@ def patiently(do):
     with contextlib.suppress(OSError):
         return do()
     return None
-
-
-def settle(broker: Broker) -> None:
-    wait_until(lambda: all(each["state"] == "READY" for each in states(broker)))
 
 
 def describe(

@@ -27,7 +27,7 @@ from tests.network.sasl.conversation import (
     token_answer,
 )
 from tests.supervisor.load import api_versions, ask, dial, receive_frame, states
-from tests.supervisor.resizing import OF_ALL, alter, resize
+from tests.supervisor.resizing import OF_ALL, alter, resize, settle
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
@@ -108,14 +108,8 @@ def as_it_was_started(broker):
     }
     if ours:
         assert alter(broker, ours).error_code == 0
-    # Those that retire are READY until the supervisor has heard of it, and then close
-    # whoever is about to log in.
-    wait_until(
-        lambda: (
-            all(each["state"] == "READY" for each in states(broker))
-            and has_processors(broker, LISTENERS, set())
-        )
-    )
+    settle(broker)  # those that retire close whoever is about to log in
+    wait_until(lambda: has_processors(broker, LISTENERS, set()))
 
 
 def dial_listener(broker: Broker, name: str) -> socket.socket:
