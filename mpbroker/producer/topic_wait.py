@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from mpbroker.client.errors import AuthenticationError
+from mpbroker.client.errors import AuthenticationError, error_code_of
 from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import monotonic_ms
@@ -56,9 +56,10 @@ class TopicWait:
         _check_name(topic)
         deadline = began + self._max_block_ms / 1000
         metadata = self._metadata
-        metadata.add_topic(topic, monotonic_ms())
         try:
             while True:
+                # Each time: who waits for long has not lost interest.
+                metadata.add_topic(topic, monotonic_ms())
                 seen = metadata.request_update()
                 snapshot = metadata.snapshot
                 info = snapshot.topics.get(topic)
@@ -101,7 +102,7 @@ class TopicWait:
         if not self._metadata.snapshot.nodes:
             why = self._client.last_error or "no broker has answered"
             return DeliveryTimeoutError(f"no metadata of topic {topic!r} {wait}: {why}")
-        code = ErrorCode(self._metadata.snapshot.topic_errors.get(topic, 3))
+        code = error_code_of(self._metadata.snapshot.topic_errors.get(topic, 3))
         return DeliveryTimeoutError(
             f"topic {topic!r} not present in metadata {wait}: {code.name}; create it",
             code,
