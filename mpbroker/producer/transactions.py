@@ -389,7 +389,13 @@ class TransactionManager(Idempotence):
                 self._pending.insert(0, pending)
 
     def _is_dropped(self, pending: Pending) -> bool:
-        """Finish what is of no use any more: offsets of what is being aborted."""
+        """Finish what is of no use any more: offsets of what is being aborted.
+
+        And whatever it is, if nothing will be sent any more.
+        """
+        if self.state is _S.FATAL_ERROR:
+            pending.operation.finish(self.error)
+            return True
         if self.state is not _S.ABORTING or pending.step is Step.END:
             return False
         pending.operation.finish(TransactionAbortedError("the transaction was aborted"))

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.producer import GroupMetadata, ProducerError
+from mpbroker.producer import GroupMetadata, ProducerError, ProducerFencedError
 from mpbroker.producer.transactions import OffsetAndMetadata, TransactionState
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -151,6 +151,22 @@ def test_offsets_that_nobody_heard_of_are_not_added_when_it_is_aborted():
         operation.wait(0)
     abort.wait(0)
     assert not [s for s in rig.wire.all_sent if s.key == ApiKey.ADD_OFFSETS_TO_TXN]
+
+
+@pytest.mark.parametrize("answer", ["good", "none"])
+def test_offsets_asked_for_by_who_is_fenced_meanwhile_are_not_waited_for(answer):
+    rig = TransactionRig()
+    rig.send_added()
+    operation = add_offsets(rig)
+    rig.reply(code=ErrorCode.INVALID_PRODUCER_EPOCH)
+    assert rig.manager.state is TransactionState.FATAL_ERROR
+    if answer == "good":
+        offsets_added(rig)
+    else:
+        rig.wire.hang_up(1)
+        rig.turns(2)
+    with pytest.raises(ProducerFencedError):
+        operation.wait(0)
 
 
 def test_the_parts_of_a_batch_that_was_too_large_are_of_its_transaction():
