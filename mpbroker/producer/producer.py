@@ -72,7 +72,11 @@ from mpbroker.protocol.record_encode import RawRecord
 
 
 class Producer(TransactionCalls):
-    """See the module. Every method may be called by any thread."""
+    """See the module. Every method may be called by any thread.
+
+    A signal's handler must not call, since the thread that it interrupts may hold what
+    the call waits for. It may raise: what it interrupts can be done again.
+    """
 
     def __init__(
         self,
@@ -164,14 +168,10 @@ class Producer(TransactionCalls):
             options.max_block_ms,
             self._thread,
         )
+        # Before it runs: the constructor may be interrupted while that is waited for.
+        parts = self._sender, self._accumulator, options.client.client_id
+        self._unclosed = lifetime.watch(self, Producer._disown, *parts)
         self._thread.start()
-        self._unclosed = lifetime.watch(
-            self,
-            Producer._disown,
-            self._sender,
-            self._accumulator,
-            options.client.client_id,
-        )
 
     def _make_idempotence(self) -> Idempotence | None:
         transactional_id = self._settings.transactional_id

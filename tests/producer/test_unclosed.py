@@ -6,12 +6,15 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from contextlib import suppress
 
 import pytest
 
 from mpbroker.producer import Producer
 from tests.producer.conftest import TIMEOUT_S
+from tests.support.children import wait_until
 
 
 def test_a_dropped_producer_sends_what_it_has_and_ends_its_thread(bootstrap, new_topic):
@@ -61,6 +64,22 @@ def test_a_program_that_ends_without_closing_is_told_what_it_loses(
         check=True,
     )
     assert ended.stderr.count("ResourceWarning: unclosed producer") == 1
+
+
+def test_a_constructor_that_is_interrupted_leaves_no_thread(monkeypatch):
+    def names():
+        return [t.name for t in threading.enumerate() if t.name.endswith("| cut off")]
+
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.warns(ResourceWarning), suppress(KeyboardInterrupt):
+        Producer(bootstrap_servers="127.0.0.1:1", client_id="cut off")
+    wait_until(lambda: not names())
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
