@@ -107,7 +107,10 @@ class Metadata:
         self._due_since_ms: float | None = None
         self._fatal: MpbrokerError | None = None
         self.refusal: AuthenticationError | None = None
-        self._changed = threading.Condition()
+        # Entered by its own name: a Condition is entered in Python, where a signal's
+        # handler that raises would leave it locked for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._updates = 0
 
     @property
@@ -117,7 +120,7 @@ class Metadata:
 
     def add_topic(self, name: str, now_ms: float) -> None:
         """Ask about a topic from now on, at once if it is not known."""
-        with self._changed:
+        with self._lock:
             new = name not in self._topics
             self._topics[name] = now_ms
             if new:
@@ -127,7 +130,7 @@ class Metadata:
 
     def request_update(self) -> int:
         """Ask for an update soon; return the count of updates so far, for `wait`."""
-        with self._changed:
+        with self._lock:
             self._wanted = True
             self._requests += 1
             return self._updates
@@ -139,7 +142,7 @@ class Metadata:
             MpbrokerError: what `fail` was told.
         """
         deadline = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             while self._updates <= seen:
                 if self._fatal is not None:
                     raise self._fatal.with_traceback(None)
@@ -163,7 +166,7 @@ class Metadata:
 
     def next_request(self, now_ms: float) -> MetadataRequest:
         """Return the question, and take what is asked of it as being answered."""
-        with self._changed:
+        with self._lock:
             if self._topic_max_idle_ms is not None:
                 oldest = now_ms - self._topic_max_idle_ms
                 self._topics = {
@@ -191,7 +194,7 @@ class Metadata:
         nodes = {
             node.node_id: Address(node.host, node.port) for node in response.brokers
         }
-        with self._changed:
+        with self._lock:
             if not nodes:
                 # A broker that is starting: what it says is of no use to anyone.
                 self._note_failure(now_ms)
@@ -242,7 +245,7 @@ class Metadata:
         self, topic: str, partition: int, leader: int, epoch: int, address: Address
     ) -> bool:
         """Take a new leader from the answer to a Produce; return whether it is news."""
-        with self._changed:
+        with self._lock:
             old = self.snapshot
             info = old.topics.get(topic)
             if info is None or partition >= len(info.leaders):
@@ -260,20 +263,20 @@ class Metadata:
 
     def fail_update(self, now_ms: float) -> None:
         """Note that a question had no answer; the next one waits a while."""
-        with self._changed:
+        with self._lock:
             self._wanted = True
             self._note_failure(now_ms)
 
     def forget_nodes(self) -> None:
         """Go back to the bootstrap addresses; topics and leaders stay as they were."""
-        with self._changed:
+        with self._lock:
             self.snapshot = self.snapshot._replace(nodes={})
             self._due_since_ms = None
             self._wanted = True
 
     def fail(self, error: MpbrokerError) -> None:
         """End all waiting, now and later, with an error nothing can mend."""
-        with self._changed:
+        with self._lock:
             self._fatal = error
             if self.refusal is None and isinstance(error, AuthenticationError):
                 self.refusal = error  # nothing is to be connected to any more

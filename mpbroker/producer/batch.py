@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Final, NamedTuple
 
 from mpbroker.producer.errors import ProducerClosedError, ProducerError
+from mpbroker.producer.latch import Latch
 from mpbroker.protocol.batch_header import (
     BATCH_HEADER_SIZE,
     NO_PRODUCER_EPOCH,
@@ -229,7 +230,7 @@ class ProducerBatch:
         self.children: list[ProducerBatch] = []
         self._is_told = False  # done, and all callbacks called
         # Made by the first who waits: one for each batch would be a tenth of it.
-        self._waiters: threading.Event | None = None
+        self._waiters: Latch | None = None
         self._lock = threading.Lock()
 
     # -- filling -----------------------------------------------------------------------
@@ -410,7 +411,7 @@ class ProducerBatch:
                     " result() elsewhere, or give that record a callback, too"
                 )
             if self._waiters is None:
-                self._waiters = threading.Event()
+                self._waiters = Latch()
             waiters = self._waiters
         return waiters.wait(timeout_s)
 

@@ -19,6 +19,7 @@ from mpbroker.producer.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
+from mpbroker.producer.latch import Latch
 
 _PATIENCE_S: Final = 0.005  # then who waits takes what there is
 _ENOUGH: Final = 16  # of this part of all memory is told at once
@@ -38,7 +39,7 @@ class Grant:
         self._pool = pool
         self.size = size
         self.held = 0
-        self.told: threading.Event | None = None  # in line; set when there is no more
+        self.told: Latch | None = None  # in line; set when there is no more
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +128,7 @@ class BufferPool:
         self, grant: Grant, timeout_s: float, waits: Callable[[], None]
     ) -> None:
         """See `Grant.take`."""
-        told = grant.told = threading.Event()
+        told = grant.told = Latch()
         with self._lock:
             self._waiters.append(grant)
             self._grant()

@@ -26,6 +26,7 @@ from mpbroker.producer.errors import (
     TransactionStateError,
 )
 from mpbroker.producer.idempotence import Idempotence, Partition
+from mpbroker.producer.latch import Latch
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.init_producer_id import (
     InitProducerIdRequest,
@@ -99,7 +100,7 @@ class Operation:
         self.trouble = ""  # why it takes so long
         self.error: ProducerError | None = None
         self.is_told = False  # how it ended, to somebody who waited
-        self._done = threading.Event()
+        self._done = Latch()
 
     @property
     def is_done(self) -> bool:

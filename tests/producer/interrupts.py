@@ -20,7 +20,8 @@ class InterruptedAt:
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         module = frame.f_globals.get("__name__", "")
-        if event not in ("call", "c_return") or not module.startswith("mpbroker."):
+        ours = module == "threading" or module.startswith("mpbroker.")
+        if event not in ("call", "c_return") or not ours:
             return
         self.left -= 1
         if not self.left:

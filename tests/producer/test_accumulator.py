@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.metadata import Snapshot, TopicInfo
+from mpbroker.producer import buffer_pool
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import ProducerBatch, record_size
 from mpbroker.producer.buffer_pool import BufferPool
@@ -28,6 +29,7 @@ from mpbroker.producer.errors import (
     ProducerError,
     RecordTooLargeError,
 )
+from mpbroker.producer.latch import Latch
 from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.record_batch import iter_records
@@ -371,8 +373,8 @@ def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch)
     pool.grant(1600).take(0)
     woken = []
 
-    class Event(threading.Event):
-        def wait(self, timeout=None):
+    class WatchedLatch(Latch):
+        def wait(self, timeout_s=None):
             if not woken:
                 pool.free(99)  # less than a sixteenth
                 woken.append(self.is_set())
@@ -380,7 +382,7 @@ def test_who_waits_for_memory_is_not_woken_for_every_batch_but_soon(monkeypatch)
                 woken.append(self.is_set())
             return self.is_set()
 
-    monkeypatch.setattr(threading, "Event", Event)
+    monkeypatch.setattr(buffer_pool, "Latch", WatchedLatch)
     pool.grant(50).take(90)
     assert woken == [False, True]
     pool.grant(50).take(90)
@@ -428,15 +430,15 @@ def test_memory_granted_to_who_does_not_wait_any_more_comes_back(monkeypatch, en
     pool = BufferPool(100)
     pool.grant(100).take(0)
 
-    class Event(threading.Event):
-        def wait(self, timeout=None):
+    class WatchedLatch(Latch):
+        def wait(self, timeout_s=None):
             pool.free(100)  # which grants it, and then
             if ending == "interrupt":
                 raise KeyboardInterrupt
             pool.close()
             return True
 
-    monkeypatch.setattr(threading, "Event", Event)
+    monkeypatch.setattr(buffer_pool, "Latch", WatchedLatch)
     with pytest.raises((KeyboardInterrupt, ProducerClosedError)):
         pool.grant(50).take(30)
     assert pool.available_bytes == 100
