@@ -105,6 +105,32 @@ class MetadataLog:
         self.position = end
         return records
 
+    def replay_new(self, replay: Callable[[MetadataRecord], None]) -> bool:
+        """Give ``replay`` what read_new() returns; return whether there was any.
+
+        Whoever fails between two records knows a part of a change, and gives the next
+        partition a row that is another's in all other processes. Nothing may go on
+        with that, as it might after any other bug: so not even an error is answered.
+
+        Raises:
+            CorruptLogError: as read_new().
+            SystemExit: ``replay`` has failed. If nothing was read before, what it
+                raises itself: there is nobody yet who could go on.
+        """
+        is_first = self.position == 0
+        records = self.read_new()
+        try:
+            for record in records:
+                replay(record)
+        except Exception as error:
+            if is_first:
+                raise
+            raise SystemExit(
+                f"{self._path}: cannot be replayed: {error!r}; this process knows only"
+                " a part of the topics, and ends"
+            ) from error
+        return bool(records)
+
     def append(self, records: Sequence[MetadataRecord], now_ms: int) -> None:
         """Commit records as one batch: all or none. Durable when this returns.
 

@@ -144,13 +144,10 @@ class TopicRegistry:
         """Replay what was committed since the last call; return whether there was any.
 
         Raises:
-            CorruptLogError: the log cannot be replayed; this process must not go on.
+            CorruptLogError: the log cannot be read.
+            SystemExit: it cannot be replayed; this process must not go on.
         """
-        if not self._log.has_news:
-            return False
-        for record in self._log.read_new():
-            self._replay(record)
-        return True
+        return self._log.has_news and self._log.replay_new(self._replay)
 
     def topic(self, name: str) -> Topic | None:
         """Return the topic of that name, or None."""

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.errors import CorruptLogError
 from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.metadata_log import recover_metadata_log
+from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
 from mpbroker.storage.topic_names import check_topic_name, is_legal_topic_name
 from mpbroker.storage.topics import NewTopic
 from tests.support.metadata import (
@@ -277,6 +278,38 @@ def test_removed_topics_are_told_to_every_process_once(tmp_path):
     assert told == [[0, 1]]
     registry(tmp_path, cell, on_removed=lambda topic: told.append(topic.partitions))
     assert told == [[0, 1]]
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), OSError(5, "disk")])
+def test_who_has_replayed_a_part_of_a_change_goes_on_with_nothing(tmp_path, error):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    one = registry(tmp_path, cell)
+
+    def fail(topic):
+        raise error
+
+    failing = registry(tmp_path, cell, on_removed=fail)
+    one.create_topic("a", 2)
+    one.delete_topic("a")
+    one.create_topic("b", 1)
+    # No error of a request: whoever answers one takes the next request, without "b".
+    with pytest.raises(SystemExit, match="knows only a part"):
+        failing.catch_up()
+
+
+def test_a_log_that_cannot_be_loaded_is_told_as_such(tmp_path):
+    cell = PlainCell()
+    recover_metadata_log(str(tmp_path), cell, NOW_MS)
+    living = registry(tmp_path, cell)
+    newer = MetadataLog(str(tmp_path), cell)
+    newer.read_new()
+    newer.append([{"type": "OfAnotherRelease"}], NOW_MS)
+    newer.close()
+    with pytest.raises(CorruptLogError, match="unknown type"):
+        registry(tmp_path, cell)
+    with pytest.raises(SystemExit, match="unknown type"):
+        living.catch_up()
 
 
 def test_a_process_killed_before_its_commit_has_created_nothing(tmp_path):
