@@ -113,6 +113,10 @@ class PartitionTable:
             self._rows[index] = row
         return row
 
+    def status(self, index: int) -> int:
+        """Return a row's status; cheaper than to make the row for that alone."""
+        return self._segment.words[index * ROW_WORDS + ROW_STATUS]
+
     def initialise_row(self, index: int) -> None:
         """Make a row usable: by the one process that just gave this row its meaning.
 

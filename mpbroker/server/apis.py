@@ -322,7 +322,7 @@ class ApiTable:
 
         message = ListOffsetsRequest.decode(request.api_version, request.body)
         return handle_list_offsets(
-            message, request.api_version, self._registry, self._logs.log
+            message, request.api_version, self._registry, self._logs.look
         ).encode(request.api_version)
 
     def _init_producer_id(self, request: Request) -> bytes | Deferred:

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from mpbroker.ipc.partition_table import LogState
 from mpbroker.protocol.record_batch import iter_records
 from mpbroker.storage.batch_scan import TIMESTAMP_TYPE_MASK, StoredBatch, scan_batches
 from mpbroker.storage.errors import CorruptLogError
-from mpbroker.storage.leader_epochs import EpochEntry
+from mpbroker.storage.leader_epochs import EpochEntry, LeaderEpochs
 from mpbroker.storage.log_reader import LogReader
 from mpbroker.storage.log_segment import LogSegment
 from mpbroker.storage.time_index import NO_TIMESTAMP, TimestampOffset
@@ -141,6 +141,31 @@ class LogLookup(LogReader):
                 if found is not None:
                     return found
         return None
+
+
+class EmptyLog:
+    """As LogLookup, of a partition that nobody has touched: it has no files yet."""
+
+    leader_epoch: Final = 0
+    epochs: Final = LeaderEpochs([])
+
+    def earliest(self) -> int:
+        return 0
+
+    def latest(self) -> int:
+        return 0
+
+    def last_stable_offset(self) -> int:
+        return 0
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        return None
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        return None
+
+
+EMPTY_LOG: Final = EmptyLog()
 
 
 def newest_from(fd: int, batch: StoredBatch, start_offset: int) -> int:

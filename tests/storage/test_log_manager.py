@@ -287,13 +287,41 @@ def test_no_log_is_opened_before_it_has_all_that_its_transactions_wrote(
         topics,
         is_restored=lambda: bool(restored),
     )
-    with pytest.raises(ApiError) as refused:
-        early.log("t", 0)
-    assert refused.value.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    for way in (early.log, early.look):
+        with pytest.raises(ApiError) as refused:
+            way(topics.topic("t"), 0)
+        assert refused.value.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     restored.append(True)
     assert early.log("t", 0).latest() == 0
     early.close()
     broker.stop()
+
+
+def test_who_asks_for_offsets_of_what_nobody_has_touched_makes_nothing(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create("t", 2)
+    broker = start(topics, "a", "b")
+    untouched = broker.manager.look(topic, 0)
+    ends = untouched.earliest(), untouched.latest(), untouched.last_stable_offset()
+    assert ends == (0, 0, 0)
+    found = untouched.max_timestamp(), untouched.offset_for_timestamp(0)
+    assert found == (None, None)
+    assert untouched.leader_epoch == untouched.epochs.at(0) == 0
+    for name in "ab":
+        assert partition_directories(str(tmp_path / name)) == []
+    broker.manager.log(topic, 1).append(batch(b"a"), now_ms=1)
+    assert broker.manager.look(topic, 1).latest() == 1
+    broker.stop()
+    # A directory that nobody has loaded is no empty log.
+    broker = start(topics.again(), "a", "b")
+    again = broker.manager._topics.topic("t")
+    assert broker.manager.look(again, 1).latest() == 1
+    broker.manager.delete_topic(again)
+    with pytest.raises(ApiError) as refused:
+        broker.manager.look(again, 0)
+    assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.die()
 
 
 def test_old_segments_are_removed_when_their_delay_has_passed(

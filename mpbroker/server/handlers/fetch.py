@@ -23,6 +23,7 @@ from mpbroker.protocol.messages.fetch import (
 )
 
 if TYPE_CHECKING:
+    from mpbroker.storage.log_lookup import EmptyLog
     from mpbroker.storage.log_reader import ReadResult
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic
@@ -202,7 +203,7 @@ def read_targets(
     return reading
 
 
-def check_leader_epoch(current: int, log: PartitionLog) -> None:
+def check_leader_epoch(current: int, log: PartitionLog | EmptyLog) -> None:
     """Refuse a client that knows another epoch (KIP-320); below 0 it knows none.
 
     Raises:

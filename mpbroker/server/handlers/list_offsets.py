@@ -22,6 +22,7 @@ from mpbroker.server.handlers.fetch import check_leader_epoch
 
 if TYPE_CHECKING:
     from mpbroker.server.handlers.produce import Topics
+    from mpbroker.storage.log_lookup import EmptyLog
     from mpbroker.storage.partition_log import PartitionLog
     from mpbroker.storage.topics import Topic
 
@@ -45,7 +46,7 @@ def handle_list_offsets(
     request: ListOffsetsRequest,
     version: int,
     topics: Topics,
-    log: Callable[[Topic, int], PartitionLog],
+    log: Callable[[Topic, int], PartitionLog | EmptyLog],
 ) -> ListOffsetsResponse:
     """Answer each partition with its offset, or with its error."""
     seen: set[tuple[str, int]] = set()
@@ -85,7 +86,11 @@ def handle_list_offsets(
 
 
 def _lookup(
-    log: PartitionLog, wanted: ListOffsetsPartition, version: int, *, committed: bool
+    log: PartitionLog | EmptyLog,
+    wanted: ListOffsetsPartition,
+    version: int,
+    *,
+    committed: bool,
 ) -> ListOffsetsPartitionResponse:
     check_leader_epoch(wanted.current_leader_epoch, log)
     timestamp = wanted.timestamp
