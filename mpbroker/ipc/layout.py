@@ -208,6 +208,8 @@ class ProcessorCounter(IntEnum):
 #   16    busy slot      the handler: slot + 1 it works on, for the post-mortem
 #   17    busy since     the handler, ns
 #   18-31 counters       the handler (HandlerCounter)
+#   32    steps          the handler: +1 at each partition that a request makes, opens
+#                        or deletes: one of 100,000 is not taken for an endless one
 HANDLER_ACTIVE: Final = 0
 HANDLER_ACTIVE_DATA: Final = 1
 HANDLER_ACTIVE_CONTROL: Final = 2
@@ -217,6 +219,7 @@ HANDLER_READY: Final = 3
 HANDLER_BUSY_SLOT: Final = 16
 HANDLER_BUSY_SINCE: Final = 17
 HANDLER_COUNTERS: Final = 18
+HANDLER_STEPS: Final = 32
 HANDLER_WORDS: Final = 64
 
 

@@ -68,6 +68,8 @@ class LogManager:
         is_behind: says whether there are changes of topics that it does not know.
         is_restored: says whether logs have all that their transactions wrote; until
             then none is opened.
+        step: called at each log that is opened or deleted: whoever sees to many at a
+            time shows by it that it moves.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class LogManager:
         producer_id_expiration_ms: int = _PRODUCER_ID_EXPIRATION_MS,
         is_behind: Callable[[], bool] = lambda: False,
         is_restored: Callable[[], bool] = lambda: True,
+        step: Callable[[], None] = lambda: None,
     ) -> None:
         self.directories = directories
         self._table = table
@@ -86,6 +89,7 @@ class LogManager:
         self._expiration_ms = producer_id_expiration_ms
         self._is_behind = is_behind
         self._is_restored = is_restored
+        self._step = step
         self._logs: dict[int, PartitionLog] = {}
 
     def log(self, topic: TopicView | str, partition: int) -> PartitionLog:
@@ -151,6 +155,7 @@ class LogManager:
         log = PartitionLog(f"{parent.path}/{name}", row, topic.config, hints)
         log.release_descriptors = self.close_files
         self._logs[index] = log
+        self._step()
         return log
 
     def _place(
@@ -268,6 +273,7 @@ class LogManager:
             log = self._logs.pop(index, None)
             if log is not None:
                 log.close()
+            self._step()
 
     def _rename_deleted(self, name: str, topic_id: bytes) -> None:
         for parent in self.directories:

@@ -98,6 +98,7 @@ class TopicRegistry:
         on_removed: Callable[[Topic], None] | None = None,
         initialise_row: Callable[[int], None] | None = None,
         on_broker_config: Callable[[], None] | None = None,
+        step: Callable[[], None] = lambda: None,
     ) -> None:
         """Replay the log so far.
 
@@ -113,7 +114,10 @@ class TopicRegistry:
                 partition that gets it is published.
             on_broker_config: called when catch_up() finds a dynamic broker config
                 or a quota changed.
+            step: called at each record that catch_up() replays, and each row that is
+                made usable: whoever has 100,000 of them shows by it that it moves.
         """
+        self._step = step
         self._initialise_row = initialise_row
         self._log = log
         self._broker_id = broker_id
@@ -410,6 +414,7 @@ class TopicRegistry:
             created = sum(record["type"] == "PartitionRecord" for record in records)
             for row in range(len(self._rows), len(self._rows) + created):
                 self._initialise_row(row)
+                self._step()
         self._log.append(records, self._now_ms())
         self.catch_up()
 
@@ -429,6 +434,7 @@ class TopicRegistry:
             self._commit(records)
 
     def _replay(self, record: MetadataRecord) -> None:
+        self._step()
         removed = None
         if record.get("type") == "RemoveTopicRecord":
             removed = self._topic_of(record)

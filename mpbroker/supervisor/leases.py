@@ -25,6 +25,7 @@ from mpbroker.ipc.layout import (
     HANDLER_BUSY_SLOT,
     HANDLER_COUNTERS,
     HANDLER_READY,
+    HANDLER_STEPS,
     PROCESSOR_BEAT,
     PROCESSOR_COUNTERS,
     PROCESSOR_READY,
@@ -40,7 +41,8 @@ _LOG = get_logger(__name__)
 
 INTERVAL_S: Final = 1.0
 # The longest that a sound handler computes without a word: a request of 100 MB whose
-# records it looks at, or a log that it is the first to touch after a crash.
+# records it looks at, or a log that it is the first to touch after a crash. Each log
+# of a request that touches many is a word (HANDLER_STEPS).
 LEASE_SAMPLES: Final = 30
 # Two: a stop that is over at once, as of a whole process group, ends nobody.
 STOPPED_SAMPLES: Final = 2
@@ -163,7 +165,12 @@ class Leases:
             row = handler_row(child.number)
             idle = row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
             busy = row + HANDLER_BUSY_SLOT
-            return (words[row + HANDLER_READY], words[idle], *words[busy : busy + 3])
+            return (
+                words[row + HANDLER_READY],
+                words[row + HANDLER_STEPS],
+                words[idle],
+                *words[busy : busy + 3],
+            )
         if child.role is Role.PROCESSOR:
             row = processor_row(child.number)
             idle = row + PROCESSOR_COUNTERS + ProcessorCounter.IDLE_NS

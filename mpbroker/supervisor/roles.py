@@ -20,11 +20,13 @@ from mpbroker.config.telemetry_keys import has_receiver
 from mpbroker.ipc.client_software import ClientSoftware
 from mpbroker.ipc.error_counts import ErrorCounts
 from mpbroker.ipc.layout import (
+    HANDLER_STEPS,
     HEADER,
     HEADER_CLEAN_START,
     HEADER_SUPERVISOR_PID,
     MAX_PARTITIONS,
     Phase,
+    handler_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.transaction_table import TransactionTable
@@ -97,6 +99,7 @@ class Roles:
         self,
         on_removed: Callable[[Topic], None] | None = None,
         on_broker_config: Callable[[], None] | None = None,
+        step: Callable[[], None] = lambda: None,
     ) -> TopicRegistry:
         """A process's own view of the topics."""
         config, memory = self._config, self._memory
@@ -109,6 +112,7 @@ class Roles:
             on_removed=on_removed,
             initialise_row=memory.table.initialise_row,
             on_broker_config=on_broker_config,
+            step=step,
         )
 
     def close_until_restored(self, registry: TopicRegistry) -> None:
@@ -122,7 +126,10 @@ class Roles:
             TransactionTable(self._memory.transactions).await_restoring()
 
     def _logs(
-        self, registry: TopicRegistry, is_restored: Callable[[], bool] = lambda: True
+        self,
+        registry: TopicRegistry,
+        is_restored: Callable[[], bool] = lambda: True,
+        step: Callable[[], None] = lambda: None,
     ) -> LogManager:
         return LogManager(
             self._directories,
@@ -131,6 +138,7 @@ class Roles:
             producer_id_expiration_ms=self._config.producer_id_expiration_ms,
             is_behind=lambda: self._memory.metadata_cell.end != registry.version,
             is_restored=is_restored,
+            step=step,
         )
 
     def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:
@@ -218,11 +226,13 @@ class Roles:
         config, memory = self._config, self._memory
         plane = "control-plane" if is_control else "data-plane"
         become_child(f"{plane}-kafka-request-handler-{handler}", memory)
+        word = handler_row(handler) + HANDLER_STEPS
+        step = partial(_count_step, memory.control.words, word)
         registry = self.registry(
-            lambda topic: logs.forget(topic), memory.supervisor_bell.ring
+            lambda topic: logs.forget(topic), memory.supervisor_bell.ring, step
         )
         transactions = TransactionTable(memory.transactions)
-        logs = self._logs(registry, transactions.is_restored)
+        logs = self._logs(registry, transactions.is_restored, step)
         channel = HandlerEnd(
             handler,
             memory.control,
@@ -466,6 +476,10 @@ def become_child(title: str, memory: BrokerMemory) -> None:
     if os.getppid() != memory.control.words[HEADER + HEADER_SUPERVISOR_PID]:
         os._exit(0)  # it died before the kernel knew what we asked for
     set_process_title(f"mpbroker: {title}")
+
+
+def _count_step(words: memoryview, word: int) -> None:
+    words[word] += 1
 
 
 def _now_ms() -> int:

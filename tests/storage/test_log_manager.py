@@ -324,6 +324,26 @@ def test_who_asks_for_offsets_of_what_nobody_has_touched_makes_nothing(
     broker.die()
 
 
+def test_each_log_that_is_opened_or_deleted_is_a_step(
+    start: Start, topics: Topics
+) -> None:
+    topic = topics.create("t", 3)
+    broker = start(topics)
+    steps: list[None] = []
+    manager = LogManager(
+        broker.directories,
+        broker.manager._table,
+        topics,
+        step=lambda: steps.append(None),
+    )
+    for partition in range(3):
+        manager.log(topic, partition)
+        assert len(steps) == partition + 1
+    manager.delete_topic(topic)
+    assert len(steps) == 6
+    broker.die()
+
+
 def test_old_segments_are_removed_when_their_delay_has_passed(
     start: Start, topics: Topics, tmp_path: Path
 ) -> None:
