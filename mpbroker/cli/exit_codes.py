@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 EXIT_CODE_HELP: Final = """\
 Exit codes:
   0   done
-  1   an error, named on stderr
+  1   an error, named on stderr; also what a broker refuses, in its words
   2   the command line was wrong
   10  not found: no such topic, partition, group, setting or record; nothing matched
   69  no broker could be reached

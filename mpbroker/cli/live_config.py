@@ -18,8 +18,7 @@ from mpbroker.cli.output import print_json, print_table
 from mpbroker.client import config_admin
 from mpbroker.client.cluster import Cluster
 from mpbroker.client.config_admin import Resource, ResourceType
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 
 _SOURCES: Final = {
     1: "topic",
@@ -32,7 +31,6 @@ _SOURCES: Final = {
     8: "group",
 }
 _DEFAULT: Final = 5
-_REFUSED: Final = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -117,10 +115,8 @@ def get(
             cluster, topic, group, client_metrics, all_brokers, loggers
         )
         found = config_admin.describe_configs(cluster, resource, keys)
-    missing = set(keys) - {each.name for each in found}
-    if missing and not all_brokers:
-        told = ", ".join(sorted(missing))
-        raise CliError(f"{resource} has no setting {told}", ExitCode.NOT_FOUND)
+    if not all_brokers:  # of whom only what is set is told
+        _refuse_missing(resource, keys, found)
     shown = sorted(
         (
             each
@@ -192,7 +188,7 @@ def set_(
         resource = _resource(
             cluster, topic, group, client_metrics, all_brokers, loggers
         )
-        _alter(cluster, resource, put, ())
+        config_admin.alter_configs(cluster, resource, put)
     _done(resource, "set", put, output_format)
 
 
@@ -213,25 +209,43 @@ def unset(
     timeout_s: float,
     output_format: str,
 ) -> None:
-    """Take configs away: what was before counts again."""
+    """Take configs away: what was before counts again. One that is not set may stay so.
+
+    Exits with 10, and changes nothing, if there is no such setting.
+    """
     _check_one(topic, group, client_metrics, all_brokers, loggers)
     with open_cluster(bootstrap, timeout_s) as cluster:
         resource = _resource(
             cluster, topic, group, client_metrics, all_brokers, loggers
         )
-        _alter(cluster, resource, {}, dict.fromkeys(keys))  # each once
+        refuse_unknown(cluster, resource, keys)
+        # Each once.
+        config_admin.alter_configs(cluster, resource, {}, dict.fromkeys(keys))
     _done(resource, "unset", keys, output_format)
 
 
-def _alter(
-    cluster: Cluster, resource: Resource, put: dict[str, str], delete: Iterable[str]
+def refuse_unknown(cluster: Cluster, resource: Resource, keys: Sequence[str]) -> None:
+    """Refuse to take away what there is not: a broker takes that for done.
+
+    Raises:
+        CliError: NOT_FOUND, with the names.
+    """
+    found = config_admin.describe_configs(cluster, resource, keys)
+    if resource == (ResourceType.BROKER, ""):  # of whom only what is set is told
+        one = Resource(ResourceType.BROKER, str(cluster.metadata([]).controller_id))
+        found += config_admin.describe_configs(cluster, one, keys)
+    _refuse_missing(resource, keys, found)
+
+
+def _refuse_missing(
+    resource: Resource,
+    keys: Iterable[str],
+    found: Iterable[DescribeConfigsResourceResult],
 ) -> None:
-    try:
-        config_admin.alter_configs(cluster, resource, put, delete)
-    except ApiError as error:
-        if error.error_code in _REFUSED:
-            raise CliError(str(error), ExitCode.USAGE) from None
-        raise
+    missing = set(keys) - {each.name for each in found}
+    if missing:
+        told = ", ".join(sorted(missing))
+        raise CliError(f"{resource} has no setting {told}", ExitCode.NOT_FOUND)
 
 
 def _done(

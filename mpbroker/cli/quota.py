@@ -15,8 +15,6 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client import quota_admin
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
 
 _SET_HELP = """\
 Set quotas of a user, a client id, both, or an address; KEY= takes one away.
@@ -114,12 +112,7 @@ def set_quotas(
         )
     wanted = dict(_change(text) for text in changes)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        try:
-            quota_admin.alter_quotas(cluster, entity, wanted)
-        except ApiError as error:
-            if error.error_code is ErrorCode.INVALID_REQUEST:
-                raise CliError(str(error), ExitCode.USAGE) from None
-            raise
+        quota_admin.alter_quotas(cluster, entity, wanted)
 
 
 def _change(text: str) -> tuple[str, float | None]:

@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.live_config import refuse_unknown
 from mpbroker.cli.options import (
     bootstrap_option,
     complete_topic,
@@ -20,6 +21,7 @@ from mpbroker.cli.options import (
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client import admin
 from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.config_admin import Resource, ResourceType
 from mpbroker.client.errors import UnsupportedVersionError, describe_error
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -315,6 +317,8 @@ def alter(
     if both:
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
     with open_cluster(bootstrap, timeout_s) as cluster:
+        if deleted:
+            refuse_unknown(cluster, Resource(ResourceType.TOPIC, name), deleted)
         if settings or deleted:
             admin.alter_topic_configs(cluster, name, settings, deleted)
         if partitions is not None:

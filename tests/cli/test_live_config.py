@@ -51,7 +51,7 @@ def test_levels_of_loggers_are_set_shown_and_taken_away(mpbroker, told):
     assert told("--loggers")[name]["value"] == "ERROR"
     assert told("--loggers")[name]["source"] == "logger"
     refused = mpbroker("config", "set", "--loggers", f"{name}=LOUD")
-    assert refused.code == ExitCode.USAGE
+    assert refused.code == ExitCode.ERROR
     assert "Valid log levels are" in refused.err
     done = mpbroker("config", "unset", "--loggers", name)
     assert done.out.decode().strip() == f"loggers of broker '1': unset {name}"
@@ -80,14 +80,50 @@ def test_settings_of_all_brokers_topics_and_groups_are_kept_apart(
     assert json.loads(done.out) == {"unset": [key], "of": f"group '{topic_name}'"}
 
 
+def test_to_unset_what_is_not_set_is_no_mistake(mpbroker, topic_name):
+    mpbroker("topic", "create", topic_name)
+    for resource, key in (
+        ([], "log.cleaner.backoff.ms"),
+        (["--all-brokers"], "log.cleaner.backoff.ms"),
+        (["--topic", topic_name], "retention.ms"),
+        (["--group", topic_name], "consumer.session.timeout.ms"),
+        (["--client-metrics", topic_name], "interval.ms"),
+        (["--loggers"], "mpbroker.storage"),
+    ):
+        assert mpbroker("config", "unset", *resource, key).code == 0, (resource, key)
+
+
+def test_nothing_is_unset_where_one_of_several_is_unknown(mpbroker, told, topic_name):
+    mpbroker("topic", "create", topic_name, "--config", "retention.ms=5000")
+    for wrong in (
+        ["config", "unset", "--topic", topic_name, "retention.ms", "no.such"],
+        ["topic", "alter", topic_name, "--delete-config", "retention.ms"]
+        + ["--delete-config", "no.such"],
+    ):
+        done = mpbroker(*wrong)
+        assert (done.code, done.out) == (ExitCode.NOT_FOUND, b"")
+        assert done.err == f"mpbroker: topic '{topic_name}' has no setting no.such\n"
+    assert told("--topic", topic_name)["retention.ms"]["value"] == "5000"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["set", "num.partitions"], ExitCode.USAGE, "a change is KEY=VALUE"),
-        (["set", "num.partitions=many"], ExitCode.USAGE, "num.partitions=many"),
-        (["set", "log.dirs=/x"], ExitCode.USAGE, "Cannot update these configs"),
-        (["set", "no.such=1"], ExitCode.USAGE, "no.such"),
+        (["set", "num.partitions=many"], ExitCode.ERROR, "num.partitions=many"),
+        (["set", "log.dirs=/x"], ExitCode.ERROR, "Cannot update these configs"),
+        (["set", "no.such=1"], ExitCode.ERROR, "no.such"),
         (["get", "no.such"], ExitCode.NOT_FOUND, "no setting no.such"),
+        (["unset", "no.such"], ExitCode.NOT_FOUND, "no setting no.such"),
+        (["unset", "--all-brokers", "no.such"], ExitCode.NOT_FOUND, "no.such"),
+        (["unset", "--group", "g", "no.such"], ExitCode.NOT_FOUND, "no.such"),
+        (["unset", "--client-metrics", "g", "no.such"], ExitCode.NOT_FOUND, "no.such"),
+        (["unset", "--loggers", "no.such"], ExitCode.NOT_FOUND, "no.such"),
+        (
+            ["unset", "--topic", "no-such", "retention.ms"],
+            ExitCode.NOT_FOUND,
+            "no-such",
+        ),
         (["get", "--topic", "a", "--group", "b"], ExitCode.USAGE, "exclude one"),
     ],
 )
