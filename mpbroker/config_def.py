@@ -145,6 +145,7 @@ class ConfigKey:
         "default",
         "documentation",
         "importance",
+        "is_url",
         "name",
         "per_listener",
         "since",
@@ -165,6 +166,7 @@ class ConfigKey:
         update_mode: UpdateMode = UpdateMode.READ_ONLY,
         aliases: tuple[str, ...] = (),
         since: str = "0.1",
+        is_url: bool = False,
     ) -> None:
         self.name = name
         self.type = type
@@ -175,6 +177,7 @@ class ConfigKey:
         self.update_mode = update_mode
         self.aliases = aliases
         self.since = since
+        self.is_url = is_url  # which may hold a password, or a token
         self.per_listener = False  # whether listener.name.NAME.KEY means anything
 
     @property
@@ -223,7 +226,9 @@ class ConfigKey:
 
     def shown(self, text: str) -> str:
         """Return a text of this key as people may see it."""
-        return HIDDEN if self.is_sensitive else text
+        if self.is_sensitive:
+            return HIDDEN
+        return without_credentials(text) if self.is_url else text
 
     def with_default(self, default: ConfigValue) -> ConfigKey:
         """Return this key with another default."""
@@ -244,6 +249,7 @@ class ConfigKey:
             update_mode=self.update_mode,
             aliases=self.aliases,
             since=self.since,
+            is_url=self.is_url,
         )
         key.per_listener = self.per_listener
         return key
@@ -300,6 +306,23 @@ class ConfigKey:
         if self.default in ("", ()):
             return "empty"
         return self.shown(str(self.format(self.default)))
+
+
+def without_credentials(url: str) -> str:
+    """Hide what of a URL lets somebody in: its user, and the values it asks with."""
+    where, asks, query = url.partition("?")
+    scheme, slashes, rest = where.partition("://")
+    if not slashes:
+        scheme, rest = "", where
+    # The last: a password may hold one, too, where it was not written as it should be.
+    user, at, place = rest.rpartition("@")
+    items = [
+        name + equals + HIDDEN if equals else item and HIDDEN
+        for item in query.split("&")
+        for name, equals, _ in [item.partition("=")]
+    ]
+    shown = HIDDEN + at + place if user else rest
+    return scheme + slashes + shown + asks + "&".join(items)
 
 
 _KIND: Final[Mapping[ConfigType, str]] = {

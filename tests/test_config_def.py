@@ -130,6 +130,24 @@ def test_an_unknown_key_is_told_its_nearest_spelling():
     assert definition.key("log.dir").name == "log.dirs"
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host:4318/v1", "https://host:4318/v1"),
+        ("https://host/v1?a=b&c", "https://host/v1?a=[hidden]&[hidden]"),
+        ("https://host/?a=b=c&&d=", "https://host/?a=[hidden]&&d=[hidden]"),
+        ("https://me:pass@host/v1", "https://[hidden]@host/v1"),
+        ("https://me:p/a@ss://@host?t", "https://[hidden]@host?[hidden]"),
+        ("me:pass@host", "[hidden]@host"),
+        ("file:///etc/keys.json", "file:///etc/keys.json"),
+        ("", ""),
+    ],
+)
+def test_of_a_url_who_and_with_what_is_hidden(url, shown):
+    key = ConfigKey("u", ConfigType.STRING, None, "", is_url=True)
+    assert key.shown(url) == key.with_default("").shown(url) == shown
+
+
 def test_a_refusal_shows_neither_a_password_nor_the_one_that_is_the_default():
     key = ConfigKey("p", ConfigType.PASSWORD, "hunter2", "", validator=one_of("a"))
     with pytest.raises(ConfigError) as caught:

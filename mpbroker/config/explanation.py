@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
-from mpbroker.config_def import HIDDEN, ConfigDef, ConfigError, ConfigKey
+from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
 from mpbroker.storage.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
@@ -89,7 +89,8 @@ def _explain_broker_key(key: ConfigKey, config: BrokerConfig | None) -> Explanat
     if config is None:
         return _explanation(key, "broker", related, None, None)
     resolved = config.resolved(key.name)
-    value = HIDDEN if key.is_sensitive else key.format(resolved.value)
+    text = key.format(resolved.value)
+    value = text if text is None else key.shown(text)
     return _explanation(key, "broker", related, value, resolved.origin)
 
 

@@ -58,7 +58,8 @@ METRICS_KEYS: Final = [
         " HTTP, for example http://127.0.0.1:4318/v1/metrics. Unset, what"
         " OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says;"
         " without them, or where OTEL_METRICS_EXPORTER asks for another exporter,"
-        " nothing is pushed. It is shown as it is: a secret belongs in otlp.headers.",
+        " nothing is pushed. What it asks with (?token=...) is shown to nobody.",
+        is_url=True,
     ),
     ConfigKey(
         "otlp.interval.ms",

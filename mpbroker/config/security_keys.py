@@ -193,6 +193,7 @@ SECURITY_PROTOCOL_KEYS: Final = [
         None,
         "Where the keys are that tokens must be signed with, as a JWKS: a file:/// URL,"
         " read again when it changes, or an https:// URL.",
+        is_url=True,
     ),
     ConfigKey(
         "sasl.oauthbearer.expected.audience",

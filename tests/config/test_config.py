@@ -416,6 +416,16 @@ def test_explain_tells_meaning_limits_and_where_the_value_comes_from():
     assert explain("broker.id").name == "node.id"
 
 
+def test_explain_hides_what_a_url_lets_in_with():
+    given = {"otlp.endpoint": "http://collector/v1/metrics?token=hunter2"}
+    by_environment = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": given["otlp.endpoint"]}
+    for config in (load(given), load(environ=by_environment)):
+        explained = explain("otlp.endpoint", config)
+        assert explained.value == "http://collector/v1/metrics?token=[hidden]"
+        assert "hunter2" not in str(explained)
+    assert explain("otlp.endpoint", load({})).value is None
+
+
 def test_explain_hides_passwords_and_offers_near_spellings():
     config = load({"ssl.key.password": "hunter2"})
     assert "hunter2" not in explain("ssl.key.password", config).text()

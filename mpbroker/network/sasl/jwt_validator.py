@@ -18,7 +18,7 @@ import threading
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-from mpbroker.config_def import ConfigError
+from mpbroker.config_def import ConfigError, without_credentials
 from mpbroker.ipc.authentication_counts import AuthenticationResult
 from mpbroker.logger import get_logger
 from mpbroker.network.sasl.mechanism import NotYetError, SaslError
@@ -122,9 +122,9 @@ def source_of(settings: JwtSettings) -> _KeySource:
         return _FileKeys(unquote(url.path))
     if url.scheme in ("https", "http") and url.netloc:
         return _UrlKeys(settings)
+    shown = without_credentials(settings.jwks_url)
     raise ConfigError(
-        f"{_URL_KEY}={settings.jwks_url:.200}: it must be a file:///, https:// or"
-        " http:// URL"
+        f"{_URL_KEY}={shown:.200}: it must be a file:///, https:// or http:// URL"
     )
 
 
@@ -185,6 +185,7 @@ class _UrlKeys:
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
+        self._shown = without_credentials(settings.jwks_url)
         self._keys: dict[str, Any] | None = None
         self._wanted = threading.Event()
         self._closed = threading.Event()
@@ -197,7 +198,7 @@ class _UrlKeys:
             threading.Thread(target=self._fetch_for_ever, daemon=True).start()
         keys = self._keys
         if keys is None:
-            raise NotYetError(f"no keys from {self._settings.jwks_url} yet")
+            raise NotYetError(f"no keys from {self._shown} yet")
         return keys
 
     def want_newer(self) -> None:
@@ -217,7 +218,7 @@ class _UrlKeys:
                 _LOG.warning(
                     "%s=%s: %s; tried again in %.1f s",
                     _URL_KEY,
-                    settings.jwks_url,
+                    self._shown,
                     str(error) or type(error).__name__,
                     wait_s,
                 )

@@ -241,14 +241,14 @@ class _Describer:
         source = synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG
         return DescribeConfigsResourceResult(
             name=name or key.name,
-            value=None if hidden else text,
+            value=None if hidden or text is None else key.shown(text),
             read_only=read_only,
             config_source=source,
             is_sensitive=hidden,
             synonyms=[
                 DescribeConfigsSynonym(
                     name=synonym.name,
-                    value=None if hidden else synonym.text,
+                    value=None if hidden else key.shown(synonym.text),
                     source=synonym.source,
                 )
                 for synonym in (synonyms if request.include_synonyms else ())

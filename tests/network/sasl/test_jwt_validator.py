@@ -126,6 +126,24 @@ def test_other_urls_are_refused():
         JwtValidator(JwtSettings("ftp://x/y"))
 
 
+def test_what_a_url_lets_us_in_with_is_shown_to_nobody(caplog):
+    for scheme in ("ftp", "http"):  # refused; nobody listens there
+        url = f"{scheme}://us:hunter2@127.0.0.1:1/keys?key=hunter2"
+        settings = JwtSettings(url, retry_s=0.01, max_retry_s=0.02)
+        if scheme == "ftp":
+            with pytest.raises(ConfigError) as refused:
+                JwtValidator(settings)
+        else:
+            judge = JwtValidator(settings)
+            with pytest.raises(NotYetError) as refused:
+                judge(token())
+            assert wait_until(lambda: "tried again" in caplog.text)
+            judge.close()
+        shown = f"{scheme}://[hidden]@127.0.0.1:1/keys?key=[hidden]"
+        assert shown in str(refused.value)
+        assert "hunter2" not in str(refused.value) + caplog.text
+
+
 def test_keys_from_a_url_come_in_the_background():
     answers = [b"nonsense", jwks(one=KEY).encode(), jwks(three=OTHER).encode()]
 

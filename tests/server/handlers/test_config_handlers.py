@@ -42,7 +42,14 @@ def registry(tmp_path):
 
 
 def describe_one(
-    registry, kind, name, *, keys=None, synonyms=True, documentation=False
+    registry,
+    kind,
+    name,
+    *,
+    keys=None,
+    synonyms=True,
+    documentation=False,
+    static=STATIC,
 ):
     request = describe.DescribeConfigsRequest(
         resources=[
@@ -54,7 +61,7 @@ def describe_one(
         include_documentation=documentation,
     )
     response = handle_describe_configs(
-        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=STATIC
+        request, registry, node_id=1, definition=BROKER_CONFIG_DEF, static=static
     )
     # As the client gets it, in every version that can say it.
     for version in range(1, 5):
@@ -230,6 +237,14 @@ def test_a_resource_named_many_times_is_not_described_many_times(registry):
     assert [(each.error_code, each.configs) for each in response.results] == [
         (ErrorCode.INVALID_REQUEST, [])
     ] * 3
+
+
+def test_what_a_url_lets_in_with_is_never_shown(registry):
+    static = {**STATIC, "otlp.endpoint": "http://collector/v1?token=hunter2"}
+    entry = entries(registry, BROKER, "1", static=static)["otlp.endpoint"]
+    shown = "http://collector/v1?token=[hidden]"
+    assert (entry.value, entry.is_sensitive) == (shown, False)
+    assert sources(entry) == [("otlp.endpoint", shown, 4)]
 
 
 def test_a_password_is_never_shown(registry):
