@@ -179,6 +179,7 @@ class BrokerValues:
     otlp_resource_attributes: tuple[str, ...]
     telemetry_max_bytes: int
     client_telemetry_log_path: str | None
+    client_telemetry_log_max_bytes: int
     client_telemetry_receiver_class_name: str
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:

@@ -31,6 +31,15 @@ TELEMETRY_KEYS: Final = [
         " client.telemetry.receiver.class.name is set, clients are not asked.",
     ),
     ConfigKey(
+        "client.telemetry.log.max.bytes",
+        ConfigType.LONG,
+        100 * 1024 * 1024,
+        "A file of client.telemetry.log.path that is so large is renamed to that name"
+        " and .1, and a new one begun: what clients push takes twice this at most, and"
+        " a push of each process that executes requests.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
         RECEIVER_KEY,
         ConfigType.STRING,
         "",

@@ -76,12 +76,12 @@ class TelemetryLog(ClientTelemetryReceiver):
     """Appends each push to a file, as a line of JSON.
 
     Args:
-        path: see LineFile.
+        path, max_bytes: see LineFile.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, max_bytes: int) -> None:
         # What it cannot write is no fault of a client's, who would never push again.
-        self._file = LineFile(path, "client.telemetry.log.path")
+        self._file = LineFile(path, "client.telemetry.log.path", max_bytes)
 
     def export_metrics(
         self, context: ClientTelemetryContext, payload: ClientTelemetryPayload

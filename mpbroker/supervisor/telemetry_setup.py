@@ -50,7 +50,7 @@ def telemetry_apis(
     path = config.client_telemetry_log_path
     receivers: list[ClientTelemetryReceiver] = []
     if path:
-        receivers.append(TelemetryLog(path))
+        receivers.append(TelemetryLog(path, config.client_telemetry_log_max_bytes))
     if config.client_telemetry_receiver_class_name:
         receivers.append(_foreign_receiver(config))
     return TelemetryApis(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 
@@ -83,3 +84,61 @@ def test_a_line_that_was_cut_takes_no_other_along(tmp_path, caplog):
         assert os.read(reader, 100) == b"\nthe next\n"
     finally:
         os.close(reader)
+
+
+def contents(path) -> list[bytes]:
+    """Of the file and of what made way for it."""
+    older = path.with_name(f"{path.name}.1")
+    return [each.read_bytes() for each in (older, path) if each.exists()]
+
+
+def test_a_full_file_makes_way_for_the_next_and_only_the_last_two_are_kept(tmp_path):
+    path = tmp_path / "metrics"
+    log = LineFile(str(path), "request.log.path", max_bytes=10)
+    line = b"12345\n"
+    sizes = []
+    for _ in range(7):
+        log.append(line)
+        sizes.append([len(each) // len(line) for each in contents(path)])
+    assert sizes == [[1], [2], [2, 1], [2, 2], [2, 1], [2, 2], [2, 1]]
+    assert sorted(os.listdir(tmp_path)) == ["metrics", "metrics.1"]
+
+
+def test_what_one_process_has_moved_away_another_does_not(tmp_path, monkeypatch):
+    path = tmp_path / "metrics"
+    log, other = (
+        LineFile(str(path), "request.log.path", max_bytes=10) for _ in range(2)
+    )
+    log.append(b"0123456789\n")
+    real = line_file.fcntl.flock
+
+    def too_late(fd: int, how: int) -> None:
+        monkeypatch.setattr(line_file.fcntl, "flock", real)
+        other.append(b"other's\n")
+        real(fd, how)
+
+    monkeypatch.setattr(line_file.fcntl, "flock", too_late)
+    log.append(b"ours\n")
+    assert contents(path) == [b"0123456789\n", b"other's\nours\n"]
+
+
+def test_nobody_waits_for_who_was_stopped_when_moving_it_away(tmp_path):
+    path = tmp_path / "metrics"
+    log = LineFile(str(path), "request.log.path", max_bytes=10)
+    log.append(b"0123456789\n")
+    with path.open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        assert write(log, b"more\n")
+    assert contents(path) == [b"0123456789\nmore\n"]
+    log.append(b"the next\n")
+    assert contents(path) == [b"0123456789\nmore\n", b"the next\n"]
+
+
+def test_nothing_more_goes_into_a_full_file_that_cannot_be_moved(tmp_path, caplog):
+    path = tmp_path / "metrics"
+    (tmp_path / "metrics.1").mkdir()
+    log = LineFile(str(path), "client.telemetry.log.path", max_bytes=10)
+    for _ in range(5):
+        log.append(b"0123456789\n")
+    assert path.read_bytes() == b"0123456789\n"
+    assert caplog.text.count(f"client.telemetry.log.path={path}") == 1
