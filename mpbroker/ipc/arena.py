@@ -109,11 +109,6 @@ class ExtentAllocator:
         self._free: list[tuple[int, int]] = [(start, size_bytes)]
 
     @property
-    def largest_bytes(self) -> int:
-        """The longest extent that could be had right now."""
-        return max((length for _, length in self._free), default=0)
-
-    @property
     def is_unused(self) -> bool:
         return self._free == [(self.start, self.size_bytes)]
 

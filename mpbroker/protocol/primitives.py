@@ -22,21 +22,20 @@ ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
 # would make a memoryview first.
 SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(64))
 
-# An int32 needs 5 groups of 7 bits, an int64 needs 10.
-_VARINT_BITS: Final = 32
-_VARLONG_BITS: Final = 64
+_VARINT_BITS: Final = 32  # in groups of 7, the last of which has room for more
 
 
-def _read_groups(buffer: Buffer, position: int, bits: int) -> tuple[int, int]:
+def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Read an unsigned varint of at most 5 bytes and 32 bits."""
     value = shift = 0
     start = position
     try:
-        while shift < bits:
+        while shift < _VARINT_BITS:
             byte = buffer[position]
             position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                if value >> bits:
+                if value >> _VARINT_BITS:
                     break
                 return value, position
             shift += 7
@@ -44,27 +43,13 @@ def _read_groups(buffer: Buffer, position: int, bits: int) -> tuple[int, int]:
         raise ProtocolError(
             f"varint at byte {start} is cut off by the end at byte {len(buffer)}"
         ) from None
-    raise ProtocolError(f"varint at byte {start} does not fit in {bits} bits")
+    raise ProtocolError(f"varint at byte {start} does not fit in {_VARINT_BITS} bits")
 
 
-def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read an unsigned varint of at most 5 bytes and 32 bits."""
-    return _read_groups(buffer, position, _VARINT_BITS)
-
-
-def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read a zig-zag int32 (the VARINT of records)."""
-    value, position = _read_groups(buffer, position, _VARINT_BITS)
-    return (value >> 1) ^ -(value & 1), position
-
-
-def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read a zig-zag int64 (the VARLONG of records)."""
-    value, position = _read_groups(buffer, position, _VARLONG_BITS)
-    return (value >> 1) ^ -(value & 1), position
-
-
-def _write_groups(value: int) -> bytes:
+def write_unsigned_varint(value: int) -> bytes:
+    """Return the shortest unsigned varint of a value of 0 to 2^32 - 1."""
+    if not 0 <= value <= MAX_UNSIGNED_VARINT:
+        raise ProtocolError(f"{value} does not fit in an unsigned varint of 32 bits")
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -73,33 +58,12 @@ def _write_groups(value: int) -> bytes:
     return bytes(groups)
 
 
-def write_unsigned_varint(value: int) -> bytes:
-    """Return the shortest unsigned varint of a value of 0 to 2^32 - 1."""
-    if not 0 <= value <= MAX_UNSIGNED_VARINT:
-        raise ProtocolError(f"{value} does not fit in an unsigned varint of 32 bits")
-    return _write_groups(value)
-
-
-def write_varint(value: int) -> bytes:
-    """Return the zig-zag varint of an int32."""
-    if not -0x8000_0000 <= value <= 0x7FFF_FFFF:
-        raise ProtocolError(f"{value} does not fit in a varint of 32 bits")
-    return _write_groups((value << 1) ^ (value >> 31))
-
-
-def write_varlong(value: int) -> bytes:
-    """Return the zig-zag varint of an int64."""
-    if not -0x8000_0000_0000_0000 <= value <= 0x7FFF_FFFF_FFFF_FFFF:
-        raise ProtocolError(f"{value} does not fit in a varint of 64 bits")
-    return _write_groups((value << 1) ^ (value >> 63))
-
-
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     """Return the position after a tagged-field section, whatever its tags.
 
     Tags must ascend, which also forbids duplicates; the time is linear in the bytes.
     """
-    count, position = _read_groups(buffer, position, _VARINT_BITS)
+    count, position = read_unsigned_varint(buffer, position)
     end = len(buffer)
     previous = -1
     try:
@@ -107,14 +71,14 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
             tag = buffer[position]
             position += 1
             if tag > 0x7F:
-                tag, position = _read_groups(buffer, position - 1, _VARINT_BITS)
+                tag, position = read_unsigned_varint(buffer, position - 1)
             if tag <= previous:
                 raise ProtocolError(f"tagged field {tag} follows {previous}")
             previous = tag
             size = buffer[position]
             position += 1
             if size > 0x7F:
-                size, position = _read_groups(buffer, position - 1, _VARINT_BITS)
+                size, position = read_unsigned_varint(buffer, position - 1)
             if size > end - position:
                 raise ProtocolError(
                     f"tagged field {tag} of {size} bytes with {end - position} left"

@@ -55,23 +55,11 @@ class ScramCredential(NamedTuple):
     iterations: int
 
 
-def credential_of_password(
-    mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
-) -> ScramCredential:
-    """Derive a credential from a password."""
-    # Imported here, as below: OpenSSL's hashes are for brokers that have such users.
-    import hashlib
-
-    salted = hashlib.pbkdf2_hmac(
-        mechanism.hash_name, password.encode(), salt, iterations
-    )
-    return credential_of_salted_password(mechanism, salted, salt, iterations)
-
-
 def credential_of_salted_password(
     mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int
 ) -> ScramCredential:
     """Derive a credential from what AlterUserScramCredentials brings."""
+    # Imported here: OpenSSL's hashes are for brokers that have such users.
     import hashlib
     import hmac
 

@@ -15,11 +15,9 @@ from mpbroker.network.sasl.mechanism import SaslError
 from mpbroker.network.sasl.oauthbearer import OAuthBearerServer, Token
 from mpbroker.network.sasl.plain import PlainServer
 from mpbroker.network.sasl.scram import ScramServer
-from mpbroker.storage.scram_credentials import (
-    ScramMechanism,
-    credential_of_password,
-)
+from mpbroker.storage.scram_credentials import ScramMechanism
 from tests.network.sasl.conversation import ScramClient
+from tests.support.scram import credential_of_password
 
 SHA_256, SHA_512 = ScramMechanism
 PASSWORDS = {"alice": "wonder", "bob": "pä,=s"}

@@ -18,9 +18,9 @@ from mpbroker.storage.metadata_image import MetadataImage
 from mpbroker.storage.scram_credentials import (
     ScramCredentialReader,
     ScramMechanism,
-    credential_of_password,
     credential_of_salted_password,
 )
+from tests.support.scram import credential_of_password
 
 SALT = b"s" * 16
 
