@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema import index
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
@@ -72,7 +73,6 @@ def test_every_assigned_key_has_a_flexible_version_or_never_will() -> None:
 
 @pytest.mark.parametrize("api_key", ApiKey)
 def test_kio_has_the_same_header_versions(api_key: ApiKey) -> None:
-    index = pytest.importorskip("kio.schema.index")
     name = index.api_key_map.get(int(api_key))
     if name is None:
         pytest.skip("kio has no such API")

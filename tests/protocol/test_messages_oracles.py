@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from kio import serial as kio_serial
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message, Struct
@@ -21,7 +22,6 @@ from tests.support.message_cases import PAIRS, pair_name, random_message
 
 # kafka-python reads its schemas by a deprecated function
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text:DeprecationWarning")
-kio_serial = pytest.importorskip("kio.serial")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KAFKA_PYTHON_MODULES = (

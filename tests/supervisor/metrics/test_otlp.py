@@ -13,6 +13,9 @@ import time
 
 import pytest
 from confluent_kafka import Producer
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 
 from mpbroker.config.metrics_keys import parse_headers, shown_endpoint
 from mpbroker.ipc.request_metrics import Histogram, bounds_s
@@ -117,10 +120,7 @@ def test_a_small_push_is_these_bytes():
 
 
 def test_the_official_package_reads_the_same():
-    service = pytest.importorskip(
-        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2"
-    )
-    request = service.ExportMetricsServiceRequest.FromString(encoded())
+    request = ExportMetricsServiceRequest.FromString(encoded())
     [resource] = request.resource_metrics
     said = {each.key: each.value.string_value for each in resource.resource.attributes}
     assert said == RESOURCE
