@@ -71,6 +71,21 @@ def test_every_file_and_test_that_is_named_exists(document):
         assert there or any(ends_with(each, f"{name}.py") for each in TESTS), name
 
 
+TABLE = "\n| file | holds |\n"
+WITH_TABLES = [each for each in OF_PACKAGES if TABLE in each.read_text()]
+
+
+@each_document(WITH_TABLES)
+def test_every_module_of_a_package_is_where_its_files_are_told(document):
+    before, _, rest = document.read_text().partition(TABLE)
+    text = before + rest.partition("\n## ")[0]
+    named = {name for name in FILE.findall(text) if "/" not in name}
+    modules = {each.name for each in document.parent.glob("*.py")}
+    assert modules - named <= {"__init__.py", "errors.py"}
+    packages = {f"{each.parent.name}/" for each in document.parent.glob("*/*.py")}
+    assert packages <= set(re.findall(r"`(\w+/)`", text))
+
+
 def test_every_file_in_c_has_its_twin_named():
     text = (ROOT / "mpbroker/ipc/README.md").read_text()
     table = text[text.index("| C | twin |") :]
