@@ -74,12 +74,29 @@ def _resource_options(command: _Command) -> _Command:
         click.option(
             "--prefix", is_flag=True, help="The names are what names begin with."
         ),
-        click.option("--user", "users", multiple=True, metavar="NAME"),
+        click.option(
+            "--user",
+            "users",
+            multiple=True,
+            metavar="NAME",
+            help="A user, whose delegation tokens are meant.",
+        ),
         click.option("--cluster", is_flag=True, help="The broker itself."),
         click.option(
-            "--transactional-id", "transactional_ids", multiple=True, metavar="NAME"
+            "--transactional-id",
+            "transactional_ids",
+            multiple=True,
+            metavar="NAME",
+            help="A transactional id of producers.",
         ),
-        click.option("-g", "--group", "groups", multiple=True, metavar="NAME"),
+        click.option(
+            "-g",
+            "--group",
+            "groups",
+            multiple=True,
+            metavar="NAME",
+            help="A consumer group.",
+        ),
         click.option(
             "-t",
             "--topic",
@@ -116,8 +133,20 @@ def _resources(options: dict[str, Any]) -> list[tuple[ResourceType, str]]:
 
 
 @command.command("add", help=_ADD_HELP)
-@click.option("--allow", "allowed", multiple=True, metavar="PRINCIPAL")
-@click.option("--deny", "denied", multiple=True, metavar="PRINCIPAL")
+@click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    metavar="PRINCIPAL",
+    help="Who may, as User:NAME; may be repeated.",
+)
+@click.option(
+    "--deny",
+    "denied",
+    multiple=True,
+    metavar="PRINCIPAL",
+    help="Who may not, likewise.",
+)
 @click.option(
     "--host",
     "hosts",

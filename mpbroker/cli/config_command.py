@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mpbroker.cli.exit_codes import CliError, ExitCode
-from mpbroker.cli.live_config import get, set_, unset
+from mpbroker.cli.live_config import complete_key, get, set_, unset
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.cli.serve import broker_environment
@@ -18,11 +18,6 @@ from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 def setting_names() -> list[str]:
     """Return the names of all broker settings, sorted."""
     return sorted(key.name for key in BROKER_CONFIG_DEF)
-
-
-def _complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
-    names = {key.name for key in (*BROKER_CONFIG_DEF, *LOG_CONFIG_DEF)}
-    return sorted(name for name in names if name.startswith(text))
 
 
 _config_file_option = click.option(
@@ -47,7 +42,7 @@ def _resolve(config_file: Path | None) -> BrokerConfig:
     return BrokerConfig.load({}, config_file, broker_environment())
 
 
-@command.command("list")
+@command.command("list", short_help="List settings, defaults and values.")
 @click.option("--topic", is_flag=True, help="Settings of topics, not of the broker.")
 @click.option("--changed", is_flag=True, help="Only those that are not at default.")
 @_config_file_option
@@ -77,8 +72,8 @@ def list_settings(
     return ExitCode.OK if rows or not changed else ExitCode.NOT_FOUND
 
 
-@command.command("explain")
-@click.argument("key", shell_complete=_complete_key)
+@command.command("explain", short_help="Say what a setting means and accepts.")
+@click.argument("key", shell_complete=complete_key)
 @_config_file_option
 @format_option
 def explain_setting(key: str, config_file: Path | None, output_format: str) -> None:

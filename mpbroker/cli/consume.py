@@ -155,6 +155,7 @@ def _format(text: str) -> str:
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
     show_default=True,
+    help="Whether what open and aborted transactions wrote is left out.",
 )
 @timeout_option
 def command(

@@ -30,8 +30,8 @@ _ROLES = (
     "keeper",
 )
 
-# What a message can carry; what makes sense, the broker knows.
-_COUNT = click.IntRange(min=-(2**31), max=2**31 - 1)
+# What a message can carry; how many are too many, the broker knows.
+_COUNT = click.IntRange(min=1, max=2**31 - 1)
 _NUMBER = click.IntRange(min=0, max=2**31 - 1)
 
 wait_option = click.option(

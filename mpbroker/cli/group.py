@@ -54,7 +54,11 @@ def _describe_existing(cluster: Cluster, group_id: str) -> group_admin.GroupDesc
 @command.command("list")
 @click.option("--state", "states", multiple=True, help="Only these; may be repeated.")
 @click.option(
-    "--type", "types", type=click.Choice(["classic", "consumer"]), multiple=True
+    "--type",
+    "types",
+    type=click.Choice(["classic", "consumer"]),
+    multiple=True,
+    help="Only groups of this protocol: classic, or KIP-848's.",
 )
 @bootstrap_option
 @timeout_option
@@ -86,7 +90,7 @@ def list_groups(
         print(group.group_id)
 
 
-@command.command("describe")
+@command.command("describe", short_help="Show members, positions and lag.")
 @click.argument(
     "group_ids",
     nargs=-1,
@@ -209,10 +213,16 @@ def _print_group(group: dict[str, Any]) -> None:
 @click.option("--if-exists", is_flag=True, help="A group that is not there is fine.")
 @bootstrap_option
 @timeout_option
+@format_option
 def delete(
-    group_ids: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
+    group_ids: Sequence[str],
+    if_exists: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """Delete groups without members, and their positions."""
+    gone: list[dict[str, object]] = []
     with open_cluster(bootstrap, timeout_s) as cluster:
         for group_id in group_ids:
             try:
@@ -222,9 +232,14 @@ def delete(
                     raise
                 if not if_exists:
                     raise CliError(str(error), ExitCode.NOT_FOUND) from None
-                print(f"group {group_id} does not exist")
+                said, deleted = "does not exist", False
             else:
-                print(f"group {group_id} deleted")
+                said, deleted = "deleted", True
+            gone.append({"group": group_id, "deleted": deleted})
+            if output_format == "text":
+                print(f"group {group_id} {said}")
+    if output_format == "json":
+        print_json(gone)
 
 
 @command.command("reset-offsets", help=_RESET_HELP)

@@ -10,6 +10,7 @@ import click
 from mpbroker.cli.exit_codes import CliError, ExitCode
 from mpbroker.cli.options import (
     bootstrap_option,
+    complete_topic,
     format_option,
     open_cluster,
     timeout_option,
@@ -34,9 +35,31 @@ _DEFAULT: Final = 5
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
+def complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    """Offer the keys of a topic, or else of the broker and of topics."""
+    from mpbroker.config import BROKER_CONFIG_DEF
+    from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+
+    names = {key.name for key in LOG_CONFIG_DEF}
+    if not ctx.params.get("topic"):
+        names |= {key.name for key in BROKER_CONFIG_DEF}
+    return sorted(name for name in names if name.startswith(text))
+
+
+def _complete_change(
+    ctx: click.Context, param: click.Parameter, text: str
+) -> list[str]:
+    return [f"{name}=" for name in complete_key(ctx, param, text)]
+
+
 def _resource_options(function: _F) -> _F:
     for option in (
-        click.option("--topic", metavar="NAME", help="Of a topic."),
+        click.option(
+            "--topic",
+            metavar="NAME",
+            help="Of a topic.",
+            shell_complete=complete_topic,
+        ),
         click.option("--group", metavar="ID", help="Of a consumer group."),
         click.option(
             "--client-metrics",
@@ -86,8 +109,8 @@ def _check_one(
         )
 
 
-@click.command("get")
-@click.argument("keys", nargs=-1, metavar="[KEY...]")
+@click.command("get", short_help="Show what is set of a running broker.")
+@click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=complete_key)
 @_resource_options
 @click.option("--all", "everything", is_flag=True, help="Also what is at its default.")
 @bootstrap_option
@@ -151,8 +174,14 @@ def get(
     return ExitCode.OK
 
 
-@click.command("set")
-@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
+@click.command("set", short_help="Set configs of a running broker.")
+@click.argument(
+    "changes",
+    nargs=-1,
+    required=True,
+    metavar="KEY=VALUE...",
+    shell_complete=_complete_change,
+)
 @_resource_options
 @bootstrap_option
 @timeout_option
@@ -193,7 +222,9 @@ def set_(
 
 
 @click.command("unset")
-@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@click.argument(
+    "keys", nargs=-1, required=True, metavar="KEY...", shell_complete=complete_key
+)
 @_resource_options
 @bootstrap_option
 @timeout_option

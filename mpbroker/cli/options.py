@@ -96,8 +96,8 @@ def open_cluster(
 
 
 def bootstrap_option(command: _Command) -> _Command:
-    """Add -b, -F and -X; see `open_cluster`."""
-    for option in (_settings_option, _file_option, _bootstrap_option):
+    """Add -b, -X and -F; see `open_cluster`."""
+    for option in (_file_option, _settings_option, _bootstrap_option):
         command = option(command)
     return command
 
@@ -119,8 +119,8 @@ _file_option = click.option(
     metavar="FILE",
     expose_value=False,
     callback=_note_file,
-    help="A file of them, KEY=VALUE a line: for passwords, which others would see on a"
-    " command line.",
+    help="A file of such settings, KEY=VALUE a line: for passwords, which others would"
+    " see on a command line.",
 )
 _bootstrap_option = click.option(
     "-b",

@@ -78,7 +78,13 @@ def _parse_header(text: str) -> Header:
 
 @click.command("produce", help=_HELP)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@click.option("-t", "--topic", required=True, shell_complete=complete_topic)
+@click.option(
+    "-t",
+    "--topic",
+    required=True,
+    shell_complete=complete_topic,
+    help="Where to; made if the broker makes topics by itself.",
+)
 @bootstrap_option
 @click.option(
     "-p",
@@ -104,7 +110,14 @@ def _parse_header(text: str) -> Header:
     help="Ends the key of a message; one without it has no key of its own.",
 )
 @click.option("-k", "--key", help="Key of all messages that have none of their own.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE")
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of all messages; may be repeated.",
+)
 @click.option(
     "-z",
     "--compression",
@@ -112,6 +125,7 @@ def _parse_header(text: str) -> Header:
     type=click.Choice([codec.name.lower() for codec in Codec]),
     default="none",
     show_default=True,
+    help="How batches are compressed.",
 )
 @click.option("--level", type=int, help="Compression level; default: the codec's.")
 @click.option(

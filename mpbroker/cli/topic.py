@@ -133,7 +133,7 @@ def create(
         print(f"topic {entry['name']} {what}")
 
 
-@command.command("list")
+@command.command("list", short_help="List topics, or those like PATTERN.")
 @click.argument("pattern", required=False)
 @click.option("--exclude-internal", is_flag=True, help="Leave out internal topics.")
 @bootstrap_option
@@ -181,7 +181,7 @@ def _name(topic: MetadataResponseTopic) -> str:
     return topic.name or ""
 
 
-@command.command("describe")
+@command.command("describe", short_help="Show partitions, offsets and settings.")
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_topic)
 @click.option("--all-configs", is_flag=True, help="Also settings left at default.")
 @bootstrap_option
@@ -281,7 +281,7 @@ def _print_description(entry: dict[str, Any]) -> None:
     )
 
 
-@command.command("alter")
+@command.command("alter", short_help="Change settings, or add partitions.")
 @click.argument("name", shell_complete=complete_topic)
 @click.option(
     "-p",
@@ -299,6 +299,7 @@ def _print_description(entry: dict[str, Any]) -> None:
 )
 @bootstrap_option
 @timeout_option
+@format_option
 def alter(
     name: str,
     partitions: int | None,
@@ -306,6 +307,7 @@ def alter(
     deleted: Sequence[str],
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
 ) -> None:
     """Change settings of a topic, or raise its number of partitions."""
     settings = _parse_configs(configs)
@@ -323,7 +325,11 @@ def alter(
             admin.alter_topic_configs(cluster, name, settings, deleted)
         if partitions is not None:
             admin.create_partitions(cluster, name, partitions)
-    print(f"topic {name} altered")
+    if output_format == "json":
+        changed = {"set": list(settings), "unset": list(deleted)}
+        print_json({"name": name, **changed, "partitions": partitions})
+    else:
+        print(f"topic {name} altered")
 
 
 @command.command("delete")
@@ -333,10 +339,16 @@ def alter(
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
 @bootstrap_option
 @timeout_option
+@format_option
 def delete(
-    names: Sequence[str], if_exists: bool, bootstrap: str, timeout_s: float
+    names: Sequence[str],
+    if_exists: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """Delete topics and all their records."""
+    gone: list[dict[str, object]] = []
     with open_cluster(bootstrap, timeout_s) as cluster:
         for name in names:
             try:
@@ -345,6 +357,11 @@ def delete(
                 unknown = error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not (unknown and if_exists):
                     raise
-                print(f"topic {name} does not exist")
+                said, deleted = "does not exist", False
             else:
-                print(f"topic {name} deleted")
+                said, deleted = "deleted", True
+            gone.append({"name": name, "deleted": deleted})
+            if output_format == "text":
+                print(f"topic {name} {said}")
+    if output_format == "json":
+        print_json(gone)

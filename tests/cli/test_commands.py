@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 
 from mpbroker import __version__
 from mpbroker.cli import main
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.cli.root import COMMANDS
+from mpbroker.cli.root import COMMANDS, root
 
 EXIT_CODES = ("0 ", "1 ", "2 ", "10 ", "69 ")
 
@@ -26,6 +27,25 @@ def test_every_command_explains_itself(mpbroker, name):
     result = mpbroker(name, "--help")
     assert result.code == 0
     assert f"Usage: mpbroker {name}" in result.out.decode()
+
+
+def commands(command, path=()):
+    """Yield every command with the words that name it; `serve` reads its own."""
+    yield path, command
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            if name != "serve":
+                yield from commands(command.get_command(ctx, name), (*path, name))
+
+
+@pytest.mark.parametrize(("path", "command"), [*commands(root)])
+def test_every_option_says_what_it_does_and_every_command_in_a_line(path, command):
+    for param in command.params:
+        assert isinstance(param, click.Argument) or param.help, (path, param.opts)
+    ctx = click.Context(command, max_content_width=80, terminal_width=80)
+    _, _, listed = command.get_help(ctx).partition("\nCommands:\n")
+    assert "..." not in listed
 
 
 def test_help_imports_no_command():
@@ -101,6 +121,10 @@ def test_completion_scripts_are_good_shell(mpbroker, shell):
         ("mpbroker topic al", "alter"),
         ("mpbroker serve num.io.thr", "num.io.threads="),
         ("mpbroker config explain retention.m", "retention.ms"),
+        ("mpbroker config get num.io.thr", "num.io.threads"),
+        ("mpbroker config unset --topic one retention.m", "retention.ms"),
+        ("mpbroker config set num.io.thr", "num.io.threads="),
+        ("mpbroker config get --topic on", "one"),
         ("mpbroker consume --isol", "--isolation"),
         ("mpbroker consume -t on", "one"),
     ],

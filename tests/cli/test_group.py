@@ -200,5 +200,7 @@ def test_a_deleted_group_is_gone(mpbroker, topic, group):
     result = mpbroker("group", "delete", group)
     assert (result.code, result.out) == (0, f"group {group} deleted\n".encode())
     assert group.encode() not in mpbroker("group", "list").out.split()
+    result = mpbroker("group", "delete", "--if-exists", group, "--format", "json")
+    assert json.loads(result.out) == [{"group": group, "deleted": False}]
     result = mpbroker("group", "delete", "--if-exists", group)
     assert (result.code, result.out) == (0, f"group {group} does not exist\n".encode())

@@ -78,6 +78,22 @@ def test_alter_sets_deletes_and_adds(fake_broker, mpbroker):
     assert result.code == 0
     assert fake_broker.topics["one"] == 5
     assert fake_broker.configs["one"] == {"b": "2=3"}
+    assert result.out == b"topic one altered\n"
+
+
+def test_alter_and_delete_say_in_json_what_they_did(fake_broker, mpbroker):
+    done = mpbroker("topic", "alter", "one", "-p", 5, "--format", "json")
+    told = json.loads(done.out)
+    assert told == {"name": "one", "set": [], "unset": [], "partitions": 5}
+    done = mpbroker("topic", "alter", "one", "--config", "a=1", "--format", "json")
+    told = json.loads(done.out)
+    assert told == {"name": "one", "set": ["a"], "unset": [], "partitions": None}
+    names = ["one", "nope"]
+    done = mpbroker("topic", "delete", "--if-exists", *names, "--format", "json")
+    assert json.loads(done.out) == [
+        {"name": "one", "deleted": True},
+        {"name": "nope", "deleted": False},
+    ]
 
 
 def test_delete(fake_broker, mpbroker):
