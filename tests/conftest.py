@@ -81,6 +81,16 @@ def topic_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
+@pytest.hookimpl(trylast=True)  # after they were shuffled
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with Spark's: one worker's JVM will do, and the longest of all come first.
+
+    Workers have a stretch of the list each, and take from the ends of others' stretches.
+    """
+    spark = Path(__file__).with_name("spark")
+    items.sort(key=lambda item: spark not in item.path.parents)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
