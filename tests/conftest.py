@@ -85,7 +85,7 @@ def topic_name() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with Spark's: one worker's JVM will do, and the longest of all come first.
 
-    Workers have a stretch of the list each, and take from the ends of others' stretches.
+    Each worker has a stretch of the list, and takes from the ends of others' stretches.
     """
     spark = Path(__file__).with_name("spark")
     items.sort(key=lambda item: spark not in item.path.parents)
