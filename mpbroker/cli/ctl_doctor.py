@@ -83,6 +83,13 @@ def _check_broker(state: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             FAIL, "broker", f"{state['phase']}, it does not serve", "see its log"
         )
+    if state.get("why_closed"):
+        yield Finding(
+            WARN,
+            "partitions",
+            state["why_closed"],
+            "wait, and see the log for what it has read and met",
+        )
     for child in state["processes"]:
         if child["restarts"]:
             yield Finding(

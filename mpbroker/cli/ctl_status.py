@@ -138,6 +138,8 @@ def _print_status(state: dict[str, Any]) -> None:
     if "upgrade_at" in state:
         ago = duration(max(0.0, time.time() - state["upgrade_at"]))
         print(f"  upgrade      {state['upgrade']} ({ago} ago)")
+    if state.get("why_closed"):
+        print(f"  CLOSED       {state['why_closed']}; see the log")
     for topic, partition in state.get("offline", ()):
         print(f"  OFFLINE      {topic}-{partition}: its disk has failed; see the log")
     unnamed = state.get("offline_partitions", 0) - len(state.get("offline", ()))

@@ -303,7 +303,10 @@ class SharedOpenTransactions:
 
     def all_loaded(self) -> None:
         """Let everybody at the partitions: none lacks a marker any more."""
+        closed = self._table.closed()
         self._table.restored()
+        if closed is not None:
+            _LOG.info("all partitions are open, after %.1f s", closed.for_s)
 
     def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
         """After loading: what a dead coordinator left, as the log has it.

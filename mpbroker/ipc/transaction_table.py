@@ -9,6 +9,7 @@ marker that ends the transaction; so nothing of a transaction comes behind its m
     1     awaits    the supervisor,  1: nobody opens a partition, for it may lack
                     the coordinator  markers that a power cut took (``restored``)
     2     tries     the coordinator  how often restoring was begun
+    3     since     the supervisor   monotonic ns from which on nobody opens one
     16..  entries   the coordinator  key, value: a table with open addressing
           key                        producer id + 1; 0 never used, -1 given back
           value                      partition row << 16 | producer epoch
@@ -21,9 +22,10 @@ Source: KIP-890, whose verification guard this stands for.
 """
 
 import os
-import sys
+import time
 from collections.abc import Iterable
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 from mpbroker.ipc.segment import Segment
 
@@ -34,7 +36,9 @@ _ENTRIES: Final = 16
 _MASK: Final = CAPACITY - 1
 _AWAITS: Final = 1
 _TRIES: Final = 2
+_SINCE: Final = 3
 _MOST_TRIES: Final = 3
+_INHERITED: Final = Struct("=3q")  # from _AWAITS on
 _NEVER_USED: Final = 0
 _GIVEN_BACK: Final = -1
 _EPOCH_BITS: Final = 16
@@ -43,6 +47,21 @@ _EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
 
 def _start(producer_id: int, row: int) -> int:
     return ((producer_id * 0x9E3779B1) ^ (row * 0x85EBCA6B)) >> 7 & _MASK
+
+
+class Closed(NamedTuple):
+    """Nobody reads or writes a partition, and why."""
+
+    for_s: float
+    coordinators: int  # that have begun to open them
+
+    def __str__(self) -> str:
+        return (
+            f"all partitions are closed for {self.for_s:.0f} s (NOT_LEADER_OR_FOLLOWER)"
+            ": after an unclean stop transactions are loaded first, and their ends"
+            " written that a power cut may have taken; that is done by coordinator"
+            f" {self.coordinators} of at most {_MOST_TRIES}"
+        )
 
 
 class TransactionTable:
@@ -79,12 +98,23 @@ class TransactionTable:
 
     def await_restoring(self) -> None:
         """Nobody shall read or write a partition until ``restored`` is called."""
+        self._words[_SINCE] = time.monotonic_ns()
         self._words[_AWAITS] = 1
 
     def inherit(self, fd: int) -> None:
         """Go on waiting as the table of a generation before us did; in its segment."""
-        if os.pread(fd, 8, 8 * _AWAITS) == (1).to_bytes(8, sys.byteorder):
-            self.await_restoring()
+        found = os.pread(fd, _INHERITED.size, 8 * _AWAITS)
+        awaits, _, since = _INHERITED.unpack(found)
+        if awaits:
+            self._words[_SINCE] = since or time.monotonic_ns()
+            self._words[_AWAITS] = 1
+
+    def closed(self) -> Closed | None:
+        """For how long nobody has opened a partition; None: everybody may."""
+        words = self._words
+        if not words[_AWAITS]:
+            return None
+        return Closed((time.monotonic_ns() - words[_SINCE]) / 1e9, words[_TRIES])
 
     def is_restored(self) -> bool:
         """Whether logs have all the ends of transactions that they had."""

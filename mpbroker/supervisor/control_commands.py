@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
+from mpbroker.ipc.transaction_table import Closed
+from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import Child, Role
 from mpbroker.supervisor.control_deaths import (
     DeathRecords,
@@ -20,6 +22,8 @@ from mpbroker.supervisor.control_deaths import (
     executed_request,
 )
 from mpbroker.supervisor.control_view import BrokerView, NameOfRow
+
+_LOG = get_logger(__name__)
 
 _MAX_CONNECTIONS_AN_ANSWER: Final = 2000
 # A disk may take a hundred thousand along; an answer holds 4 MiB.
@@ -30,6 +34,8 @@ _KEPT_JUMPS: Final = 100
 # With more partitions than this a look takes milliseconds: less often then.
 _MANY_ROWS: Final = 20_000
 _LOOK_AT_MANY_S: Final = 10.0
+_CLOSED_LONG_S: Final = 5.0
+_CLOSED_AGAIN_S: Final = 60.0
 
 
 class ControlError(MpbrokerError):
@@ -51,6 +57,7 @@ class ControlCommands:
         name_of_row: the topic and partition of a row.
         actions: further commands, by name.
         resizing: whether processes still start or retire, or will.
+        closed: for how long nobody has opened a partition; None: everybody may.
         arena: where requests lie.
     """
 
@@ -65,6 +72,7 @@ class ControlCommands:
         name_of_row: NameOfRow,
         actions: Mapping[str, Callable[[dict[str, Any]], Any]],
         resizing: Callable[[], bool],
+        closed: Callable[[], Closed | None],
         arena: memoryview,
     ) -> None:
         self._view = view
@@ -74,6 +82,8 @@ class ControlCommands:
         self._rows = rows
         self._name_of_row = name_of_row
         self._resizing = resizing
+        self._closed = closed
+        self._say_closed_s = _CLOSED_LONG_S
         self._arena = arena
         self._unsynced_since: dict[int, tuple[int, int]] = {}
         self._next_look = 0.0
@@ -103,6 +113,7 @@ class ControlCommands:
         """From time to time: note since when partitions have had unsynced records."""
         now = time.monotonic()
         self._watch_clock(time.time() - now)
+        self._watch_closed()
         if now < self._next_look:
             return
         rows = self._rows()
@@ -116,6 +127,17 @@ class ControlCommands:
             else (durable, now_ns)
             for row, (durable, _) in self._view.unsynced_rows(rows).items()
         }
+
+    def _watch_closed(self) -> None:
+        """Say it again and again, but ever less often, while partitions are closed."""
+        closed = self._closed()
+        if closed is not None and closed.for_s >= self._say_closed_s:
+            self._say_closed_s = closed.for_s + min(closed.for_s, _CLOSED_AGAIN_S)
+            _LOG.warning(
+                "%s; see above what it has read and met. If it hangs, on a disk, say,"
+                " kill it (SIGKILL): after three all partitions are opened without",
+                closed,
+            )
 
     def _watch_clock(self, ahead_s: float) -> None:
         """Note jumps of the wall clock: it runs evenly beside the monotonic one."""
@@ -137,7 +159,7 @@ class ControlCommands:
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         rows = self._rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
-        offline = self._view.offline_rows(rows)
+        offline, closed = self._view.offline_rows(rows), self._closed()
         named = map(self._name_of_row, offline[:_MAX_OFFLINE_NAMED])
         shown = {k: v for k, v in self._identity.items() if k not in ("deaths",)}
         return (
@@ -150,6 +172,8 @@ class ControlCommands:
                 "power_cut": self._view.power_cut(rows, self._name_of_row, since),
                 "offline": [list(name) for name in named if name is not None],
                 "offline_partitions": len(offline),
+                "closed": None if closed is None else closed._asdict(),
+                "why_closed": "" if closed is None else str(closed),
             }
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.config import BrokerConfig
 from mpbroker.errors import MpbrokerError
 from mpbroker.ipc.compiled import DESCRIPTION
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
@@ -136,6 +137,7 @@ class BrokerControl:
                 name_of_row=self._name_of_row,
                 actions=actions.commands(),
                 resizing=self._resizing,
+                closed=TransactionTable(memory.transactions).closed,
                 arena=memory.arena.view,
             )
         return self._commands

@@ -124,6 +124,10 @@ class Roles:
         was_clean = self._memory.control.words[HEADER + HEADER_CLEAN_START]
         if not was_clean and registry.topic(TRANSACTION_TOPIC) is not None:
             TransactionTable(self._memory.transactions).await_restoring()
+            _LOG.info(
+                "an unclean stop: all partitions are closed until transactions are"
+                " loaded, and their ends there that a power cut may have taken"
+            )
 
     def _logs(
         self,

@@ -141,9 +141,14 @@ def test_another_generation_keeps_closed_what_the_one_before_had_closed(awaits):
     before = TransactionTable.create_segment()
     if awaits:
         TransactionTable(before).await_restoring()
+        before.words[3] -= 5_000_000_000
     table = TransactionTable(TransactionTable.create_segment())
     table.inherit(before.fd)
     assert table.is_restored() is not awaits
+    found = table.closed()
+    assert (found is not None) is awaits
+    if found is not None:  # and for as long
+        assert found.for_s >= 5
 
 
 def test_partitions_stay_closed_while_three_coordinators_die_of_restoring_no_longer():

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpbroker.ipc.layout import MAX_PARTITIONS
+from mpbroker.ipc.transaction_table import Closed
 from mpbroker.supervisor.control_commands import ControlCommands
 from mpbroker.supervisor.control_protocol import encode_frame
 
 LONGEST_NAME = "t" * 249
 
 
-def commands_of(view: object) -> ControlCommands:
+def commands_of(view: object, closed: Closed | None = None) -> ControlCommands:
     parts: dict[str, Any] = {
         "view": view,
         "children": [],
@@ -23,6 +24,7 @@ def commands_of(view: object) -> ControlCommands:
         "name_of_row": lambda row: (LONGEST_NAME, row),
         "actions": {},
         "resizing": lambda: False,
+        "closed": lambda: closed,
         "arena": memoryview(b""),
     }
     return ControlCommands(**parts)
@@ -38,3 +40,26 @@ def test_status_can_be_told_with_every_partition_offline() -> None:
     assert encode_frame({"ok": True, "result": status})
     assert status["offline_partitions"] == MAX_PARTITIONS
     assert status["offline"][0] == [LONGEST_NAME, 0]
+
+
+def test_that_partitions_are_closed_is_said_ever_less_often(caplog: Any) -> None:
+    view = SimpleNamespace(
+        figures=dict,
+        power_cut=lambda rows, name, since: {},
+        offline_rows=lambda rows: [],
+        unsynced_rows=lambda rows: {},
+    )
+    commands = commands_of(view)
+    said = []
+    for seconds in range(300):
+        commands._closed = lambda at=seconds: Closed(float(at), 2)  # type: ignore[misc]
+        before = len(caplog.records)
+        commands.look()
+        if len(caplog.records) > before:
+            said.append(seconds)
+    assert said == [5, 10, 20, 40, 80, 140, 200, 260]
+    assert "for 260 s" in caplog.text
+    assert "coordinator 2 of at most 3" in caplog.text
+    status = commands.execute("status", {})
+    assert status["closed"] == {"for_s": 299.0, "coordinators": 2}
+    assert "power cut" in status["why_closed"]

@@ -53,6 +53,7 @@ from mpbroker.ipc.layout import (
     response_ring,
 )
 from mpbroker.ipc.request_metrics import Stage, read_apis
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.network.encryption import encryption_names
 from mpbroker.supervisor.child import Role
 from mpbroker.supervisor.control_view import BrokerView, api_name
@@ -120,6 +121,7 @@ class Collector:
         self._words = memory.control.words
         self._table = memory.table
         self._boxes = memory.boxes.words
+        self._transactions = TransactionTable(memory.transactions)
         self._arena_layout = memory.arena_layout
         self._view = BrokerView(
             memory.control.words, memory.table.segment.words, memory.boxes.words
@@ -167,6 +169,12 @@ class Collector:
         started.add(float(told.get("started", 0)))
         phase = gauge("mpbroker_phase", "0 starting, 1 serving, 2 draining, 3 stopped.")
         phase.add(words[HEADER + HEADER_PHASE])
+        closed = gauge(
+            "mpbroker_partitions_closed_seconds",
+            "For so long nobody may open one, after an unclean stop; 0: all may.",
+        )
+        since = self._transactions.closed()
+        closed.add(0 if since is None else since.for_s)
         queue = gauge(
             "mpbroker_queue_size", "Requests or answers that wait to be taken."
         )
@@ -184,7 +192,7 @@ class Collector:
         for index, name in enumerate(self._listeners):
             blocked_ns = words[METRICS + METRICS_BLOCKED + index]
             blocked.add(blocked_ns / _NS, listener=name)
-        return info, started, phase, queue, blocked
+        return info, started, phase, closed, queue, blocked
 
     # -- requests ------------------------------------------------------------------
 

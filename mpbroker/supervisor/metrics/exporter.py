@@ -20,6 +20,7 @@ from mpbroker.ipc.layout import (
     Phase,
 )
 from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.metrics.client_ids import ClientIds
 from mpbroker.supervisor.metrics.collector import Collector, is_ready
@@ -73,6 +74,7 @@ class Exporter:
     ) -> None:
         self._words = memory.control.words
         self._registry = registry
+        self._transactions = TransactionTable(memory.transactions)
         self._lag = GroupLag(registry, logs)
         self._idle = IdleRatios(self._words)
         self._selectors = SelectorNames(self._words, listeners)
@@ -185,7 +187,7 @@ class Exporter:
         if path == "/health":
             return Page(200, _TEXT, b"alive\n")
         if path == "/ready":
-            reason = is_ready(self._words)
+            reason = is_ready(self._words) or str(self._transactions.closed() or "")
             return Page(
                 503 if reason else 200, _TEXT, f"{reason or 'ready'}\n".encode()
             )
