@@ -90,10 +90,13 @@ class Compaction:
 
         Raises:
             CleaningAbortedError: nothing, or only the first groups, were replaced.
-            OSError, CorruptLogError: likewise.
+            ApiError, OSError, CorruptLogError: likewise.
         """
         self._map_keys(first_dirty, first_uncleanable)
         clean_offset = self._keys.latest_offset + 1
+        # What a record goes for has to be on disk before it goes, or a power cut takes
+        # both: the later one's segment may not have been forced there yet.
+        self._log.sync(clean_offset)
         bases = self._log.segments.below(clean_offset)
         transactions = CleanedTransactions(self._aborted)
         before = after = 0

@@ -102,6 +102,31 @@ def test_the_newest_record_of_each_key_stays_at_its_offset(open_log: OpenLog) ->
     assert log.append(batch((b"k", b"v")), now_ms=1).base_offset == 20
 
 
+def test_no_record_goes_before_the_one_that_replaces_it_is_on_disk(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut between two groups of segments would take both."""
+    log = open_log(**_COMPACT)
+    put(log, "k", "acknowledged")
+    log.sync()
+    for number in range(10):
+        put(log, f"other{number}", "x" * 200)
+    put(log, "k", "not forced to disk by anybody")
+    newest = log.latest() - 1
+    roll(log)
+    replace = Compaction._replace
+    on_disk: list[int] = []
+
+    def note(self: Compaction, *rest: object) -> list[str]:
+        on_disk.append(log.row.durable_end_offset)
+        return replace(self, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Compaction, "_replace", note)
+    compact(log)
+    assert len(on_disk) > 1
+    assert on_disk[0] > newest
+
+
 def test_the_active_segment_is_never_cleaned(open_log: OpenLog) -> None:
     log = open_log(**_COMPACT)
     put(log, "k", "1")
