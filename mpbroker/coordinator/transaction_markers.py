@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
@@ -58,6 +58,42 @@ class FindLog(Protocol):
     """Finds a partition's log."""
 
     def __call__(self, topic: Topic, partition: int) -> PartitionLog: ...
+
+
+class _Place(NamedTuple):
+    """Where a marker is that a power cut may have taken."""
+
+    marker: AppendedMarker
+    log: PartitionLog | None  # None: off line
+    wanted: Awaited | None  # what is to be synced, if anything is
+
+    def is_on_disk(self) -> bool:
+        if self.log is None:
+            return False
+        end = self.marker.offset + 1 if self.wanted is None else self.wanted.end
+        return self.log.row.durable_end_offset >= end
+
+
+def sync_logs(awaited: Iterable[Awaited]) -> None:
+    """Force logs to disk, each once.
+
+    Raises:
+        ApiError: one cannot be, and is on line all the same; all others are.
+    """
+    ends: dict[int, Awaited] = {}
+    for each in awaited:
+        known = ends.get(each.log.row.index)
+        if known is None or known.end < each.end:
+            ends[each.log.row.index] = each
+    failure: ApiError | None = None
+    for each in ends.values():
+        try:
+            each.log.sync(each.end)
+        except ApiError as error:
+            if each.log.row.status == RowStatus.ONLINE:
+                failure = error
+    if failure is not None:
+        raise failure
 
 
 class MarkerWriter:
@@ -144,8 +180,8 @@ class MarkerWriter:
         return awaited
 
     def restore(
-        self, markers: Sequence[AppendedMarker], now_ms: int
-    ) -> tuple[list[AppendedMarker], bool]:
+        self, ends: Iterable[Sequence[AppendedMarker]], now_ms: int
+    ) -> list[tuple[list[AppendedMarker], bool]]:
         """Append once more what a power cut has taken, and force that to disk.
 
         A log loses its end only. So a transaction that is open, and began before the
@@ -153,14 +189,28 @@ class MarkerWriter:
         begun later is behind that place. Nobody may append for the producer meanwhile,
         if it was lost: all memory was, too.
 
+        Args:
+            ends: markers of each of several producers, for whom one sync of a log is
+                enough.
+
         Returns:
-            Those that may not be on disk still; whether what comes to one of the places
-            now would be of another transaction than the one that ended there.
+            For each, those that may not be on disk still; whether what comes to one of
+            the places now would be of another transaction than that which ended there.
 
         Raises:
             ApiError: it cannot be seen, or not be written, but may be later.
         """
-        left, moved = [], False
+        found = [self._look_for(markers, now_ms) for markers in ends]
+        sync_logs(each.wanted for places, _ in found for each in places if each.wanted)
+        return [
+            ([each.marker for each in places if not each.is_on_disk()], moved)
+            for places, moved in found
+        ]
+
+    def _look_for(
+        self, markers: Iterable[AppendedMarker], now_ms: int
+    ) -> tuple[list[_Place], bool]:
+        found, moved = [], False
         for marker in markers:
             log = None
             try:
@@ -172,25 +222,29 @@ class MarkerWriter:
                 first = -1 if entry is None else entry.txn_first_offset
                 if 0 <= first < marker.offset:
                     moved = True
-                    self._append_again(log, marker, now_ms)
+                    end = self._append_again(log, marker, now_ms)
+                    found.append(_Place(marker, log, Awaited(marker, log, end)))
                 elif state.log_end_offset <= marker.offset:
                     moved = True  # of a transaction that wrote nothing there
-                    log.sync()
+                    end = state.log_end_offset
+                    found.append(_Place(marker, log, Awaited(marker, log, end)))
                 elif not _is_there(log, marker):
                     # It was appended again, further on, by one that died before its
                     # sync: what its first place says of the disk is not about it.
-                    log.sync()
-                elif log.row.durable_end_offset <= marker.offset:
-                    left.append(marker)
+                    end = state.log_end_offset
+                    found.append(_Place(marker, log, Awaited(marker, log, end)))
+                else:
+                    found.append(_Place(marker, log, None))
             except ApiError:
                 if log is None or log.row.status == RowStatus.ONLINE:
                     raise
-                left.append(marker)  # off line: nobody writes there, and nobody reads
-        return left, moved
+                # Off line: nobody writes there, and nobody reads.
+                found.append(_Place(marker, None, None))
+        return found, moved
 
     def _append_again(
         self, log: PartitionLog, marker: AppendedMarker, now_ms: int
-    ) -> None:
+    ) -> int:
         _LOG.warning(
             "%s-%d has lost the marker of producer %d at offset %d: appended again",
             marker.topic,
@@ -200,8 +254,9 @@ class MarkerWriter:
         )
         end = EndTransactionMarker(marker.commit, COORDINATOR_EPOCH)
         data = build_end_transaction_marker(*marker[:2], end, now_ms)
-        log.sync(self._append(log, data, now_ms))
+        behind = self._append(log, data, now_ms)
         self._tell_groups(marker)
+        return behind
 
     def _tell_groups(self, marker: AppendedMarker) -> None:
         """The offsets that were committed in a transaction count now, or never will.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
@@ -21,6 +22,7 @@ from mpbroker.coordinator.transaction_markers import (
     MarkerRequests,
     MarkerWriter,
     SharedOpenTransactions,
+    sync_logs,
 )
 from mpbroker.coordinator.transaction_metadata import TransactionState
 from mpbroker.coordinator.transaction_offsets import TransactionOffsets
@@ -128,6 +130,7 @@ class Transactions:
         if decided:
             self.topic.log_of(partition).sync()  # what a dead one decided need not be
         now_ms = time.time_ns() // 1_000_000
+        appended: list[Awaited] = []
         for transaction in decided:
             markers = Markers(
                 transaction.producer_id,
@@ -137,16 +140,17 @@ class Transactions:
                 sorted(transaction.partitions),
                 lambda *_: None,
             )
-            for awaited in self.markers.append(markers, now_ms)[1]:
-                with contextlib.suppress(ApiError):  # off line: it is tried again
-                    awaited.log.sync(awaited.end)
+            appended += self.markers.append(markers, now_ms)[1]
+        with contextlib.suppress(ApiError):  # it is tried again
+            sync_logs(appended)
 
     def _restore_markers(self, partition: int) -> None:
         """Before anybody may write: append what a power cut took of earlier ends."""
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
-        for transaction in self.coordinator.with_unsynced_markers(partition):
-            left, moved = self.markers.restore(transaction.unsynced, now_ms)
+        those = self.coordinator.with_unsynced_markers(partition)
+        restored = self.markers.restore([each.unsynced for each in those], now_ms)
+        for transaction, (left, moved) in zip(those, restored, strict=True):
             transaction.unsynced = tuple(left)
             if moved:
                 records.append((transaction.key, transaction.value()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,47 @@ NAMED = AppendedMarker(PRODUCER, 0, True, "t", bytes(16), 0, 10)
 
 class Killed(BaseException):
     pass
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[PartitionLog]:
+    table = PartitionTable.create()
+    table.initialise_row(0)
+    log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
+    yield log
+    log.close()
+
+
+def writer_to(log: PartitionLog) -> MarkerWriter:
+    topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
+    registry: Any = SimpleNamespace(topic={"t": topic}.get)
+    groups: Any = MagicMock()
+    return MarkerWriter(registry, lambda *_: log, groups, lambda _: None, OwnAppends())
+
+
+def append(log: PartitionLog, count: int, producer: int = -1) -> None:
+    made: Any = batch(*[b"x"] * count)
+    if producer >= 0:
+        made = batch(*[b"x"] * count, producer=(producer, 0, 0), transactional=True)
+    log.append(made, now_ms=1)
+
+
+def test_of_many_producers_that_lost_theirs_a_log_is_synced_once(
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads or writes anything meanwhile."""
+    producers = range(20)
+    for producer in producers:
+        append(log, 1, producer)
+    log.sync()
+    synced: list[int] = []
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), sync(fd)))
+    ends = [[NAMED._replace(producer_id=each, offset=20 + each)] for each in producers]
+    assert writer_to(log).restore(ends, 1) == [([], True)] * len(producers)
+    assert log.row.log_end_offset == log.row.durable_end_offset == 40
+    assert log.row.snapshot().first_unstable_offset == -1
+    assert len(synced) == 1
 
 
 @pytest.mark.parametrize("durable", [7, 12])
@@ -62,10 +105,10 @@ def test_a_marker_whose_second_append_died_before_its_sync_is_forced_to_disk(
 
     log.sync = die  # type: ignore[method-assign]
     with pytest.raises(Killed):
-        writer().restore([NAMED], 1)
+        writer().restore([[NAMED]], 1)
     assert (log.row.log_end_offset, log.row.durable_end_offset) == (13, durable)
     log.sync = sync  # type: ignore[method-assign]
-    left, _ = writer().restore([NAMED], 1)
+    ((left, _),) = writer().restore([[NAMED]], 1)
     assert left == []
     assert log.row.durable_end_offset == log.row.log_end_offset == 13
     log.close()
