@@ -220,13 +220,11 @@ class MarkerWriter:
                 state = log.state()
                 entry = log.producers_at(state).entries.get(marker.producer_id)
                 first = -1 if entry is None else entry.txn_first_offset
-                if 0 <= first < marker.offset:
+                # Also of a transaction that wrote nothing there: who has read behind
+                # its marker must not miss what would come in its place.
+                if 0 <= first < marker.offset or state.log_end_offset <= marker.offset:
                     moved = True
                     end = self._append_again(log, marker, now_ms)
-                    found.append(_Place(marker, log, Awaited(marker, log, end)))
-                elif state.log_end_offset <= marker.offset:
-                    moved = True  # of a transaction that wrote nothing there
-                    end = state.log_end_offset
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 elif not _is_there(log, marker):
                     # It was appended again, further on, by one that died before its
@@ -235,8 +233,10 @@ class MarkerWriter:
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 else:
                     found.append(_Place(marker, log, None))
-            except ApiError:
+            except ApiError as error:
                 if log is None or log.row.status == RowStatus.ONLINE:
+                    if error.error_code is ErrorCode.INVALID_PRODUCER_EPOCH:
+                        continue  # the log has a later one: it has ended
                     raise
                 # Off line: nobody writes there, and nobody reads.
                 found.append(_Place(marker, None, None))

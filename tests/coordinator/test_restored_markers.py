@@ -56,6 +56,20 @@ def append(log: PartitionLog, count: int, producer: int = -1) -> None:
     log.append(made, now_ms=1)
 
 
+def test_a_marker_of_a_transaction_that_wrote_nothing_there_is_appended_again(
+    log: PartitionLog,
+) -> None:
+    """Who has read behind it would miss what came in its place."""
+    append(log, 10)
+    log.sync()
+    ((left, moved),) = writer_to(log).restore([[NAMED]], 1)
+    assert (left, moved) == ([], True)
+    assert log.row.log_end_offset == log.row.durable_end_offset == 11
+    # And not a third time, by one that has the same record to go by.
+    assert writer_to(log).restore([[NAMED]], 1) == [([], False)]
+    assert log.row.log_end_offset == 11
+
+
 def test_of_many_producers_that_lost_theirs_a_log_is_synced_once(
     log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
