@@ -92,10 +92,12 @@ def load_log(
     segments.reload(bases[-1], keep_open=False)
     try:
         tail = _recover(segments, hints, on_disk, index_interval_bytes)
+        truncated = tail.truncated_bytes
         if tail.next_offset < hints.recovery_point:
             # Whatever that point was noted for, it was not these files.
             hints = hints._replace(clean=False, recovery_point=0)
             tail = _recover(segments, hints, on_disk, index_interval_bytes)
+            truncated += tail.truncated_bytes
         if tail.next_offset < hints.log_start_offset:
             # Segment files were removed by hand: all that is left was deleted before.
             tail = _start_again(segments, hints.log_start_offset)
@@ -117,7 +119,7 @@ def load_log(
         else:
             producers = _recover_producers(segments, state, hints, start, now_ms)
         state = state._replace(first_unstable_offset=producers.first_unstable_offset)
-        return LoadedLog(state, start, producers, tail.truncated_bytes)
+        return LoadedLog(state, start, producers, truncated)
     finally:
         segments.close()
 

@@ -105,6 +105,22 @@ def test_a_damaged_batch_that_the_index_ends_at_does_not_take_those_before_it(
     assert again.append(batch(b"new"), now_ms=1).base_offset == damaged
 
 
+def test_it_is_said_what_is_cut_below_the_point_up_to_where_all_was_on_disk(
+    open_log: OpenLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is then looked at once more, when there is nothing to be cut any more."""
+    log = open_log()
+    fill(log, 3)
+    end = log.close_cleanly()
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[30] ^= 1
+    path.write_bytes(content)
+    again = open_log(hints=LoadHints(clean=True, recovery_point=end, closed_end=end))
+    assert again.latest() == 0
+    assert f"cut {len(content)} bytes" in caplog.text
+
+
 def test_bytes_of_an_append_that_was_not_committed_are_not_taken_for_batches(
     open_log: OpenLog,
 ) -> None:
