@@ -224,7 +224,12 @@ class Upgrade:
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(PermissionError):  # our units forbid the call
             os.nice(_TRIAL_NICENESS)
-        os.execvpe(self._command[0], self._command, environ)
+        try:
+            os.execvpe(self._command[0], self._command, environ)
+        except OSError as error:
+            reason = f"{self._command[0]} cannot be run: {error.strerror}"
+            os.write(reason_fd, reason.encode())
+            raise
 
     def _ended(self, status: int) -> None:
         try:

@@ -233,6 +233,16 @@ def test_a_program_that_is_not_there_is_refused_at_once(broker):
         upgrade(broker, ["/no/such", "serve"])
 
 
+def test_it_is_said_why_a_program_cannot_be_run(broker, tmp_path):
+    script = tmp_path / "mpbroker"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    upgrade(broker, [str(script)])
+    why = f"{script} cannot be run: No such file or directory"
+    said = wait_for_end(broker, "failed")
+    assert said == f"failed, and nothing has changed: {why}"
+
+
 def test_a_broker_that_drains_is_not_replaced_and_serves_who_is_there(broker):
     orders = {"upgrade": {"argv": newcomer(broker)}, "drain": {"for_s": 3600}}
     with dial(broker) as sock, socket.socket(socket.AF_UNIX) as control:
