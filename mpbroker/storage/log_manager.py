@@ -122,12 +122,13 @@ class LogManager:
         if (
             index not in self._logs
             and self._is_restored()
-            and self._is_untouched(topic, partition)
+            and self.is_untouched(topic, partition)
         ):
             return EMPTY_LOG
         return self.log(topic, partition)
 
-    def _is_untouched(self, topic: TopicView, partition: int) -> bool:
+    def is_untouched(self, topic: TopicView, partition: int) -> bool:
+        """Whether a partition is empty because nobody has made anything of it."""
         # In this order: a directory that is not there after the row said so had not
         # been appended to by then.
         if self._table.status(topic.partitions[partition]) != RowStatus.UNLOADED:

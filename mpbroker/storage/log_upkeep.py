@@ -266,9 +266,11 @@ class LogUpkeep:
     # -- walking -----------------------------------------------------------------------
 
     def _partitions(self) -> Iterator[tuple[TopicView, int]]:
+        """Yield all that there is something of: to look after nothing makes nothing."""
         for topic in list(self._topics.topics()):
             for partition in range(len(topic.partitions)):
-                yield topic, partition
+                if not self._manager.is_untouched(topic, partition):
+                    yield topic, partition
 
     def _for_each(self, work: Callable[[PartitionLog], None], what: str) -> None:
         for topic, partition in self._partitions():

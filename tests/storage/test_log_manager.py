@@ -324,6 +324,24 @@ def test_who_asks_for_offsets_of_what_nobody_has_touched_makes_nothing(
     broker.die()
 
 
+def test_who_looks_after_what_nobody_has_touched_makes_nothing(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topics.create("untouched", 2, cleanup_policy="compact")
+    topics.create("t", 2)
+    broker = start(topics)
+    broker.manager.log("t", 1).append(batch(b"a"), now_ms=1)
+    broker.upkeep.run_retention(1)
+    broker.upkeep.run_cleaner(1)
+    broker.upkeep.run_flush(1)
+    broker.upkeep.take_snapshots()
+    broker.upkeep.write_checkpoints()
+    broker.stop()
+    assert partition_directories(str(tmp_path / "data")) == ["t-1"]
+    points = read_offsets(str(tmp_path / "data" / "recovery-point-offset-checkpoint"))
+    assert points == {("t", 1): 1}
+
+
 def test_each_log_that_is_opened_or_deleted_is_a_step(
     start: Start, topics: Topics
 ) -> None:
