@@ -12,9 +12,10 @@ Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkers
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
@@ -52,6 +53,12 @@ from mpbroker.storage.topic_names import OFFSETS_TOPIC
 from mpbroker.storage.topics import Topic, TopicRegistry
 
 _LOG = get_logger(__name__)
+
+
+# Why a log may not be opened now, and a moment later.
+_PASSING: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+)
 
 
 class FindLog(Protocol):
@@ -234,7 +241,9 @@ class MarkerWriter:
                 else:
                     found.append(_Place(marker, log, None))
             except ApiError as error:
-                if log is None or log.row.status == RowStatus.ONLINE:
+                if log is None and _is_for_good(error):
+                    _LOG.error("%s-%d: %s", marker.topic, marker.partition, error)
+                elif log is None or log.row.status == RowStatus.ONLINE:
                     if error.error_code is ErrorCode.INVALID_PRODUCER_EPOCH:
                         continue  # the log has a later one: it has ended
                     raise
@@ -290,6 +299,16 @@ class MarkerWriter:
         if not result.duplicate:
             self._appended(log)
         return result.last_offset + 1
+
+
+def _is_for_good(error: ApiError) -> bool:
+    """Whether a log that could not be opened is as good as off line.
+
+    Else a single partition whose directory is damaged would keep all transactions from
+    being loaded that are in the same log as one that names it.
+    """
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _PASSING
 
 
 def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:

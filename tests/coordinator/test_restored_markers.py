@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from mpbroker.coordinator.outbox import AppendedMarker, Markers, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_markers import MarkerWriter
 from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.partition_log import PartitionLog
@@ -68,6 +71,31 @@ def test_a_marker_of_a_transaction_that_wrote_nothing_there_is_appended_again(
     # And not a third time, by one that has the same record to go by.
     assert writer_to(log).restore([[NAMED]], 1) == [([], False)]
     assert log.row.log_end_offset == 11
+
+
+@pytest.mark.parametrize("cause", [errno.ENOTDIR, errno.EIO, errno.EMFILE])
+def test_a_partition_that_cannot_be_opened_keeps_no_others_from_being_restored(
+    log: PartitionLog, cause: int
+) -> None:
+    """But if that may be otherwise in a moment, it is all tried again."""
+
+    def find(topic: Any, partition: int) -> PartitionLog:
+        if partition == 1:
+            refused = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "it cannot be made")
+            raise refused from OSError(cause, os.strerror(cause))
+        return log
+
+    writer = writer_to(log)
+    writer._log = find
+    append(log, 5, PRODUCER)
+    append(log, 5)
+    unopened = NAMED._replace(partition=1)
+    if cause == errno.EMFILE:
+        with pytest.raises(ApiError):
+            writer.restore([[unopened], [NAMED]], 1)
+        return
+    assert writer.restore([[unopened], [NAMED]], 1) == [([unopened], False), ([], True)]
+    assert log.row.snapshot().first_unstable_offset == -1
 
 
 def test_of_many_producers_that_lost_theirs_a_log_is_synced_once(
