@@ -110,12 +110,9 @@ class TopicRegistry:
             now_ms: the clock, for the timestamps in the log.
             on_removed: called for every topic that catch_up() finds deleted, after it
                 is gone from the registry; not for what was deleted before this start.
-            initialise_row: makes a row of the partition table usable, before the
-                partition that gets it is published.
-            on_broker_config: called when catch_up() finds a dynamic broker config
-                or a quota changed.
-            step: called at each record that catch_up() replays, and each row that is
-                made usable: whoever has 100,000 of them shows by it that it moves.
+            initialise_row: makes a row of the table usable, before it is published.
+            on_broker_config: told by catch_up() of new broker configs and quotas.
+            step: called at each record replayed and row made usable: it moves.
         """
         self._step = step
         self._initialise_row = initialise_row
