@@ -116,6 +116,24 @@ class _Connection:
         self.outgoing: deque[memoryview] = deque()
 
 
+class _WakeUp:
+    """An eventfd that is closed when nobody can write to it any more.
+
+    Whoever wakes holds a reference while it writes. With its number alone it might
+    write, a moment after the descriptor is closed, into a file that has got the number.
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self) -> None:
+        self.descriptor = -1  # if there is none to be had
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
 class Selector:
     """Non-blocking connections by node id.
 
@@ -157,8 +175,9 @@ class Selector:
         # Waking costs a system call only while the loop really waits. The loop says
         # so before it looks whether it was woken; who wakes it, the other way round.
         self._is_waiting = self._is_woken = False
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._wakeup: _WakeUp | None = _WakeUp()
+        self._wakeup_descriptor = self._wakeup.descriptor
+        self._epoll.register(self._wakeup_descriptor, select.EPOLLIN)
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Selector:
@@ -258,7 +277,7 @@ class Selector:
         waited_ns = time.perf_counter_ns()
         self.wait_ns += waited_ns - began_ns
         for descriptor, events in found:
-            if descriptor == self._wakeup:
+            if descriptor == self._wakeup_descriptor:
                 self._drain_wakeup()
                 continue
             node = self._nodes.get(descriptor)
@@ -341,14 +360,17 @@ class Selector:
         self._is_woken = True
         if not self._is_waiting:
             return
+        wakeup = self._wakeup
+        if wakeup is None:
+            return  # closed
         try:
-            os.eventfd_write(self._wakeup, 1)
-        except (BlockingIOError, OSError):
-            pass  # so often woken that it will wake, or closed
+            os.eventfd_write(wakeup.descriptor, 1)
+        except BlockingIOError:
+            pass  # so often woken that it will wake
 
     def _drain_wakeup(self) -> None:
         try:
-            os.eventfd_read(self._wakeup)
+            os.eventfd_read(self._wakeup_descriptor)
         except BlockingIOError:
             pass
 
@@ -360,9 +382,7 @@ class Selector:
             except OSError:
                 pass
         self._epoll.close()
-        if self._wakeup >= 0:
-            wakeup, self._wakeup = self._wakeup, -1
-            os.close(wakeup)
+        self._wakeup = None
 
 
 def resolve(host: str, port: int) -> list[Address]:

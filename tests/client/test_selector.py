@@ -198,6 +198,43 @@ def test_no_wake_up_is_lost_in_a_race(selector):
     assert not thread.is_alive()
 
 
+def test_a_wake_up_that_comes_late_is_written_into_no_file(monkeypatch, tmp_path):
+    selector = Selector()
+    write, has_begun, files = os.eventfd_write, threading.Event(), []
+
+    def run() -> None:
+        while not has_begun.is_set():
+            selector.poll(float("inf"))
+        selector.shutdown()
+        flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
+        files.extend(os.open(tmp_path / name, flags) for name in "abc")
+
+    def late(descriptor: int, value: int) -> None:
+        has_begun.set()
+        write(descriptor, value)  # another thread's, that was faster
+        loop.join()
+        write(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    loop = threading.Thread(target=run)
+    loop.start()
+    while not has_begun.is_set():
+        selector.wakeup()
+    written = [os.fstat(file).st_size for file in files]
+    for file in files:
+        os.close(file)
+    assert written == [0, 0, 0]
+
+
+def test_a_closed_selector_keeps_no_descriptor():
+    before = os.listdir("/proc/self/fd")
+    selector = Selector()
+    selector.shutdown()
+    selector.shutdown()
+    selector.wakeup()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_a_connection_that_is_made_and_lost_in_one_poll_is_only_lost(selector, server):
     selector.connect(1, Address(*server.getsockname()), "localhost")
     peer, _ = server.accept()
