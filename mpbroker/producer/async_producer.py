@@ -12,9 +12,11 @@ groups: one wake-up for all that came meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -135,7 +137,14 @@ class AsyncProducer:
                 future.exception()  # as with threads: whoever cares asks
 
     async def _run(self, function: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(function)
+        # In a thread of its own: sends that wait, and whatever else the program does in
+        # the loop's threads, may have all of those for longer than a timeout.
+        thread = ThreadPoolExecutor(1)
+        try:
+            context = contextvars.copy_context()
+            return await self._loop.run_in_executor(thread, context.run, function)
+        finally:
+            thread.shutdown(wait=False)
 
     async def partitions_for(self, topic: str) -> int:
         """See `Producer.partitions_for`."""
@@ -177,7 +186,7 @@ class AsyncProducer:
 
     async def close(self, timeout: float | None = None) -> None:
         """See `Producer.close`."""
-        # First, and here: sends that wait may have all threads that there are.
+        # Here already: what the loop's tasks send from now on is refused.
         self._producer.begin_close()
         await self._run(partial(self._producer.close, timeout))
 

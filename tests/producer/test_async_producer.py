@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -99,3 +100,24 @@ def test_closing_does_not_wait_for_sends_that_wait():
         for outcome in outcomes
     ]
     assert {type(error) for error in errors} == {ProducerClosedError}
+
+
+def test_what_has_a_timeout_waits_for_none_of_the_loops_threads():
+    """Sends that wait, and the program's own work, may have them all for long."""
+
+    class NeverFree(ThreadPoolExecutor):
+        def submit(self, *args, **kwargs):
+            raise AssertionError("this waits until a thread is free")
+
+    async def run():
+        asyncio.get_running_loop().set_default_executor(NeverFree())
+        producer = AsyncProducer(bootstrap_servers="127.0.0.1:1")
+        try:
+            await producer.flush(1)
+            await producer.close(1)
+        finally:
+            producer._producer.close(0)
+        with pytest.raises(ProducerClosedError):
+            await producer.partitions_for("t")
+
+    asyncio.run(run())
