@@ -235,8 +235,7 @@ class AdminApis:
     def _partition_size(self, topic: Topic, partition: int) -> PartitionSize:
         from mpbroker.server.handlers.describe_log_dirs import PartitionSize
 
-        log = self._logs.log(topic, partition)
-        return PartitionSize(os.path.dirname(log.directory), log.size_in_bytes())
+        return PartitionSize(*self._logs.place_and_size(topic, partition))
 
     # -- what one broker alone has little to say about -------------------------------
 

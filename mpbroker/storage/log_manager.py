@@ -127,6 +127,20 @@ class LogManager:
             return EMPTY_LOG
         return self.log(topic, partition)
 
+    def place_and_size(self, topic: TopicView, partition: int) -> tuple[str, int]:
+        """Return which log directory a partition is in, and its log's bytes.
+
+        What nobody has touched is told as an empty one in the first directory, and not
+        made for that: it will be where there are fewest by then.
+
+        Raises:
+            ApiError: as ``log``.
+        """
+        log = self.look(topic, partition)
+        if isinstance(log, EmptyLog):
+            return self.directories[0].path, 0
+        return os.path.dirname(log.directory), log.size_in_bytes()
+
     def is_untouched(self, topic: TopicView, partition: int) -> bool:
         """Whether a partition is empty because nobody has made anything of it."""
         # In this order: a directory that is not there after the row said so had not

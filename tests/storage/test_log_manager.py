@@ -324,6 +324,29 @@ def test_who_asks_for_offsets_of_what_nobody_has_touched_makes_nothing(
     broker.die()
 
 
+def test_who_asks_for_sizes_of_what_nobody_has_touched_makes_nothing(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create("t", 3)
+    broker = start(topics, "a", "b")
+    manager = broker.manager
+    manager.log(topic, 0)
+    manager.log(topic, 1).append(batch(b"a"), now_ms=1)
+    directories = {name: partition_directories(str(tmp_path / name)) for name in "ab"}
+    sizes = [manager.place_and_size(topic, partition) for partition in range(3)]
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    written = os.path.getsize(f"{b}/t-1/{0:020d}.log")
+    assert sizes == [(a, 0), (b, written), (a, 0)]
+    for name, found in directories.items():
+        assert partition_directories(str(tmp_path / name)) == found
+    manager.delete_topic(topic)
+    for partition in range(3):
+        with pytest.raises(ApiError) as refused:
+            manager.place_and_size(topic, partition)
+        assert refused.value.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.die()
+
+
 def test_who_looks_after_what_nobody_has_touched_makes_nothing(
     start: Start, topics: Topics, tmp_path: Path
 ) -> None:
