@@ -170,6 +170,7 @@ class BrokerValues:
     metrics_listeners: tuple[str, ...]
     metrics_kafka_names_enable: bool
     request_log_path: str | None
+    request_log_max_bytes: int
     slow_request_log_threshold_ms: int
     otlp_endpoint: str | None
     otlp_interval_ms: int

@@ -43,6 +43,14 @@ METRICS_KEYS: Final = [
         " all stages. Unset, none is written.",
     ),
     ConfigKey(
+        "request.log.max.bytes",
+        ConfigType.LONG,
+        1024**3,
+        "A file of request.log.path that is so large is renamed to that name and .1,"
+        " and a new one begun: the log takes twice this, and what is written at once.",
+        validator=at_least(1),
+    ),
+    ConfigKey(
         "slow.request.log.threshold.ms",
         ConfigType.LONG,
         0,

@@ -102,6 +102,7 @@ class Exporter:
             self._request_log = RequestLog(
                 self._words,
                 config.request_log_path,
+                config.request_log_max_bytes,
                 above_ns,
                 RequestLogCounts(
                     self._collector.errors,

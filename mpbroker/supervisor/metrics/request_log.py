@@ -30,7 +30,7 @@ class RequestLog:
     """Appends what processors have noted to a file.
 
     Args:
-        path: see LineFile.
+        path, max_bytes: see LineFile.
         above_ns: requests that took less are not noted.
         counts: what stands between the requests.
         client_ids: where their clients' names are found.
@@ -40,6 +40,7 @@ class RequestLog:
         self,
         words: memoryview,
         path: str,
+        max_bytes: int,
         above_ns: int,
         counts: RequestLogCounts,
         client_ids: ClientIds,
@@ -47,7 +48,7 @@ class RequestLog:
         self._words = words
         self._counts = counts
         self._client_ids = client_ids
-        self._file = LineFile(path, "request.log.path")
+        self._file = LineFile(path, "request.log.path", max_bytes)
         # Those noted before us were written, or are lost: our predecessor knew.
         self._next = [
             words[REQUEST_LOGS + number * LOG_WORDS + LOG_NOTED]

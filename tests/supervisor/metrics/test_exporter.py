@@ -349,6 +349,23 @@ def test_the_request_log_says_which_partitions_grew_and_which_errors_there_were(
     wait_until(lambda: said("errors", api="Produce", error="MESSAGE_TOO_LARGE"))
 
 
+def test_a_request_log_that_is_full_makes_way_for_the_next(tmp_path):
+    path = tmp_path / "requests"
+    config = {
+        **METRICS,
+        "request.log.path": str(path),
+        "request.log.max.bytes": "1",
+    }
+    with Broker(tmp_path / "data", config) as made, dial(made) as sock:
+        old = tmp_path / "requests.1"
+
+        def is_moved():
+            assert api_versions(sock)
+            return old.exists() and "ApiVersions" in old.read_text()
+
+        wait_until(is_moved)
+
+
 def test_a_request_log_that_is_a_pipe_holds_up_no_page(tmp_path):
     pipe = tmp_path / "requests"
     os.mkfifo(pipe)
