@@ -27,8 +27,15 @@ format_option = click.option(
 
 
 def default_bootstrap() -> str:
-    """Return MPBROKER_BOOTSTRAP, or localhost:9092 where it is unset or empty."""
-    return os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+    """Return what -X or -F says of the brokers, or the environment, or localhost:9092.
+
+    click reads what the command line leaves out after what it has.
+    """
+    return (
+        _given().get(_BOOTSTRAP)
+        or os.environ.get(BOOTSTRAP_VARIABLE)
+        or DEFAULT_BOOTSTRAP
+    )
 
 
 class Seconds(click.FloatRange):
@@ -45,6 +52,14 @@ class Seconds(click.FloatRange):
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SETTINGS: Final = "mpbroker.client_settings"  # in a click context's meta
+_BOOTSTRAP: Final = "bootstrap.servers"
+
+
+def _given() -> dict[str, str]:
+    """Return what -X and -F have said so far."""
+    context = click.get_current_context(silent=True)
+    found: dict[str, str] = context.meta.get(_SETTINGS, {}) if context else {}
+    return found
 
 
 def _note_settings(
@@ -70,8 +85,7 @@ def _note_file(ctx: click.Context, param: click.Parameter, path: Path | None) ->
 
 def client_settings(bootstrap: str) -> dict[str, object]:
     """Return what the command line says about the client: -b, -F and -X."""
-    given = click.get_current_context().meta.get(_SETTINGS, {})
-    return {**given, "bootstrap.servers": bootstrap}
+    return {**_given(), _BOOTSTRAP: bootstrap}
 
 
 def open_cluster(
@@ -130,7 +144,8 @@ _bootstrap_option = click.option(
     "bootstrap",
     metavar="HOST:PORT[,...]",
     default=default_bootstrap,
-    show_default=f"{BOOTSTRAP_VARIABLE}, or {DEFAULT_BOOTSTRAP}",
+    show_default=f"bootstrap.servers of -X or -F, {BOOTSTRAP_VARIABLE}, or"
+    f" {DEFAULT_BOOTSTRAP}",
     help="Brokers to ask first.",
 )
 

@@ -220,6 +220,23 @@ def test_settings_of_clients_come_from_the_command_line_and_a_file(
     assert mpbroker("topic", "list", "-X", "client.id").code == ExitCode.USAGE
 
 
+def test_a_file_of_settings_may_name_the_brokers(
+    fake_broker, mpbroker, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("MPBROKER_BOOTSTRAP", "127.0.0.1:1")  # where nobody listens
+    path = tmp_path / "client.properties"
+    path.write_text(f"bootstrap.servers={fake_broker.address}\n")
+    assert mpbroker("topic", "list", "-F", path).out == b"one\nt\n"
+    setting = f"bootstrap.servers={fake_broker.address}"
+    assert mpbroker("topic", "list", "-X", setting).out == b"one\nt\n"
+    # As for every setting, an option of its own wins, and -X over -F.
+    elsewhere = "127.0.0.1:1"
+    refused = mpbroker("topic", "list", "-b", elsewhere, "-X", setting)
+    assert refused.code == ExitCode.UNAVAILABLE
+    path.write_text(f"bootstrap.servers={elsewhere}\n")
+    assert mpbroker("topic", "list", "-X", setting, "-F", path).out == b"one\nt\n"
+
+
 def test_lines_go_out_while_the_input_stays_open(fake_broker):
     # As `tail -f app.log | mpbroker produce` needs it.
     process = subprocess.Popen(
