@@ -130,8 +130,8 @@ def _print_status(state: dict[str, Any]) -> None:
         f"{' and resizing' if state.get('resizing') else ''}, {since}process"
         f" {state['pid']}, cluster {state['cluster_id']}"
     )
-    for name, address in state["listeners"].items():
-        print(f"  listener     {name} {address}")
+    for listener in state.get("serving", state["listeners"]):  # an older broker's
+        print(f"  listener     {listener}")
     print(f"  data         {', '.join(state['log_dirs'])}")
     if "handlers" in state:
         _print_queues(state)

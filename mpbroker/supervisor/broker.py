@@ -491,7 +491,7 @@ def _identity(
         # Of the service, which an upgrade does not end.
         "started": time.time() if before is None else before.started,
         "cluster_id": cluster_id,
-        "listeners": {each.endpoint.listener_name: each.address for each in listeners},
+        **Listener.state_of(listeners),
         "log_dirs": paths,
     }
 
@@ -518,7 +518,7 @@ def _announce(
         _write_pid_file(pid_file)
     addresses = {each.endpoint.listener_name: each.address for each in listeners}
     _LOG.info("request path: %s", compiled.DESCRIPTION)
-    _LOG.info("serving %s", ", ".join(f"{k} on {v}" for k, v in addresses.items()))
+    _LOG.info("serving %s", ", ".join(each.told for each in listeners))
     if ready_fd is not None:
         import json
 

@@ -15,7 +15,7 @@ import socket
 import stat
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpbroker.config.listeners import EndPoint
 from mpbroker.config_def import ConfigError
@@ -71,7 +71,28 @@ class Listener(NamedTuple):
         host = self.endpoint.host
         if self.endpoint.is_wildcard:
             host = "::1" if self.sock.family == socket.AF_INET6 else "127.0.0.1"
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return _with_port(host, self.port)
+
+    @property
+    def told(self) -> str:
+        """What people are told: where it listens, be that on every address."""
+        address = self.address
+        if self.endpoint.is_wildcard and self.path is None:
+            is_ipv6 = self.sock.family == socket.AF_INET6
+            address = _with_port("::" if is_ipv6 else "0.0.0.0", self.port)
+        return f"{self.endpoint.listener_name} on {address}"
+
+    @staticmethod
+    def state_of(those: Sequence[Listener]) -> dict[str, Any]:
+        """Return what the broker's state has of them: to be dialled, and to be read."""
+        return {
+            "listeners": {each.endpoint.listener_name: each.address for each in those},
+            "serving": [each.told for each in those],
+        }
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def open_listeners(

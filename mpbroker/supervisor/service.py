@@ -245,10 +245,7 @@ class Service:
             self._status = status
 
     def _status_now(self) -> str:
-        on = ", ".join(
-            f"{each.endpoint.listener_name} on {each.address}"
-            for each in self._listeners
-        )
+        on = ", ".join(each.told for each in self._listeners)
         unreached = f"; unreachable from here: {self._unreached}"
         return (
             f"STATUS=Serving {on}; {self._describe()}"

@@ -165,6 +165,15 @@ def test_the_socket_is_where_the_setting_or_the_service_manager_says(
 # -- a supervisor that does not answer -------------------------------------------------
 
 
+def test_who_serves_every_address_is_said_to(make_broker, ctl, ask):
+    broker = make_broker({**QUICK, "listeners": "PLAINTEXT://0.0.0.0:0"})
+    state = ask(broker, "status")
+    port = int(state["listeners"]["PLAINTEXT"].rpartition(":")[2])
+    assert state["listeners"] == {"PLAINTEXT": f"127.0.0.1:{port}"}  # to be dialled
+    assert b"listener     PLAINTEXT on 0.0.0.0:%d\n" % port in ctl(broker, "status").out
+    assert f"serving PLAINTEXT on 0.0.0.0:{port}\n" in broker.log_path.read_text()
+
+
 def test_a_stopped_supervisor_silences_neither_status_nor_the_rest(
     make_broker, mpbroker, ctl, ask
 ):

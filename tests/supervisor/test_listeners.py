@@ -65,6 +65,7 @@ def test_listeners_are_numbered_in_order(opened):
 def test_an_ipv6_address_is_dialled_in_brackets(opened):
     (listener,) = opened("PLAINTEXT://[::1]:0")
     assert listener.address == f"[::1]:{listener.port}"
+    assert listener.told == f"PLAINTEXT on [::1]:{listener.port}"
     assert can_connect("::1", listener.port)
 
 
@@ -74,12 +75,14 @@ def test_the_wildcard_serves_ipv4_and_ipv6(opened):
     assert can_connect("::1", listener.port)
     host, _, port = listener.address.rpartition(":")
     assert can_connect(host.strip("[]"), int(port))
+    assert listener.told == f"PLAINTEXT on [::]:{port}"
 
 
 def test_0_0_0_0_serves_ipv4_only(opened):
     (listener,) = opened("PLAINTEXT://0.0.0.0:0")
     assert can_connect("127.0.0.1", listener.port)
     assert listener.address == f"127.0.0.1:{listener.port}"
+    assert listener.told == f"PLAINTEXT on 0.0.0.0:{listener.port}"
     with pytest.raises(ConnectionRefusedError):
         can_connect("::1", listener.port)
 
