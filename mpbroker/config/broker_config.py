@@ -83,7 +83,7 @@ BROKER_CONFIG_DEF: Final = ConfigDef(
 
 # What a file written for Kafka may hold and nothing here needs: other brokers, the
 # controller, ZooKeeper, remote storage, Java plug-ins. Such a file must work as it is.
-_NOT_NEEDED: Final = (
+NOT_NEEDED: Final = (
     "alter.config.policy.",
     "auto.include.jmx.reporter",
     "auto.leader.rebalance.enable",
@@ -488,7 +488,7 @@ class _Reader:
             self._read_per_listener(setting)
         elif name in self._definition:
             self._read_known(self._definition.key(name), setting)
-        elif name.startswith(_NOT_NEEDED):
+        elif name.startswith(NOT_NEEDED):
             self.warnings.append(f"{name} has no effect in mpbroker ({setting.origin})")
         elif setting.source is Source.ENVIRONMENT:
             # Other programs have variables of that prefix, so it is no error.
@@ -516,14 +516,12 @@ class _Reader:
 
     def _read_per_listener(self, setting: Setting) -> None:
         listener, _, name = setting.name.removeprefix(_PER_LISTENER).partition(".")
-        key = self._definition.get(name)
-        mechanism, _, of_mechanism = name.partition(".")
-        if key is None and mechanism in SASL_MECHANISMS:
-            key = self._definition.get(of_mechanism)
-            if key is not None:
-                value = _parse(key, setting)
-                self.per_mechanism[listener.lower(), mechanism, key.name] = value
-                return
+        key = key_below_prefix(setting.name, self._definition)
+        mechanism = name.partition(".")[0]
+        if key is not None and mechanism in SASL_MECHANISMS:
+            value = _parse(key, setting)
+            self.per_mechanism[listener.lower(), mechanism, key.name] = value
+            return
         if key is None:
             self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
             return
@@ -536,6 +534,15 @@ class _Reader:
         except ConfigError as error:
             return str(error)
         raise AssertionError(f"{name} is known")
+
+
+def key_below_prefix(name: str, definition: ConfigDef) -> ConfigKey | None:
+    """Return the key that ``listener.name.LISTENER.[MECHANISM.]KEY`` sets."""
+    if not name.startswith(_PER_LISTENER):
+        return None
+    _, _, rest = name.removeprefix(_PER_LISTENER).partition(".")
+    mechanism, _, of_mechanism = rest.partition(".")
+    return definition.get(of_mechanism if mechanism in SASL_MECHANISMS else rest)
 
 
 def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
+from mpbroker.config.broker_config import (
+    BROKER_CONFIG_DEF,
+    NOT_NEEDED,
+    BrokerConfig,
+    key_below_prefix,
+)
 from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
 from mpbroker.storage.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
@@ -14,6 +19,7 @@ class Explanation(NamedTuple):
 
     ``scope`` is "broker" or "topic". ``related`` names the broker keys that supply a
     topic key's default, or the topic key that a broker key is the default of.
+    ``instead`` names the broker keys that count where this one is not set.
     """
 
     name: str
@@ -27,6 +33,7 @@ class Explanation(NamedTuple):
     importance: str
     since: str
     related: tuple[str, ...]
+    instead: tuple[str, ...]
     value: str | None
     origin: str | None
 
@@ -49,6 +56,8 @@ class Explanation(NamedTuple):
     def _facts(self) -> list[tuple[str, str]]:
         default = "none" if self.default is None else self.default or "empty"
         facts = [("accepts", self.limit), ("default", default)]
+        if self.instead:
+            facts.append(("if not set", ", then ".join(self.instead)))
         if self.origin is not None:
             value = "none" if self.value is None else self.value or "empty"
             facts.append(("now", f"{value}, from {self.origin}"))
@@ -66,7 +75,8 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
     """Explain a broker's or a topic's key; a name that is both is the broker's.
 
     Raises:
-        ConfigError: no such key; the text offers the nearest spelling.
+        ConfigError: no such key, and the text offers the nearest spelling; or one of
+            Kafka's that has no effect here.
     """
     definition = config.definition if config is not None else BROKER_CONFIG_DEF
     key = definition.get(name)
@@ -76,30 +86,41 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
     if topic_key is not None:
         synonyms = BROKER_SYNONYMS.get(name, ())
         related = tuple(synonym.name for synonym in synonyms)
-        return _explanation(topic_key, "topic", related, None, None)
+        return _explanation(topic_key, "topic", related)
+    key = key_below_prefix(name, definition)
+    if key is not None:
+        # What it is now is another question: each listener has its own.
+        return _explain_broker_key(key, None)
+    if name.startswith(NOT_NEEDED):
+        raise ConfigError(f"{name} has no effect in mpbroker")
     raise ConfigError(_unknown(name, definition))
 
 
 def _explain_broker_key(key: ConfigKey, config: BrokerConfig | None) -> Explanation:
-    related = tuple(
-        topic_name
+    chains = {
+        topic_name: [synonym.name for synonym in synonyms]
         for topic_name, synonyms in BROKER_SYNONYMS.items()
-        if key.name in [synonym.name for synonym in synonyms]
-    )
+    }
+    related = tuple(name for name, chain in chains.items() if key.name in chain)
+    instead: tuple[str, ...] = ()
+    if related and key.default is None:
+        chain = chains[related[0]]
+        instead = tuple(chain[chain.index(key.name) + 1 :])
     if config is None:
-        return _explanation(key, "broker", related, None, None)
+        return _explanation(key, "broker", related, instead)
     resolved = config.resolved(key.name)
     text = key.format(resolved.value)
     value = text if text is None else key.shown(text)
-    return _explanation(key, "broker", related, value, resolved.origin)
+    return _explanation(key, "broker", related, instead, value, resolved.origin)
 
 
 def _explanation(
     key: ConfigKey,
     scope: str,
     related: tuple[str, ...],
-    value: str | None,
-    origin: str | None,
+    instead: tuple[str, ...] = (),
+    value: str | None = None,
+    origin: str | None = None,
 ) -> Explanation:
     default = key.format(key.default)
     return Explanation(
@@ -114,6 +135,7 @@ def _explanation(
         importance=key.importance.value,
         since=key.since,
         related=related,
+        instead=instead,
         value=value,
         origin=origin,
     )

@@ -416,6 +416,37 @@ def test_explain_tells_meaning_limits_and_where_the_value_comes_from():
     assert explain("broker.id").name == "node.id"
 
 
+def test_explain_tells_what_counts_where_a_setting_is_not_set():
+    text = explain("log.retention.ms", load({})).text()
+    assert "if not set  log.retention.minutes, then log.retention.hours" in text
+    assert explain("log.retention.minutes").instead == ("log.retention.hours",)
+    assert explain("log.retention.hours").instead == ()
+    assert explain("log.segment.bytes").instead == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("listener.name.x.ssl.keystore.location", "ssl.keystore.location"),
+        ("listener.name.x.plain.sasl.jaas.config", "sasl.jaas.config"),
+        (
+            "listener.name.x.plain.connections.max.reauth.ms",
+            "connections.max.reauth.ms",
+        ),
+    ],
+)
+def test_explain_knows_a_key_by_what_sets_it_for_one_listener(name, key):
+    explained = explain(name, load({}))
+    assert (explained.name, explained.value) == (key, None)
+
+
+def test_explain_says_what_has_no_effect_here():
+    with pytest.raises(ConfigError, match=r"^zookeeper\.connect has no effect in"):
+        explain("zookeeper.connect", load({}))
+    with pytest.raises(ConfigError, match=r"unknown setting .listener\.name\.x\.foo."):
+        explain("listener.name.x.foo", load({}))
+
+
 def test_explain_hides_what_a_url_lets_in_with():
     given = {"otlp.endpoint": "http://collector/v1/metrics?token=hunter2"}
     by_environment = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": given["otlp.endpoint"]}
