@@ -109,7 +109,10 @@ NOT_NEEDED: Final = (
     "metadata.log.",
     "metadata.max.",
     "metric.",
-    "metrics.",
+    # Not all that begins so: metrics.listeners is ours, and must not be misspelt.
+    "metrics.num.samples",
+    "metrics.recording.level",
+    "metrics.sample.window.ms",
     "num.replica.",
     "password.encoder.",
     "principal.builder.class",

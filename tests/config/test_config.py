@@ -447,6 +447,13 @@ def test_explain_says_what_has_no_effect_here():
         explain("listener.name.x.foo", load({}))
 
 
+def test_metrics_of_kafkas_have_no_effect_and_ours_are_not_misspelt_unseen():
+    (warning,) = load({"metrics.num.samples": "2"}).warnings
+    assert warning.startswith("metrics.num.samples has no effect")
+    with pytest.raises(ConfigError, match=r"did you mean metrics\.listeners\?"):
+        load({"metrics.listener": "HTTP://127.0.0.1:0"})
+
+
 def test_explain_hides_what_a_url_lets_in_with():
     given = {"otlp.endpoint": "http://collector/v1/metrics?token=hunter2"}
     by_environment = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": given["otlp.endpoint"]}
