@@ -13,10 +13,15 @@ from typing import Final
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.connection import Connection
+from mpbroker.client.selector import CLOSED_BY_BROKER
 from mpbroker.client.settings import ClientSettings
 from mpbroker.errors import MpbrokerError
 
-_REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
+# What may be wrong, by the reason that an attempt to connect has failed for.
+_HINTS: Final = {
+    os.strerror(errno.ECONNREFUSED).lower(): "; is the broker running?",
+    CLOSED_BY_BROKER: "; is security.protocol the listener's?",
+}
 
 
 def why_unreachable(address: Address, error: OSError) -> str:
@@ -138,8 +143,7 @@ class NodeConnection:
         """Return the text for the end of the connection, or of an attempt at one."""
         if not self.is_connecting:
             return f"lost the connection to {address}: {reason}"
-        hint = "; is the broker running?" if reason == _REFUSED else ""
-        return f"cannot reach {address}: {reason}{hint}"
+        return f"cannot reach {address}: {reason}{_HINTS.get(reason, '')}"
 
     def disconnected(
         self, error: MpbrokerError, now_ms: float, rng: random.Random

@@ -21,6 +21,8 @@ from mpbroker.client.errors import AuthenticationError
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.primitives import Buffer
 
+CLOSED_BY_BROKER: Final = "closed by the broker"
+
 # What one system call may receive: a page for answers to a producer, since to allocate
 # more and give it back costs as much as all the rest, up to what lets a fetch of
 # megabytes take few of them.
@@ -300,7 +302,7 @@ class Selector:
                 if data:
                     self.received.append((node, data))
                 elif data is not None:
-                    self._lost(node, "closed by the broker")
+                    self._lost(node, CLOSED_BY_BROKER)
                     return
         except AuthenticationError as error:
             self._end(node)

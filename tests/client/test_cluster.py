@@ -85,6 +85,18 @@ def test_a_broker_that_hangs_up_is_reported(fake_broker, broker):
         broker.request(MetadataRequest(), MetadataResponse)
 
 
+def test_a_broker_that_hangs_up_at_once_may_be_spoken_to_in_the_wrong_way(
+    fake_broker,
+):
+    # As one of ours does with who does not speak TLS where it is wanted.
+    fake_broker.answer_with(ApiKey.API_VERSIONS, lambda request: CLOSE)
+    with (
+        Cluster([fake_broker.address], 5) as cluster,
+        pytest.raises(BrokerUnavailableError, match=r"closed by the broker; is secur"),
+    ):
+        cluster.any_broker().request(MetadataRequest(), MetadataResponse)
+
+
 def test_a_broker_that_falls_silent_is_a_timeout(fake_broker, broker):
     answer = threading.Event()
     fake_broker.answer_with(ApiKey.METADATA, lambda request: answer.wait(30) and None)
