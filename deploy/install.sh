@@ -148,8 +148,9 @@ remove_old_programs() {
     current=$(readlink "$root$prefix" || true)
     for old in "$root$prefix"-*; do
         [[ -e $old/.complete && ${old##*/} != "$current" ]] || continue
-        # A broker that was started with it may import from it yet.
-        if [[ ! $root ]] && grep -qsF "${old##*/}/" /proc/[0-9]*/maps; then
+        # A broker that was started with it may import from it yet: here or, below another
+        # root, in the container that has it; its maps name files as it sees them.
+        if grep -qsF "${old##*/}/" /proc/[0-9]*/maps; then
             say "${old#"$root"} is in use, and stays"
         else
             say "${old#"$root"} is old, and goes"

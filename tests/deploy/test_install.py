@@ -112,6 +112,26 @@ def test_doing_it_twice_is_doing_it_once_and_settings_stay(installed):
         assert all("stays" in x or "should be" in x for x in done.stdout.splitlines())
 
 
+def test_old_programs_stay_as_long_as_somebody_runs_them(installed):
+    """Below another root, too: of a container's a broker may run."""
+    old = installed / "opt/mpbroker-0123456789ab"
+    old.mkdir()
+    (old / ".complete").touch()
+    shutil.copy(shutil.which("sleep"), old / "program")
+
+    def is_there_after_another():
+        done = install("--root", installed, "--python", sys.executable)
+        assert done.returncode == 0, done.stderr
+        return old.exists()
+
+    with subprocess.Popen([old / "program", "inf"]) as running:
+        try:
+            assert is_there_after_another()
+        finally:
+            running.kill()
+    assert not is_there_after_another()
+
+
 @pytest.mark.parametrize("action", [[], ["--uninstall"]])
 def test_a_dry_run_does_nothing_and_says_what_it_would_do(tmp_path, action):
     for unit in ("mpbroker.service", "mpbroker.socket"):
