@@ -145,10 +145,12 @@ class ProcessorEnd:
         requests: RequestRing,
         responses: ResponseRing,
         channels: dict[int, Any],
+        doorbell_fd: int,
+        news_words: tuple[int, int, int],
         /,
     ) -> None: ...
     def turn(
-        self, timeout_ms: int, /
+        self, timeout_ms: int, may_stay: bool, /
     ) -> tuple[list[tuple[int, int]], list[tuple[Any, int, int]], int, int, bool]: ...
     def answer(
         self, slots: list[int], now_ns: int, may_receive: bool, /

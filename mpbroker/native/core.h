@@ -267,8 +267,9 @@ monotonic_ns(void)
 int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
 /* Put a sequence of slots onto a _core.RequestRing; how many had room, -1: exception. */
 Py_ssize_t ring_put(PyObject *ring, PyObject *slots);
-/* Take everything from a _core.ResponseRing, as a list; NULL and an exception. */
-PyObject *ring_pop(PyObject *ring);
+/* Take everything from a _core.ResponseRing, as a list; NULL and an exception. `arm`: if
+ * there is nothing, the doorbell will ring. */
+PyObject *ring_pop(PyObject *ring, int arm);
 /* Of a _core.ResponseRing, by its only reader: nobody needs to ring. */
 void ring_forget_sleeper(PyObject *ring);
 

@@ -529,9 +529,10 @@ static PyMethodDef processor_end_methods[] = {
      "answer(slots, now_ns, may_receive): send; return (channel, slot, bytes sent) of\n"
      "what is not plain, -1 if all is sent and the channel wants to be read from."},
     {"set_turn", (PyCFunction)(void (*)(void))processor_set_turn, METH_FASTCALL,
-     "set_turn(epoll_fd, request_ring, response_ring, channels): what turn() needs."},
+     "set_turn(epoll_fd, request_ring, response_ring, channels, doorbell_fd, news_words):\n"
+     "what turn() needs."},
     {"turn", (PyCFunction)(void (*)(void))processor_turn, METH_FASTCALL,
-     "turn(timeout_ms): see native/processor_turn.c."},
+     "turn(timeout_ms, may_stay): see native/processor_turn.c."},
     {NULL, NULL, 0, NULL},
 };
 

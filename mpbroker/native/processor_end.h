@@ -13,6 +13,8 @@ typedef struct {
         frame_end, extent, sent, active_ns;
 } channel_offsets;
 
+#define NEWS_WORDS 3
+
 typedef struct {
     PyObject_HEAD
     PyObject *keep;
@@ -23,7 +25,9 @@ typedef struct {
     PyObject *unpublished; /* list: slots for the next flush */
     PyObject *requests, *responses; /* the rings, and */
     PyObject *channels;             /* dict: those of processor_turn.c; or NULL */
-    int epoll_fd;
+    int epoll_fd, doorbell_fd;
+    /* What a doorbell may be about but answers: where it is, and as it was last told. */
+    int64_t news_words[NEWS_WORDS], news[NEWS_WORDS];
     channel_offsets at;
 } processor_end;
 

@@ -386,9 +386,9 @@ pop_slots(PyObject *object, int arm)
 }
 
 PyObject *
-ring_pop(PyObject *object)
+ring_pop(PyObject *object, int arm)
 {
-    return pop_slots(object, 0);
+    return pop_slots(object, arm);
 }
 
 /* Without the mutex: whoever has read the flag before rings for nothing. */

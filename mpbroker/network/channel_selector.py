@@ -41,11 +41,13 @@ class ChannelSelector:
     Attributes:
         last_poll: how many events, of whatever kind, the last poll came back with, and
             how long (seconds) it might have waited for them.
+        doorbell_fd: what ``watch_doorbell`` was told; -1: not yet.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
         self.fd = self._epoll.fileno()  # for the compiled core, which waits too
+        self.doorbell_fd = -1
         self.last_poll = (0, 0.0)
 
     def watch(self, fd: int) -> None:
@@ -53,6 +55,7 @@ class ChannelSelector:
         self._epoll.register(fd, select.EPOLLIN)
 
     def watch_doorbell(self, doorbell: Doorbell) -> None:
+        self.doorbell_fd = doorbell.fd
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
 
     def register(self, channel: Channel) -> None:

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from mpbroker.ipc.arena import REQUEST_PART_BYTES
 from mpbroker.ipc.compiled import core
 from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_KEEPER,
+    HEADER_PHASE,
     PROCESSOR_COUNTERS,
+    PROCESSOR_MOVE_ORDER,
     SLOTS_PER_PROCESSOR,
     ConnectionState,
     processor_row,
@@ -54,5 +58,13 @@ def compiled_turn(
         requests.unpublished,
         processor,
     )
-    made.set_turn(selector.fd, *requests.compiled, connections.by_fd)
+    # What the processor looks at when its doorbell rings, but for answers.
+    news = (
+        HEADER + HEADER_PHASE,
+        HEADER + HEADER_KEEPER,
+        processor_row(processor) + PROCESSOR_MOVE_ORDER,
+    )
+    made.set_turn(
+        selector.fd, *requests.compiled, connections.by_fd, selector.doorbell_fd, news
+    )
     return made

@@ -160,17 +160,16 @@ class Processor:
         self._costs = NetworkCosts(processor, control.words)
         self._polls = Polls(processor, control.words)
         self._unfinished: deque[Channel] = deque()  # answers that used up their turn
+        self._selector.watch_doorbell(doorbell)
         self._compiled = compiled_turn(
             processor, control, arena, self._selector, self._connections, self._requests
         )
-        self._new_connections = False
-        self._has_errands = False
+        self._may_stay = False  # in the core, as long as all is plain
+        self._new_connections = self._has_errands = False
         self._busy = True
         self._now = time.monotonic_ns()
         self._next_housekeeping = self._now + _HOUSEKEEPING_NS
         self._draining = False
-        self._doorbell_fd = doorbell.fd
-        self._selector.watch_doorbell(doorbell)
         self._selector.watch(self._handover_fd)
 
     # -- the loop ----------------------------------------------------------------
@@ -184,6 +183,7 @@ class Processor:
         words[self._row + PROCESSOR_REGISTERED] = words[self._row + PROCESSOR_HANDED]
         words[self._row + PROCESSOR_READY] = words[self._row + PROCESSOR_INCARNATION]
         note(EventKind.SERVING, words[self._row + PROCESSOR_INCARNATION])
+        self._may_stay = True
         while not (self._draining and not self._channels):
             if self._departures.left == ALL and self._has_retired():
                 return
@@ -201,7 +201,7 @@ class Processor:
             self._retry_reading()
             self._requests.flush()
         if self._may_use_core():
-            events = self._poll_in_core()
+            events = self._poll_in_core(may_stay=self._may_stay and not waiting)
         else:
             self._take_responses(arm=False)
             events = self._poll()
@@ -210,7 +210,7 @@ class Processor:
             if channel is None:
                 if fd == self._handover_fd:
                     self._new_connections = True
-                elif fd == self._doorbell_fd:
+                elif fd == self._selector.doorbell_fd:
                     self._look()
                 continue
             if event & HANG_UP:
@@ -250,11 +250,11 @@ class Processor:
                 self._connections.count(ProcessorCounter.IDLE_NS, self._now - started)
         return events
 
-    def _poll_in_core(self) -> list[tuple[int, int]]:
-        """As ``_poll``; and what is plain of events and responses is done."""
+    def _poll_in_core(self, *, may_stay: bool) -> list[tuple[int, int]]:
+        """As ``_poll``; what is plain is done, if it may stay until there is more."""
         assert self._compiled is not None
-        wait_ms = math.ceil(self._wait_s() * 1e3)
-        events, answers, self._now, waited, self._busy = self._compiled.turn(wait_ms)
+        done = self._compiled.turn(math.ceil(self._wait_s() * 1e3), may_stay)
+        events, answers, self._now, waited, self._busy = done
         self._connections.count(ProcessorCounter.IDLE_NS, waited)
         self._process_unusual(answers)
         return events

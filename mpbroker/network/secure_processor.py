@@ -146,8 +146,8 @@ class SecureProcessor(Processor):
         if events:
             self._busy = True
 
-    def _poll_in_core(self) -> list[tuple[int, int]]:
-        return self._secure_selector.sift(super()._poll_in_core())
+    def _poll_in_core(self, *, may_stay: bool) -> list[tuple[int, int]]:
+        return self._secure_selector.sift(super()._poll_in_core(may_stay=may_stay))
 
     def _wait_s(self) -> float:
         return max(0.0, min(super()._wait_s(), self._due_s()))

@@ -46,8 +46,8 @@ class CoreAtClock:
         self._clock = clock
         self.answer = core.answer
 
-    def turn(self, timeout_ms):
-        events, answers, _, waited, is_busy = self._core.turn(timeout_ms)
+    def turn(self, timeout_ms, may_stay):
+        events, answers, _, waited, is_busy = self._core.turn(timeout_ms, may_stay)
         return events, answers, self._clock.now, waited, is_busy
 
 

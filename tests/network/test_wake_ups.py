@@ -5,14 +5,40 @@ It runs in a process of its own and sleeps without end: who is not woken never a
 
 from __future__ import annotations
 
+import mmap
+import select
+import threading
+
 import pytest
 
 import mpbroker.network.processor as processor_module
-from mpbroker.ipc.layout import PROCESSOR_READY, Phase, ProcessorCounter, processor_row
+from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.ipc.layout import (
+    HEADER,
+    HEADER_COUNTERS,
+    HEADER_KEEPER,
+    PROCESSOR_LISTENER,
+    PROCESSOR_READY,
+    Phase,
+    ProcessorCounter,
+    processor_row,
+)
 from mpbroker.network.processor import Processor
+from mpbroker.supervisor.connections import is_moved, move_connections
 from tests.network.rig import Client, Rig, frame
 from tests.support.children import running, wait_until
 from tests.support.memory import MAX_REQUEST_BYTES, broker_memory
+
+
+class Counted(Processor):
+    """A processor that says how often Python had a turn."""
+
+    turns: mmap.mmap
+
+    def turn(self) -> None:
+        turns = int.from_bytes(self.turns[:8], "little") + 1
+        self.turns[:8] = turns.to_bytes(8, "little")
+        super().turn()
 
 
 class Outside(Rig):
@@ -20,11 +46,17 @@ class Outside(Rig):
 
     def start_processor(self) -> None:
         """Not here."""
+        self._turns = mmap.mmap(-1, mmap.PAGESIZE)
+
+    @property
+    def python_turns(self) -> int:
+        return int.from_bytes(self._turns[:8], "little")
 
     def run(self) -> None:
         processor_module._IDLE_POLL_S = 1000.0
         memory = self.memory
-        Processor(
+        Counted.turns = self._turns
+        Counted(
             0,
             memory.control,
             memory.arena,
@@ -132,3 +164,72 @@ def test_a_processor_ends_when_the_broker_drains_and_answers_what_it_has(outside
     outside.until(lambda: busy.is_closed)
     assert busy.frames() == [b"x"]
     assert outside.child.wait() == 0
+
+
+in_core = pytest.mark.skipif(not IS_COMPILED, reason="Python has a turn a wake-up")
+
+
+@in_core
+def test_plain_requests_and_answers_pass_without_any_python(outside):
+    fall_asleep(outside)
+    clients = [outside.connect() for _ in range(3)]
+    for client in clients:
+        client.send(frame(b"?"))
+    outside.until(lambda: all(client.frames() for client in clients))
+    before = outside.python_turns
+    for client in clients * 100:
+        client.send(frame(b"?"))
+        answers = len(client.frames())
+        outside.until(lambda of=client, had=answers: len(of.frames()) > had)
+    assert outside.python_turns - before < 10
+
+
+def test_who_stays_in_the_core_hears_of_a_new_keeper_and_of_an_order(outside):
+    memory, keeper = outside.memory, outside.memory.keeper_pair[1]
+    words = memory.control.words
+    words[HEADER + HEADER_COUNTERS] = 1  # the kernel's can be relied on
+    for processor in (0, 1):
+        words[processor_row(processor) + PROCESSOR_LISTENER] = 1
+    for _ in range(3):
+        fall_asleep(outside)
+    for _ in range(2):
+        words[HEADER + HEADER_KEEPER] += 1
+        memory.processor_bells[0].ring()
+        outside.until(lambda: select.select([keeper], [], [], 0)[0])
+        keeper.recv(1 << 16)
+    for _ in range(2):
+        move_connections(memory, 0, [1], 1)
+        outside.until(lambda: is_moved(memory, 0))
+    assert outside.counter(ProcessorCounter.MOVED_OUT) == 2
+
+
+@in_core
+def test_who_stays_in_the_core_comes_back_when_the_time_is_over(make_rig):
+    """Though there is always something to do."""
+    rig = make_rig()
+    client = rig.connect()
+    client.send(frame(b"?"))
+    rig.pump(client.frames)
+    rig.memory.processor_bells[0].ring()  # the first is news
+    rig.turns()
+    is_back = threading.Event()
+    answered = 0
+
+    def go_on():
+        nonlocal answered
+        while not is_back.is_set():
+            client.send(frame(b"?"))
+            before = len(client.frames())
+            while len(client.frames()) == before and not is_back.is_set():
+                client.turn()
+                rig.handle()
+            answered += 1
+
+    others = threading.Thread(target=go_on)
+    others.start()
+    try:
+        rig.processor._compiled.turn(50, True)
+    finally:
+        is_back.set()
+        others.join()
+    assert answered > 1
