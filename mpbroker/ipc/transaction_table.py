@@ -8,7 +8,8 @@ marker that ends the transaction; so nothing of a transaction comes behind its m
     0     count     the coordinator  entries in use; a bound, not a promise
     1     awaits    the supervisor,  1: nobody opens a partition, for it may lack
                     the coordinator  markers that a power cut took (``restored``)
-    2     tries     the coordinator  how often restoring was begun
+    2     tries     the coordinator, how often restoring was begun, but by those that
+                    the supervisor   were replaced on purpose
     3     since     the supervisor   monotonic ns from which on nobody opens one
     16..  entries   the coordinator  key, value: a table with open addressing
           key                        producer id + 1; 0 never used, -1 given back
@@ -133,6 +134,10 @@ class TransactionTable:
             return True
         self.restored()
         return False
+
+    def forget_try(self) -> None:
+        """A coordinator was replaced on purpose; it has not died of loading."""
+        self._words[_TRIES] = max(0, self._words[_TRIES] - 1)
 
     def restored(self) -> None:
         """Everybody may read and write. By the owner."""

@@ -42,6 +42,7 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
+from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.logger import get_logger
 from mpbroker.supervisor.last_tries import LastTries
 from mpbroker.supervisor.memory import BrokerMemory
@@ -150,7 +151,11 @@ class Repair:
         return not self._condemned and not self._last_tries.held
 
     def after_coordinator(
-        self, partition_rows: int, *, was_killed: bool = False
+        self,
+        partition_rows: int,
+        *,
+        was_killed: bool = False,
+        was_dismissed: bool = False,
     ) -> None:
         """Put the dead coordinator's requests back: handlers forward them again.
 
@@ -158,6 +163,8 @@ class Repair:
         successor, and what it did not write has not happened; a commit is the same
         commit again, and a member whose generation is gone is told to rejoin.
         """
+        if was_dismissed:
+            TransactionTable(self._memory.transactions).forget_try()
         self.after_handler(COORDINATOR, partition_rows, was_killed=was_killed)
 
     def _orphans_of(self, handler: int) -> list[int]:

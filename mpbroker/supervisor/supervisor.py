@@ -312,7 +312,7 @@ class Supervisor(Loop):
         child.exited(status)
         if child.state is ChildState.ENDED and self._ending:
             return
-        if child.dismissed:
+        if was_dismissed := child.dismissed:
             child.dismissed = False
             child.failures = child.crashes = 0
         elif status != 0 or child.state is not ChildState.ENDED:
@@ -331,7 +331,9 @@ class Supervisor(Loop):
         if child.role is Role.HANDLER:
             self.repair.after_handler(child.number, rows, was_killed=was_killed)
         elif child.role is Role.COORDINATOR:
-            self.repair.after_coordinator(rows, was_killed=was_killed)
+            self.repair.after_coordinator(
+                rows, was_killed=was_killed, was_dismissed=was_dismissed
+            )
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
         box.note(EventKind.REPAIRED)

@@ -34,6 +34,7 @@ from tests.faults.test_lost_markers import (
     wait_for_marker,
 )
 from tests.supervisor.metrics.asking import METRICS, get, pids_of
+from tests.supervisor.resizing import alter
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 
@@ -153,6 +154,23 @@ def test_a_coordinator_that_hangs_may_be_killed_and_the_third_lets_everybody_in(
     assert "transactions could not be loaded" in held.broker.log_path.read_text()
     held.let_go()
     wait_for_marker(held.broker, LAST + 1)
+    assert kinds(held.broker) == [(0, None), (LAST + 1, 1)]
+    held.broker.stop()
+
+
+def test_a_coordinator_that_is_replaced_on_purpose_has_not_failed(held):
+    held.start_without_a_marker()
+    for size in range(100, 105):
+        wait_until(lambda: held.coordinators() or held.status()["closed"] is None)
+        assert held.coordinators() == 1
+        (pid,) = pids_of(held.broker, "coordinator")
+        assert alter(held.broker, {"group.max.size": size}).error_code == 0
+        wait_until(
+            lambda pid=pid: pids_of(held.broker, "coordinator") not in ([], [pid])
+        )
+    assert held.told() == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    held.let_go()
+    wait_until(lambda: held.told() == ErrorCode.NONE)
     assert kinds(held.broker) == [(0, None), (LAST + 1, 1)]
     held.broker.stop()
 

@@ -151,6 +151,18 @@ def test_another_generation_keeps_closed_what_the_one_before_had_closed(awaits):
         assert found.for_s >= 5
 
 
+def test_who_is_replaced_on_purpose_has_not_died_of_restoring():
+    segment = TransactionTable.create_segment()
+    table = TransactionTable(segment)
+    table.await_restoring()
+    table.forget_try()  # it was ended before it had begun
+    for _ in range(10):
+        assert TransactionTable(segment).begin_restoring()
+        table.forget_try()
+    assert [TransactionTable(segment).begin_restoring() for _ in range(3)] == [True] * 3
+    assert not TransactionTable(segment).begin_restoring()
+
+
 def test_partitions_stay_closed_while_three_coordinators_die_of_restoring_no_longer():
     segment = TransactionTable.create_segment()
     table = TransactionTable(segment)
