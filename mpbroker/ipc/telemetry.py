@@ -36,6 +36,7 @@ _PREFIX: Final = "mpbroker-"
 _SIZE_BYTES: Final = 64 * 1024
 _TEXT: Final = 32  # bytes
 _SHM: Final = "/dev/shm"
+_DEAD: Final = (b"Z", b"X")  # states in /proc/PID/stat
 _ATTEMPTS: Final = 100
 _PAUSE_S: Final = 0.001
 
@@ -130,12 +131,17 @@ def read_telemetry(name: str) -> dict[str, Any] | None:
 
 def start_time(pid: int) -> int:
     """When a process was started, in clock ticks since boot; 0 if there is none."""
+    return _state_and_start(pid)[1]
+
+
+def _state_and_start(pid: int) -> tuple[bytes, int]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command's name, in parentheses, may contain anything.
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+            return fields[0], int(fields[19])
     except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return b"", 0
 
 
 def broker_names() -> list[tuple[str, int, bool]]:
@@ -180,6 +186,8 @@ def _names() -> list[tuple[str, bool]]:
     for entry in os.listdir(_SHM):
         pid, _, started = entry.removeprefix(_PREFIX).partition("-")
         if entry.startswith(_PREFIX) and pid.isdigit() and started.isdigit():
-            alive = start_time(int(pid)) == int(started)
+            state, since = _state_and_start(int(pid))
+            # Nobody may ever wait for a dead one: in a container, process 1 need not.
+            alive = since == int(started) and state not in _DEAD
             found.append((f"/{entry}", alive))
     return found

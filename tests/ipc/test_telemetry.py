@@ -136,6 +136,26 @@ def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_kept(telemetr
     assert telemetry.name in names()
 
 
+def test_who_is_dead_and_waited_for_by_nobody_is_dead():
+    made = os.pipe()
+
+    def live_briefly():
+        os.write(made[1], Telemetry().name.encode())
+        die()
+
+    child = Child(live_briefly)
+    dead = os.read(made[0], 100).decode()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert start_time(child.pid)  # a zombie
+        assert dead not in brokers()
+        assert dead in remove_leftovers()
+    finally:
+        child.wait()
+        for fd in made:
+            os.close(fd)
+
+
 def test_a_process_id_that_was_given_out_again_does_not_keep_a_name_alive(telemetry):
     pid = os.getpid()
     old = f"/mpbroker-{pid}-{start_time(pid) - 1}"
