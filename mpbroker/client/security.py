@@ -129,7 +129,10 @@ class SecuritySettings(NamedTuple):
         if mechanism == _OAUTHBEARER:
             subject = options.get("unsecuredLoginStringClaim_sub", "")
             if not (subject or self.values[_PROVIDER] or self.values[_TOKEN_URL]):
-                raise ConfigError(f"sasl.mechanism=OAUTHBEARER needs {_PROVIDER}")
+                raise ConfigError(
+                    f"sasl.mechanism=OAUTHBEARER needs {_TOKEN_URL} (a file:// with a"
+                    f" token) or {_PROVIDER}"
+                )
             _check_url(self.values[_TOKEN_URL])
             return self._replace(mechanism=mechanism, subject=subject)
         username = self.values["sasl.username"] or options.get("username")

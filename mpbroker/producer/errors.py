@@ -117,7 +117,8 @@ _ADVICE: Final = {
         "another producer uses this transactional.id; close this one"
     ),
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
-        "give this client IDEMPOTENT_WRITE, or set enable.idempotence=false"
+        "give this client WRITE on the topic, or IDEMPOTENT_WRITE, or set"
+        " enable.idempotence=false"
     ),
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
         "records sent after these are written; whether these are, nobody can tell:"

@@ -178,7 +178,7 @@ def test_any_jaas_text_is_read_or_a_config_error(text):
         ),
         (
             {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"},
-            "token.provider",
+            "token.endpoint.url .* or sasl.oauthbearer.token.provider",
         ),
         (
             {

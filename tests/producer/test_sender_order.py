@@ -45,6 +45,8 @@ def test_no_permission_for_a_producer_id_is_fatal_and_says_so():
     rig.turns(2)
     error = future.exception(0)
     assert isinstance(error, FatalError)
+    # WRITE of any topic is enough for an id (KIP-679), and is what is mostly missing.
+    assert "give this client WRITE on the topic, or IDEMPOTENT_WRITE" in str(error)
     assert "enable.idempotence=false" in str(error)
 
 
