@@ -44,7 +44,7 @@ def _resolve(config_file: Path | None) -> BrokerConfig:
 
 @command.command("list", short_help="List settings, defaults and values.")
 @click.option("--topic", is_flag=True, help="Settings of topics, not of the broker.")
-@click.option("--changed", is_flag=True, help="Only those that are not at default.")
+@click.option("--changed", is_flag=True, help="Only those that are set.")
 @_config_file_option
 @format_option
 def list_settings(

@@ -39,7 +39,8 @@ Options:
   -c, --config FILE  read settings from FILE: TOML if it ends in .toml, otherwise
                      Java properties (a Kafka server.properties)
   --daemon           go to the background; exits 0 only once the broker is ready
-                     to answer clients, and 1 with the reason if it cannot start
+                     to answer clients, and 1 with the reason if it cannot start;
+                     its log is mpbroker.log in the first of log.dirs
   --pid-file FILE    write the supervisor's process id to FILE
   --enable-inject    let `mpbroker ctl inject` make things fail, for tests
   --ready-fd N       write a line to file descriptor N, and close it, once the broker
