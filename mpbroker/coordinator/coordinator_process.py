@@ -37,6 +37,7 @@ from mpbroker.coordinator.outbox import (
     Outbox,
     Step,
     TopicPartition,
+    rests_on,
     transaction_log,
 )
 from mpbroker.coordinator.timers import Timers
@@ -426,10 +427,11 @@ class CoordinatorProcess:
     def _awaited(self, after: tuple[int, ...]) -> list[Awaited] | None:
         """Which logs are still to be synced; None: one could not be written."""
         awaited = []
-        for number in after:
+        for each in after:
+            number, waits_for_disk = rests_on(each)
             if number in self._lost:
                 return None
-            found = self._ends.get(number)
+            found = self._ends.get(number) if waits_for_disk else None
             if found is not None:
                 awaited.append(Awaited(number, *found))
         return awaited
@@ -437,8 +439,7 @@ class CoordinatorProcess:
     def _go_on(self, step: Step) -> None:
         awaited = self._awaited(step.after)
         if awaited is None:
-            step.run(False)
-            return
+            return step.run(False)
 
         def complete(failed: list[Hashable]) -> None:
             for log in cast("list[int]", failed):

@@ -4,7 +4,8 @@ The state machines write here and do nothing else; the process around them appen
 the records, and holds back an answer until the records it rests on are on disk.
 
 A log is named by a number: a partition of __consumer_offsets by its own, a partition
-of __transaction_state by ``transaction_log`` of it.
+of __transaction_state by ``transaction_log`` of it. What rests on a log waits for its
+disk or, if that is said by ``appended_to`` its number, for the append alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpbroker.server.authorisation import Access
 
 NOW: Final = ()
+_APPENDED: Final = 1 << 40  # far from any log's number
 
 TopicPartition = tuple[str, int]
 Marked = Callable[
@@ -29,6 +31,18 @@ Marked = Callable[
 def transaction_log(partition: int) -> int:
     """The number that a partition of __transaction_state goes by; its own inverse."""
     return ~partition
+
+
+def appended_to(log: int) -> int:
+    """What something rests on if a log's records need not be on disk."""
+    return log + _APPENDED
+
+
+def rests_on(number: int) -> tuple[int, bool]:
+    """Take such a number apart: the log, and whether its disk is waited for."""
+    if number >= _APPENDED // 2:
+        return number - _APPENDED, False
+    return number, True
 
 
 class Call:
@@ -75,7 +89,7 @@ class Answer(NamedTuple):
 
     call: Call
     response: Message
-    after: tuple[int, ...]  # logs
+    after: tuple[int, ...]  # logs, or appended_to them
 
     def refuse(self, error_code: ErrorCode) -> bool:
         """Put an error into all rows of the response that have none.
@@ -90,7 +104,7 @@ class Step(NamedTuple):
     """What is to be done once something is durable; told whether it is."""
 
     run: Callable[[bool], None]
-    after: tuple[int, ...]  # logs
+    after: tuple[int, ...]  # logs, or appended_to them
 
 
 class TransactionalRecord(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.coordinator.transaction_metadata import (
     TopicPartition,
     TransactionState,
@@ -42,6 +43,29 @@ class OpenTransactions(Protocol):
         Args:
             partitions: of its transaction, which a predecessor may have opened.
         """
+
+
+class MarkerPlaces(Protocol):
+    """Where markers are, or will be."""
+
+    def is_on_disk(self, marker: AppendedMarker) -> bool:
+        """Whether a marker need not be remembered any more."""
+
+    def expect(
+        self,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[TopicPartition],
+        *,
+        commit: bool,
+    ) -> tuple[AppendedMarker, ...]:
+        """Say where markers would come to be, were they appended now.
+
+        Of what is off line there is none.
+        """
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """The id of a topic; None: there is none of that name."""
 
 
 def require_same_end(state: TransactionState, *, commit: bool) -> None:

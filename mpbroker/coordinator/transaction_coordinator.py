@@ -26,13 +26,14 @@ from mpbroker.coordinator.group_records import fits_a_key
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import (
     NOW,
-    AppendedMarker,
     Call,
     Outbox,
+    appended_to,
     transaction_log,
 )
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import (
+    MarkerPlaces,
     OpenTransactions,
     TransactionConfig,
     fenced_as_of,
@@ -76,7 +77,7 @@ class TransactionCoordinator:
     Args:
         num_partitions: of __transaction_state, once it is known.
         new_producer_id: gives out an id that nobody has had.
-        is_on_disk: says whether a marker need not be remembered any more.
+        places: where markers are, or will be.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TransactionCoordinator:
         open_transactions: OpenTransactions,
         num_partitions: int,
         new_producer_id: Callable[[], int],
-        is_on_disk: Callable[[AppendedMarker], bool],
+        places: MarkerPlaces,
     ) -> None:
         self._config = config
         self._out = outbox
@@ -95,13 +96,14 @@ class TransactionCoordinator:
         self._open = open_transactions
         self.num_partitions = num_partitions
         self._new_producer_id = new_producer_id
-        self._is_on_disk = is_on_disk
+        self._places = places
         self._ends = TransactionEnds(
             outbox,
             timers,
             self._is_current,
             self._ended,
             self._write,
+            places,
             asks_coordinator=config.transaction_partition_verification_enable,
         )
         self._transactions: dict[str, TransactionMetadata] = {}
@@ -244,7 +246,7 @@ class TransactionCoordinator:
         """Take partitions into a producer's transaction, and begin one if need be.
 
         Returns:
-            The logs that must be durable before anything rests on it.
+            What must be, or must be durable, before anything rests on it.
 
         Raises:
             ApiError: CONCURRENT_TRANSACTIONS.
@@ -263,11 +265,12 @@ class TransactionCoordinator:
             # Its record may be on the way to the disk still: who asks twice waits too.
             self._open_once_appended(transaction, partitions)
             return (self.log_of(transaction.transactional_id),)
+        unsynced = transaction.may_begin_unsynced(partitions, self._places.topic_id)
         transaction.add(partitions, client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
         logs = self._write(transaction)
         self._open_once_appended(transaction, partitions)
-        return logs
+        return tuple(map(appended_to, logs)) if unsynced else logs
 
     def _open_once_appended(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
@@ -394,6 +397,7 @@ class TransactionCoordinator:
             now_ms=now_ms,
         )
         self._ongoing.discard(transaction.transactional_id)
+        self._ends.expect_markers(transaction)
         after = self._write(transaction)
         self._out.then(after, partial(self._decided, transaction))
         return after
@@ -487,7 +491,7 @@ class TransactionCoordinator:
         for transaction in self._whole(self._transactions):
             idle = transaction.state is S.EMPTY or transaction.state in COMPLETE
             if idle and transaction.update_ms <= oldest:
-                transaction.forget_synced(self._is_on_disk)
+                transaction.forget_synced(self._places.is_on_disk)
                 if transaction.unsynced:  # of which nobody else knows
                     self._ends.settle_later(transaction, now_ms)
                     continue
@@ -505,8 +509,7 @@ class TransactionCoordinator:
     # -- the log ---------------------------------------------------------------------
 
     def _write(self, transaction: TransactionMetadata) -> tuple[int, ...]:
-        if transaction.unsynced:
-            transaction.forget_synced(self._is_on_disk)
+        self._ends.forget_synced(transaction)
         log = self.log_of(transaction.transactional_id)
         self._out.write(log, transaction.key, transaction.value())
         return (log,)
@@ -529,20 +532,27 @@ class TransactionCoordinator:
 
     def with_unsynced_markers(self, partition: int) -> list[TransactionMetadata]:
         """Those of a partition of the log of which a power cut may have taken more."""
-        return [
-            transaction
-            for transactional_id, transaction in self._transactions.items()
-            if transaction.unsynced
-            and self.partition_for(transactional_id) == partition
-        ]
+        return [each for each in self._of(partition) if each.unsynced]
+
+    def begin_again(
+        self,
+        transaction: TransactionMetadata,
+        partitions: Iterable[TopicPartition],
+        now_ms: int,
+    ) -> None:
+        """Take it that a transaction has begun, while its partition is loaded."""
+        transaction.add(partitions, transaction.client_version, now_ms)
+        self._ongoing.add(transaction.transactional_id)
 
     def decided(self, partition: int) -> list[TransactionMetadata]:
         """Those of a partition of the log whose markers may not all be written."""
+        return [each for each in self._of(partition) if each.state in PREPARED]
+
+    def _of(self, partition: int) -> list[TransactionMetadata]:
         return [
             transaction
             for transactional_id, transaction in self._transactions.items()
-            if transaction.state in PREPARED
-            and self.partition_for(transactional_id) == partition
+            if self.partition_for(transactional_id) == partition
         ]
 
     def open_partitions(self) -> Iterable[tuple[int, int, TopicPartition]]:
@@ -558,9 +568,7 @@ class TransactionCoordinator:
         And open what is open: a partition that is loaded once more had been closed.
         """
         self._loading.discard(partition)
-        for transaction in list(self._transactions.values()):
-            if self.partition_for(transaction.transactional_id) != partition:
-                continue
+        for transaction in self._of(partition):
             if transaction.unsynced:
                 self._ends.settle_later(transaction, now_ms)
             if transaction.state is S.ONGOING:
@@ -571,11 +579,10 @@ class TransactionCoordinator:
                 )
             elif transaction.state in PREPARED:
                 # Once more, so that there is something to wait for: the dead one's
-                # record need not be on disk yet.
-                self._out.then(
-                    self._write(transaction),
-                    partial(self._decided, transaction),
-                )
+                # record need not be on disk yet. Logs may have other ends by now.
+                transaction.expected = ()
+                after = self._write(transaction)
+                self._out.then(after, partial(self._decided, transaction))
 
     def failed(self, partition: int) -> None:
         """A partition cannot be written: what memory says beyond it is not true."""

@@ -7,6 +7,11 @@ writes to the same partitions, behind them, and its records' syncs are theirs. U
 then each record of __transaction_state names those that may not be on disk: of what a
 power cut has taken, the next start knows where it was (MarkerWriter.restore).
 
+So the records name all places that a producer is likely to write to next. Its next
+transaction may begin there though nobody has put on disk that it has: Prepare names the
+ends of the logs before the markers, Complete the markers, and a load that meets one of
+the two as the last record looks behind these places (MarkerWriter.restore).
+
 Of very many markers it is waited for the disk instead, and all is forgotten; and what a
 producer has left behind that writes no more is synced and forgotten a moment later.
 """
@@ -23,6 +28,7 @@ from mpbroker.coordinator.outbox import (
     TopicPartition,
 )
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transaction_config import MarkerPlaces
 from mpbroker.coordinator.transaction_metadata import (
     PREPARED,
     TransactionMetadata,
@@ -53,6 +59,7 @@ class TransactionEnds:
         is_current: whether a transaction is still what the coordinator has.
         ended: told of a transaction whose markers are all written, and the time.
         write: writes what a transaction is now to its log.
+        places: where markers are, or will be.
         asks_coordinator: nobody writes to a partition that it has not opened; else some
             might, after a power cut, before the last end of theirs is there again.
     """
@@ -64,6 +71,7 @@ class TransactionEnds:
         is_current: Callable[[TransactionMetadata], bool],
         ended: Callable[[TransactionMetadata, int], None],
         write: Callable[[TransactionMetadata], object],
+        places: MarkerPlaces,
         *,
         asks_coordinator: bool,
     ) -> None:
@@ -73,6 +81,23 @@ class TransactionEnds:
         self._is_current = is_current
         self._ended = ended
         self._write = write
+        self._places = places
+
+    def expect_markers(self, transaction: TransactionMetadata) -> None:
+        """Note where the markers of a transaction will be, that is being decided on."""
+        count = len(transaction.partitions) + len(transaction.unsynced)
+        if self._asks_coordinator and count <= _MOST_UNSYNCED:
+            transaction.expected = self._places.expect(
+                transaction.producer_id,
+                transaction.producer_epoch,
+                sorted(transaction.partitions),
+                commit=transaction.state is S.PREPARE_COMMIT,
+            )
+
+    def forget_synced(self, transaction: TransactionMetadata) -> None:
+        """Name in its next record what may not be on disk, or is built upon."""
+        if transaction.unsynced and not transaction.foreseen:
+            transaction.forget_synced(self._places.is_on_disk)
 
     def write_markers(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
@@ -164,6 +189,7 @@ class TransactionEnds:
             appended: Sequence[AppendedMarker],
         ) -> None:
             if self._is_current(transaction) and transaction.unsynced == earlier:
+                transaction.foreseen = {}
                 self._write(transaction)
 
         nothing = transaction.producer_id, transaction.producer_epoch, True

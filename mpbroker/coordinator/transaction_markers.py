@@ -176,6 +176,34 @@ class MarkerWriter:
             return False
         return log is None or log.row.durable_end_offset > marker.offset
 
+    def topic_id(self, topic: str) -> bytes | None:
+        """The id of a topic; None: there is none of that name."""
+        found = self._registry.topic(topic)
+        return None if found is None else found.topic_id
+
+    def expect(
+        self,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[TopicPartition],
+        *,
+        commit: bool,
+    ) -> tuple[AppendedMarker, ...]:
+        """Say where markers would come to be, were they appended now.
+
+        Of what is off line there is none.
+        """
+        expected = []
+        for name, partition in partitions:
+            topic = self._registry.topic(name)
+            if topic is None or not 0 <= partition < len(topic.partitions):
+                continue
+            with contextlib.suppress(ApiError):
+                end = self._log(topic, partition).row.log_end_offset
+                where = name, topic.topic_id, partition, end
+                expected.append(AppendedMarker(producer_id, epoch, commit, *where))
+        return tuple(expected)
+
     def _awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
         """What is to be synced for markers to be on disk that were appended before."""
         awaited = []
@@ -185,6 +213,49 @@ class MarkerWriter:
                     name = marker.topic, marker.partition
                     awaited.append(Awaited(name, log, marker.offset + 1))
         return awaited
+
+    def begun_behind(
+        self, ends: Iterable[AppendedMarker], producer_id: int, epoch: int
+    ) -> set[TopicPartition]:
+        """Find where a producer has written in a transaction behind its last one.
+
+        If no record says that this has begun, a power cut has taken that: it need not
+        have been on disk, as the record before names all partitions that it can be in.
+
+        Args:
+            ends: of earlier transactions, in their order.
+
+        Raises:
+            ApiError: it cannot be seen, but may be later.
+        """
+        begun: set[TopicPartition] = set()
+        for marker in ends:
+            log = None
+            try:
+                log = self._log_of(marker)
+                if log is None:
+                    continue
+                entry = log.producers_at(log.state()).entries.get(producer_id)
+            except ApiError as error:
+                if self._may_pass(log, error):
+                    raise
+                continue
+            where = marker.topic, marker.partition
+            begun.discard(where)  # behind an earlier end: it is this one's, perhaps
+            if (
+                entry is not None
+                and entry.epoch == epoch
+                and entry.txn_first_offset >= marker.offset
+            ):
+                begun.add(where)
+        return begun
+
+    @staticmethod
+    def _may_pass(log: PartitionLog | None, error: ApiError) -> bool:
+        """Whether what a log refused it may do a moment later."""
+        if log is None:
+            return not _is_for_good(error)
+        return log.row.status == RowStatus.ONLINE
 
     def restore(
         self, ends: Iterable[Sequence[AppendedMarker]], now_ms: int

@@ -21,7 +21,7 @@ from typing import Final
 from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.coordinator.transaction_records import (
     TransactionLogValue,
-    read_unsynced,
+    read_markers,
     state_value,
     transaction_key,
 )
@@ -97,6 +97,8 @@ class TransactionMetadata:
     __slots__ = (
         "_key",
         "client_version",
+        "expected",
+        "foreseen",
         "last_producer_epoch",
         "next_producer_id",
         "partitions",
@@ -130,6 +132,10 @@ class TransactionMetadata:
         self.client_version = 0
         # Of earlier ends, what may not be on disk: in their order.
         self.unsynced: tuple[AppendedMarker, ...] = ()
+        # With Prepare: where the markers of this one will be, or further on.
+        self.expected: tuple[AppendedMarker, ...] = ()
+        # With Complete: partitions, and topics' ids, that both it and Prepare name.
+        self.foreseen: dict[TopicPartition, bytes] = {}
         # Requests that go on when the markers are written.
         self.waiting: list[Callable[[int], None]] = []
 
@@ -193,11 +199,28 @@ class TransactionMetadata:
             )
         self.timeout_ms = timeout_ms
         self.partitions.clear()
+        self.foreseen = {}
         self.start_ms = -1
         self.transition_to(S.EMPTY, now_ms)
         return True
 
     # -- its transactions ----------------------------------------------------------
+
+    def may_begin_unsynced(
+        self,
+        partitions: Iterable[TopicPartition],
+        topic_id: Callable[[str], bytes | None],
+    ) -> bool:
+        """Say whether nothing is lost with the record that it has begun there.
+
+        If all partitions are named by the records before that: then a load looks there
+        for what it does not know of (MarkerWriter.begun_behind).
+        """
+        foreseen = self.foreseen
+        return bool(foreseen) and all(
+            foreseen.get(partition, b"") == topic_id(partition[0])
+            for partition in partitions
+        )
 
     def add(
         self, partitions: Iterable[TopicPartition], client_version: int, now_ms: int
@@ -205,6 +228,7 @@ class TransactionMetadata:
         if self.state is not S.ONGOING:
             self.start_ms = now_ms
             self.partitions = set()
+            self.foreseen = {}
         self.transition_to(S.ONGOING, now_ms)
         self.partitions.update(partitions)
         self.client_version = client_version
@@ -228,6 +252,7 @@ class TransactionMetadata:
         if self.state is not S.ONGOING and self.state is not S.PREPARE_EPOCH_FENCE:
             self.start_ms = now_ms
             self.partitions = set()
+            self.foreseen = {}
         self.client_version = client_version
         self.transition_to(S.PREPARE_COMMIT if commit else S.PREPARE_ABORT, now_ms)
         if not self.bumps_epochs:
@@ -248,6 +273,14 @@ class TransactionMetadata:
         committed = self.state is S.PREPARE_COMMIT
         self.transition_to(S.COMPLETE_COMMIT if committed else S.COMPLETE_ABORT, now_ms)
         self.partitions = set()
+        expected, self.expected = self.expected, ()
+        if expected and self.next_producer_id == NO_PRODUCER_ID:
+            named = {marker[3:6] for marker in self.unsynced}
+            self.foreseen = {
+                (marker.topic, marker.partition): marker.topic_id
+                for marker in expected
+                if marker[3:6] in named
+            }
         if self.next_producer_id != NO_PRODUCER_ID:
             self.previous_producer_id = self.producer_id
             self.last_producer_epoch = self.producer_epoch
@@ -294,6 +327,7 @@ class TransactionMetadata:
             self.start_ms,
             self.client_version,
             self.unsynced,
+            self.expected,
         )
 
     @classmethod
@@ -326,7 +360,8 @@ class TransactionMetadata:
             for row in value.transaction_partitions or ()
             for number in row.partition_ids
         }
-        found.unsynced = read_unsynced(value)
+        found.unsynced = read_markers(value.unsynced_markers)
+        found.expected = read_markers(value.expected_markers)
         if before is not None:
             changed = before.producer_epoch != found.producer_epoch
             found.last_producer_epoch = (

@@ -41,6 +41,7 @@ _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
 # Far from those that Kafka may come to use; unknown ones are passed over.
 UNSYNCED_TAG: Final = 28_016
+EXPECTED_TAG: Final = 28_017
 _KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 
@@ -51,6 +52,8 @@ _VERSIONS: Final = frozenset((b"\0\0", b"\0\1"))
 _TIMES: Final = Packing(">qq")
 _TAGGED_ID: Final = Packing(">bbq")
 _TAGGED_VERSION: Final = Packing(">bbh")
+_MARKED_BY: Final = Packing(">qh?")
+_PLACE: Final = Packing(">iqb")  # and that it has no tagged fields
 _NO_ID: Final = -1
 _NO_PARTITIONS: Final = b"\0"
 
@@ -101,10 +104,10 @@ class TransactionLogValue(Message, api_key=_NO_API, versions=(0, 1), flexible_fr
     unsynced_markers: list[UnsyncedMarkers] = array(
         UnsyncedMarkers, "1+", tag=UNSYNCED_TAG, ignorable=True
     )
-
-
-class _Unsynced(Message, api_key=_NO_API, versions=(1, 1), flexible_from=1):
-    unsynced_markers: list[UnsyncedMarkers] = array(UnsyncedMarkers)
+    # Where this transaction's own will be, or further on: with Prepare.
+    expected_markers: list[UnsyncedMarkers] = array(
+        UnsyncedMarkers, "1+", tag=EXPECTED_TAG, ignorable=True
+    )
 
 
 def transaction_key(transactional_id: str) -> bytes:
@@ -130,12 +133,14 @@ def state_value(
     start_ms: int,
     client_version: int,
     unsynced: tuple[AppendedMarker, ...] = (),
+    expected: tuple[AppendedMarker, ...] = (),
 ) -> bytes:
     """What ``transaction_value`` says, by hand: three are written a transaction.
 
     Args:
         partitions: topics and partitions; None: there is no list of any.
         unsynced: ends of earlier transactions that may not be on disk.
+        expected: this one's own, and the first offsets where they may come to be.
     """
     tags = b""
     count = 0
@@ -149,7 +154,10 @@ def state_value(
         tags += _TAGGED_VERSION.pack(2, 2, client_version)
         count += 1
     if unsynced:
-        tags += _unsynced(unsynced)
+        tags += _markers(UNSYNCED_TAG, unsynced)
+        count += 1
+    if expected:
+        tags += _markers(EXPECTED_TAG, expected)
         count += 1
     return b"".join(
         (
@@ -180,38 +188,33 @@ def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
 
 
 @lru_cache(maxsize=64)  # written with Complete, and with the next one's Ongoing
-def _unsynced(markers: tuple[AppendedMarker, ...]) -> bytes:
-    content = _Unsynced(unsynced_markers=unsynced_rows(markers)).encode(VALUE_VERSION)
-    size = len(content) - 1  # behind it: that it has no tagged fields
-    tag = write_unsigned_varint(UNSYNCED_TAG) + write_unsigned_varint(size)
-    return tag + content[:size]
+def _markers(tag: int, markers: tuple[AppendedMarker, ...]) -> bytes:
+    """A tagged field of UnsyncedMarkers."""
+    ends = [list(each) for _, each in groupby(markers, itemgetter(0, 1, 2))]
+    content = [write_unsigned_varint(len(ends) + 1)]
+    for end in ends:
+        topics = [list(each) for _, each in groupby(end, itemgetter(3, 4))]
+        content.append(_MARKED_BY.pack(*end[0][:3]))
+        content.append(write_unsigned_varint(len(topics) + 1))
+        for places in topics:
+            content.append(_marked_topic(*places[0][3:5]))
+            content.append(write_unsigned_varint(len(places) + 1))
+            content += [_PLACE.pack(each[5], each[6], 0) for each in places]
+            content.append(b"\0")
+        content.append(b"\0")
+    field_of_tag = b"".join(content)
+    head = write_unsigned_varint(tag) + write_unsigned_varint(len(field_of_tag))
+    return head + field_of_tag
 
 
-def unsynced_rows(markers: Iterable[AppendedMarker]) -> list[UnsyncedMarkers]:
-    """Markers as a record says them, in the same order."""
-    return [
-        UnsyncedMarkers(
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            committed=commit,
-            topics=[
-                MarkedTopic(
-                    topic=topic,
-                    topic_id=topic_id,
-                    partitions=[
-                        MarkedPartition(partition=each.partition, offset=each.offset)
-                        for each in places
-                    ],
-                )
-                for (topic, topic_id), places in groupby(end, itemgetter(3, 4))
-            ],
-        )
-        for (producer_id, epoch, commit), end in groupby(markers, itemgetter(0, 1, 2))
-    ]
+@lru_cache(maxsize=64)
+def _marked_topic(topic: str, topic_id: bytes) -> bytes:
+    name = topic.encode()
+    return write_unsigned_varint(len(name) + 1) + name + topic_id
 
 
-def read_unsynced(value: TransactionLogValue) -> tuple[AppendedMarker, ...]:
-    """The markers that a record says may not be on disk."""
+def read_markers(rows: Iterable[UnsyncedMarkers]) -> tuple[AppendedMarker, ...]:
+    """The markers that a record says may not be on disk, or are expected."""
     return tuple(
         AppendedMarker(
             row.producer_id,
@@ -222,7 +225,7 @@ def read_unsynced(value: TransactionLogValue) -> tuple[AppendedMarker, ...]:
             place.partition,
             place.offset,
         )
-        for row in value.unsynced_markers
+        for row in rows
         for topic in row.topics
         for place in topic.partitions
     )

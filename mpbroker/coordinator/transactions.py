@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offset_metadata_manager import Topics
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
-from mpbroker.coordinator.outbox import Call, Markers, Outbox
+from mpbroker.coordinator.outbox import AppendedMarker, Call, Markers, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
 from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
@@ -24,7 +24,12 @@ from mpbroker.coordinator.transaction_markers import (
     SharedOpenTransactions,
     sync_logs,
 )
-from mpbroker.coordinator.transaction_metadata import TransactionState
+from mpbroker.coordinator.transaction_metadata import (
+    COMPLETE,
+    TopicPartition,
+    TransactionMetadata,
+    TransactionState,
+)
 from mpbroker.coordinator.transaction_offsets import TransactionOffsets
 from mpbroker.coordinator.transaction_partitions import TransactionPartitions
 from mpbroker.coordinator.transaction_records import read_transaction, what_counts
@@ -39,6 +44,8 @@ from mpbroker.storage.topics import TopicRegistry
 _LOG = get_logger(__name__)
 
 Handle = Callable[[Call, Any, int], None]
+# Where transactions have been begun that no record tells of.
+Begun = dict[TransactionMetadata, set[TopicPartition]]
 
 
 class Transactions:
@@ -76,7 +83,7 @@ class Transactions:
             self._shared,
             topic.num_partitions,
             registry.allocate_producer_id,
-            self.markers.is_on_disk,
+            self.markers,
         )
         partitions = TransactionPartitions(
             self.coordinator, outbox, topics, groups.partition_for, put_back
@@ -116,46 +123,101 @@ class Transactions:
                 self._replay(partition, record)
             replayed += len(records)
             yield replayed
-        self._restore_markers(partition)
-        if not self._shared.is_restored():
-            self._write_markers(partition)
+        begun = self._restore_markers(partition)
+        begun.update(self._restore_decided(partition))
+        self._begin_again(partition, begun)
 
-    def _write_markers(self, partition: int) -> None:
+    def _restore_markers(self, partition: int) -> Begun:
+        """Before anybody may write: append what a power cut took of earlier ends.
+
+        Returns:
+            What has been begun behind these, with all partitions that it may be in.
+        """
+        records: list[tuple[bytes, bytes | None]] = []
+        now_ms = time.time_ns() // 1_000_000
+        begun: Begun = {}
+        those = self.coordinator.with_unsynced_markers(partition)
+        restored = self.markers.restore([each.unsynced for each in those], now_ms)
+        for transaction, (left, moved) in zip(those, restored, strict=True):
+            named = transaction.unsynced
+            if transaction.state in COMPLETE and self._begun_behind(transaction, named):
+                begun[transaction] = _places(named)
+            transaction.unsynced = tuple(left)
+            # Of what is begun the next record says so: until then these names count.
+            if moved and transaction not in begun:
+                records.append((transaction.key, transaction.value()))
+        self._write(partition, records, now_ms)
+        return begun
+
+    def _restore_decided(self, partition: int) -> Begun:
         """Before anybody opens a partition: carry out what was decided.
 
         Where a marker was before a power cut, a reader may have been. It is carried
-        out once more, as ever, when everything is loaded, and completed by that.
+        out once more, as ever, when everything is loaded, and completed by that; unless
+        the producer's next transaction is there, which that would end.
         """
-        decided = self.coordinator.decided(partition)
-        if decided:
-            self.topic.log_of(partition).sync()  # what a dead one decided need not be
         now_ms = time.time_ns() // 1_000_000
+        found: Begun = {}
         appended: list[Awaited] = []
-        for transaction in decided:
+        is_closed = not self._shared.is_restored()
+        for transaction in self.coordinator.decided(partition):
+            begun = self._begun_behind(transaction, transaction.expected)
+            if not (is_closed or begun):
+                continue
+            self.topic.log_of(partition).sync()  # what a dead one decided need not be
             markers = Markers(
                 transaction.producer_id,
                 transaction.producer_epoch,
                 transaction.state is TransactionState.PREPARE_COMMIT,
                 COORDINATOR_EPOCH,
-                sorted(transaction.partitions),
+                sorted(transaction.partitions - begun),
                 lambda *_: None,
             )
-            appended += self.markers.append(markers, now_ms)[1]
+            _, awaited, written = self.markers.append(markers, now_ms)
+            appended += awaited
+            if begun:
+                found[transaction] = begun | _places(transaction.expected)
+                # What could not be written is named as if it had been.
+                there = begun | _places(written)
+                transaction.unsynced += written
+                transaction.unsynced += tuple(
+                    each
+                    for each in transaction.expected
+                    if (each.topic, each.partition) not in there
+                )
+                transaction.complete(now_ms)
         with contextlib.suppress(ApiError):  # it is tried again
             sync_logs(appended)
+        return found
 
-    def _restore_markers(self, partition: int) -> None:
-        """Before anybody may write: append what a power cut took of earlier ends."""
+    def _begun_behind(
+        self, transaction: TransactionMetadata, ends: Iterable[AppendedMarker]
+    ) -> set[TopicPartition]:
+        return self.markers.begun_behind(ends, *transaction.next_identity())
+
+    def _begin_again(self, partition: int, begun: Begun) -> None:
+        """Go on with transactions that a power cut has left in their partitions only.
+
+        Whatever was acknowledged of them is there; clients know nothing of it.
+        """
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
-        those = self.coordinator.with_unsynced_markers(partition)
-        restored = self.markers.restore([each.unsynced for each in those], now_ms)
-        for transaction, (left, moved) in zip(those, restored, strict=True):
-            transaction.unsynced = tuple(left)
-            if moved:
-                records.append((transaction.key, transaction.value()))
+        for transaction, partitions in begun.items():
+            _LOG.warning(
+                "%s: its last transaction is in its partitions, but not in %s any"
+                " more; it goes on",
+                transaction.transactional_id,
+                self.topic.name,
+            )
+            self.coordinator.begin_again(transaction, partitions, now_ms)
+            records.append((transaction.key, transaction.value()))
+        self._write(partition, records, now_ms)
+
+    def _write(
+        self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int
+    ) -> None:
+        """Put records on disk before anybody may write to the partitions they name."""
         if records:
-            # What comes where they were is not of the transactions that they ended.
             log, _ = self.topic.append(partition, records, now_ms)
             log.sync()
 
@@ -173,3 +235,7 @@ class Transactions:
         """Let producers write to what the log says is open, and nothing else."""
         self._shared.keep_only(self.coordinator.open_partitions())
         self._shared.all_loaded()
+
+
+def _places(markers: Iterable[AppendedMarker]) -> set[TopicPartition]:
+    return {(marker.topic, marker.partition) for marker in markers}

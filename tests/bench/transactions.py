@@ -42,8 +42,8 @@ ADD_PARTITIONS: Final = (24, 3)
 RECORDS: Final = (4, 3, 3)  # by partition
 _RETRIABLE: Final = (14, 15, 16, 51)  # 51: CONCURRENT_TRANSACTIONS
 _HEAD: Final = 5  # correlation id and tagged fields, before an answer's body
-# What has to be on disk in this order: the beginning, the records, the decision. So one
-# a partition, and before and after that the one of __transaction_state.
+# What has to be on disk in this order: the records, the decision. So one a partition,
+# and after that the one of __transaction_state.
 _FILES: Final = 1 + len(RECORDS)
 _MARKER_BYTES: Final = 78
 _BOUND_S: Final = 0.5
@@ -188,7 +188,7 @@ def _bound(producer: RawProducer) -> float:
         while not times or time.monotonic() < end:
             started = time.monotonic()
             producer.ask_nothing()
-            for fd in (*files, files[0]):
+            for fd in files:
                 os.write(fd, bytes(_MARKER_BYTES))
                 os.fdatasync(fd)
             times.append(time.monotonic() - started)

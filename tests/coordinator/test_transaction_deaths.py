@@ -15,7 +15,7 @@ from mpbroker.coordinator.group_records import offset_key
 from mpbroker.coordinator.outbox import Call, Markers
 from mpbroker.coordinator.transaction_markers import SharedOpenTransactions
 from mpbroker.coordinator.transaction_metadata import MAX_EPOCH, TransactionState
-from mpbroker.coordinator.transaction_records import read_transaction, read_unsynced
+from mpbroker.coordinator.transaction_records import read_markers, read_transaction
 from mpbroker.ipc.transaction_table import TransactionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -322,7 +322,7 @@ def named(rig: TransactionRig) -> list[tuple[TransactionState, list[int]]]:
         read = read_transaction(key, value)
         assert read is not None
         assert read[1] is not None
-        offsets = [marker.offset for marker in read_unsynced(read[1])]
+        offsets = [marker.offset for marker in read_markers(read[1].unsynced_markers)]
         found.append((TransactionState(read[1].transaction_status), offsets))
     return found
 

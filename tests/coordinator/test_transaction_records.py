@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterable
+from itertools import groupby, product
+from operator import itemgetter
 
 import pytest
 from hypothesis import given, settings
@@ -17,14 +19,16 @@ from mpbroker.coordinator.transaction_metadata import (
     TransactionState,
 )
 from mpbroker.coordinator.transaction_records import (
+    MarkedPartition,
+    MarkedTopic,
     PartitionsSchema,
     TransactionLogValue,
+    UnsyncedMarkers,
+    read_markers,
     read_transaction,
-    read_unsynced,
     state_value,
     transaction_key,
     transaction_value,
-    unsynced_rows,
 )
 from mpbroker.protocol.errors import ProtocolError
 
@@ -66,6 +70,20 @@ def test_a_record_is_the_bytes_that_kafka_writes():
 ids = st.integers(-1, (1 << 63) - 1)
 
 
+markers = st.lists(
+    st.builds(
+        AppendedMarker,
+        ids,
+        st.integers(-1, MAX_EPOCH),
+        st.booleans(),
+        st.sampled_from(["a", "b", "ü" * 200]),
+        st.sampled_from([bytes(16), bytes(range(16))]),
+        st.integers(0, (1 << 31) - 1),
+        ids,
+    ),
+    max_size=5,
+).map(tuple)
+
 states = st.tuples(
     ids,
     ids,
@@ -78,20 +96,32 @@ states = st.tuples(
     ids,
     ids,
     st.integers(0, 2),
-    st.lists(
-        st.builds(
-            AppendedMarker,
-            ids,
-            st.integers(-1, MAX_EPOCH),
-            st.booleans(),
-            st.sampled_from(["a", "b", "ü" * 200]),
-            st.sampled_from([bytes(16), bytes(range(16))]),
-            st.integers(0, (1 << 31) - 1),
-            ids,
-        ),
-        max_size=5,
-    ).map(tuple),
+    markers,
+    markers,
 )
+
+
+def marker_rows(markers: Iterable[AppendedMarker]) -> list[UnsyncedMarkers]:
+    """Markers as a record says them, in the same order."""
+    return [
+        UnsyncedMarkers(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=commit,
+            topics=[
+                MarkedTopic(
+                    topic=topic,
+                    topic_id=topic_id,
+                    partitions=[
+                        MarkedPartition(partition=each.partition, offset=each.offset)
+                        for each in places
+                    ],
+                )
+                for (topic, topic_id), places in groupby(end, itemgetter(3, 4))
+            ],
+        )
+        for (producer_id, epoch, commit), end in groupby(markers, itemgetter(0, 1, 2))
+    ]
 
 
 @given(states)
@@ -117,10 +147,12 @@ def test_a_record_written_by_hand_is_that_of_the_codec(fields):
         transaction_last_update_timestamp_ms=fields[7],
         transaction_start_timestamp_ms=fields[8],
         client_transaction_version=fields[9],
-        unsynced_markers=unsynced_rows(fields[10]),
+        unsynced_markers=marker_rows(fields[10]),
+        expected_markers=marker_rows(fields[11]),
     )
     assert value == transaction_value(made)
-    assert read_unsynced(made) == fields[10]
+    assert read_markers(made.unsynced_markers) == fields[10]
+    assert read_markers(made.expected_markers) == fields[11]
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(max_size=60))

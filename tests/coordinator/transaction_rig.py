@@ -16,6 +16,7 @@ from mpbroker.coordinator.outbox import (
     Outbox,
     Step,
     TopicPartition,
+    rests_on,
 )
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transaction_config import TransactionConfig
@@ -58,6 +59,35 @@ class FakeOpenTransactions:
         return self.entries.get(producer_id, {})
 
 
+class FakePlaces:
+    """Where markers are; every partition's next one comes to the same offset."""
+
+    def __init__(self, rig: TransactionRig) -> None:
+        self._rig = rig
+
+    def is_on_disk(self, marker: AppendedMarker) -> bool:
+        return marker in self._rig.on_disk
+
+    def expect(
+        self,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[TopicPartition],
+        *,
+        commit: bool,
+    ) -> tuple[AppendedMarker, ...]:
+        next_one = len(self._rig.markers) + 1
+        return tuple(
+            AppendedMarker(
+                producer_id, epoch, commit, topic, bytes(16), partition, next_one
+            )
+            for topic, partition in partitions
+        )
+
+    def topic_id(self, topic: str) -> bytes | None:
+        return self._rig.topic_ids.get(topic, bytes(16))
+
+
 class TransactionRig:
     """One coordinator of transactions and groups, and what they have decided.
 
@@ -67,6 +97,7 @@ class TransactionRig:
         markers: (topic, partition, producer id, epoch, commit) in their order.
         on_disk: the markers that are.
         refused: partitions that take no marker, by the code they answer.
+        topic_ids: of topics that are not the first of their name; None: gone.
         given_back: the calls of Produces that went back to the handlers.
     """
 
@@ -81,6 +112,7 @@ class TransactionRig:
         self.on_disk: set[AppendedMarker] = set()
         self.refused: dict[TopicPartition, ErrorCode] = {}
         self.given_back: list[Call] = []
+        self.topic_ids: dict[str, bytes | None] = {}
         self.ids = itertools.count(100)
         self._start()
 
@@ -97,7 +129,7 @@ class TransactionRig:
             self.open,
             PARTITIONS,
             lambda: next(self.ids),
-            lambda marker: marker in self.on_disk,
+            FakePlaces(self),
         )
         self.coordinator.start_timers(self.now_ms)
         self._apis: list[Any] = [
@@ -163,7 +195,9 @@ class TransactionRig:
 
     def collect(self) -> None:
         while self.out:
-            if self.holds and any(step.after for step in self.out.steps):
+            if self.holds and any(
+                rests_on(each)[1] for step in self.out.steps for each in step.after
+            ):
                 return
             self._append()
             steps, answers = self.out.take_steps(), self.out.take_answers()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpbroker.coordinator.transaction_metadata import TransactionState
-from mpbroker.coordinator.transaction_records import read_transaction, read_unsynced
+from mpbroker.coordinator.transaction_records import read_markers, read_transaction
 from mpbroker.protocol.batch_header import BatchHeader, iter_batches, set_base_offset
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
@@ -115,7 +115,7 @@ def states(path: Path) -> list[tuple[int, TransactionState, int]]:
             assert read[1] is not None
             value = read[1]
             state = S(value.transaction_status)
-            found.append((end, state, len(read_unsynced(value))))
+            found.append((end, state, len(read_markers(value.unsynced_markers))))
     return found
 
 
@@ -248,6 +248,41 @@ def test_what_the_next_transaction_writes_is_not_of_the_one_whose_marker_was_los
         (LAST + 2, None),
         (2 * LAST + 3, 0),
     ]
+    client.close()
+    broker.stop()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("last", [S.COMPLETE_COMMIT, S.PREPARE_COMMIT])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_of_which_only_the_records_are_left_goes_on(
+    broker, version, last, commit
+):
+    """It began where the last one was: that need not have been on disk."""
+    client = Client(broker, version)
+    client.transact()
+    if version < 2:
+        client.begin()
+    client.write()
+    state = log_of(broker, "__transaction_state-0")
+    wait_until(lambda: states(state)[-1][1] is S.ONGOING)
+    broker.kill()
+    cut_behind(state, last)
+    assert states(state)[-1][1] is last
+    broker.start()
+    client.reconnect(broker)
+    client.write()
+    client.end(commit=commit)
+    end = 3 * (LAST + 1) + 1
+    wait_for_marker(broker, end)
+    assert kinds(broker) == [
+        (0, None),
+        (LAST + 1, 1),
+        (LAST + 2, None),
+        (2 * LAST + 3, None),
+        (end, int(commit)),
+    ]
+    client.transact()
     client.close()
     broker.stop()
 
