@@ -92,6 +92,9 @@ class HandlerEnd:
     def set_quotas(
         self, quotas: memoryview, samples: int, window_ns: int, /
     ) -> None: ...
+    def set_lane(
+        self, lane: ResponseRing, apis: dict[int, tuple[int, int, int]], /
+    ) -> None: ...
     clients: dict[bytes, tuple[int, int, float, int, int, float]]
     has_quotas: bool
     def execute(self, slot: int, /) -> int | None: ...

@@ -1,5 +1,5 @@
 /* A handler's end of the request channel: answers. Requests that need no Python are in
- * short_cuts.c. The twin is network/request_channel.py's HandlerEnd.
+ * short_cuts.c and forward.c. The twin is network/request_channel.py's HandlerEnd.
  */
 
 #include "handler_end.h"
@@ -69,6 +69,7 @@ handler_end_dealloc(PyObject *object)
     PyMem_Free(self->answered);
     Py_XDECREF(self->rings);
     Py_XDECREF(self->keep);
+    Py_XDECREF(self->lane);
     Py_XDECREF(self->remembered);
     Py_XDECREF(self->topics);
     Py_XDECREF(self->quotas.clients);
@@ -78,6 +79,33 @@ handler_end_dealloc(PyObject *object)
     Py_XDECREF(self->verdicts.anybody_writes);
     Py_XDECREF(self->verdicts.anybody_reads);
     Py_TYPE(object)->tp_free(object);
+}
+
+/* -- requests --------------------------------------------------------------------------- */
+
+uint8_t *
+request_of(const handler_end *self, int64_t slot, int64_t *size)
+{
+    int64_t row = slot_row(slot);
+    int64_t offset = load(&self->control, row + L.SLOT_REQUEST_OFFSET);
+    *size = load(&self->control, row + L.SLOT_REQUEST_LENGTH);
+    return *size >= 10 && has_bytes(&self->arena, offset, *size)
+               ? self->arena.base + offset
+               : NULL;
+}
+
+int64_t
+header_size(const uint8_t *frame, int64_t size, int flexible)
+{
+    int64_t at = 10, length = read_big(frame + 8, 2);
+    if (length < -1 || length > size - at)
+        return 0;
+    for (; length > 0; length--)
+        if (frame[at++] >= 0x80) /* only ASCII is plain */
+            return 0;
+    if (flexible && (at >= size || frame[at++] != 0))
+        return 0;
+    return at;
 }
 
 /* -- answers ---------------------------------------------------------------------------- */
@@ -212,6 +240,9 @@ static PyMethodDef handler_end_methods[] = {
      "set_fetches(ReadPlan, LogSegment, handler, fetch_max_bytes): fetches, too."},
     {"set_quotas", handler_set_quotas, METH_VARARGS,
      "set_quotas(quotas, samples, window_ns): charge clients for what is executed."},
+    {"set_lane", handler_set_lane, METH_VARARGS,
+     "set_lane(lane, {api_key: (oldest, newest, flexible_from)}): hand on, too, what is\n"
+     "the coordinator's."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},
     {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},

@@ -1,4 +1,4 @@
-/* What handler_end.c and short_cuts.c share. */
+/* What handler_end.c, short_cuts.c and what these call share. */
 
 #ifndef MPBROKER_HANDLER_END_H
 #define MPBROKER_HANDLER_END_H
@@ -37,6 +37,13 @@ typedef struct {
     quota_limit bytes, time;
 } quota_charge;
 
+/* An API whose requests are handed on to the coordinator: see forward.c. */
+#define MAX_API_KEYS 128
+typedef struct {
+    int oldest, newest; /* versions; the newest is -1: it is not handed on */
+    int flexible_from;
+} forwarded_api;
+
 typedef struct {
     PyObject_HEAD
     PyObject *keep; /* what keeps the mappings alive */
@@ -64,10 +71,18 @@ typedef struct {
     plain_produce produce;     /* the last one, for appended() */
     quotas quotas;
     verdicts verdicts;
+    /* The coordinator's lane, of which a response ring's push is what is needed; NULL:
+     * nothing is handed on. */
+    PyObject *lane;
+    forwarded_api forwarded[MAX_API_KEYS];
     long long row; /* whose lock execute() left held */
     long long answer_bytes; /* of the answer that waits */
 } handler_end;
 
+/* Where a slot's request lies, which has room for a plain header; NULL: nowhere. */
+uint8_t *request_of(const handler_end *self, int64_t slot, int64_t *size);
+/* Read the header of a request of any kind; its size, or 0 if it is not plain. */
+int64_t header_size(const uint8_t *frame, int64_t size, int flexible);
 /* Read a Python int that is a slot; 0 and an exception. */
 int read_slot(PyObject *number, int64_t *slot);
 /* Where a slot's answer goes; -1: outside the arena. */
@@ -86,6 +101,13 @@ PyObject *handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t narg
 PyObject *handler_fetch_waits(PyObject *object, PyObject *unused);
 PyObject *handler_appended(PyObject *object, PyObject *unused);
 PyObject *handler_set_quotas(PyObject *object, PyObject *args);
+PyObject *handler_set_lane(PyObject *object, PyObject *args);
+
+/* Hand a claimed slot's request on, if it is the coordinator's and plain. 1: the slot
+ * is ours no more, nor is its request. 0: nothing was done.
+ */
+int forward_plain(const handler_end *self, int64_t slot, int64_t api_key,
+                  const uint8_t *frame, int64_t size);
 
 /* Charge a request before it is executed; 0: it was not, and must not be executed here. */
 int quota_begin(const handler_end *self, int64_t slot, int64_t api_key,

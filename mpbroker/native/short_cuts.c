@@ -1,7 +1,7 @@
 /* Requests that a handler executes without Python: an ApiVersions that was answered
  * before, a plain Produce and a plain Fetch. A short cut through server/request_handler.py's
  * way, by tables that server/plain_requests.py fills and empties: it says "no" to anything
- * else, and while the metadata log has news.
+ * else but what is only handed on (forward.c), and while the metadata log has news.
  */
 
 #include "handler_end.h"
@@ -17,13 +17,13 @@
 #define MAX_KEY_BYTES 512
 #define TOPIC_IDS_FROM 13 /* a produce or a fetch names its topics by id */
 
-/* What execute() returns. None: not for the short cut. An API's key: answered. Added to
- * that: NOTIFY, if others wait for a partition that was appended to; WAITS, if a Produce's
- * answer is written and may go when that is on disk (see appended() for both), or if a
- * Fetch has to wait (see fetch_waits()). AT_ONCE: it is of a transaction, whose client
- * has nothing else under way. BEGINS: the coordinator has to take it first, as it writes
- * where its transaction is not open. HELD: not for the short cut, and the lock of the
- * partition `row` is held.
+/* What execute() returns. None: not for the short cut. An API's key: answered, or handed
+ * on. Added to that: NOTIFY, if others wait for a partition that was appended to; WAITS,
+ * if a Produce's answer is written and may go when that is on disk (see appended() for
+ * both), or if a Fetch has to wait (see fetch_waits()). AT_ONCE: it is of a transaction,
+ * whose client has nothing else under way. BEGINS: the coordinator has to take it first,
+ * as it writes where its transaction is not open. HELD: not for the short cut, and the
+ * lock of the partition `row` is held.
  */
 #define NOTIFY 0x10000
 #define WAITS 0x20000
@@ -149,21 +149,6 @@ handler_set_producers(PyObject *object, PyObject *args)
     Py_SETREF(self->keep, keep);
     self->producers = at;
     Py_RETURN_NONE;
-}
-
-/* Read the header of a request of any kind; its size, or 0 if it is not plain. */
-static int64_t
-header_size(const uint8_t *frame, int64_t size, int flexible)
-{
-    int64_t at = 10, length = read_big(frame + 8, 2);
-    if (length < -1 || length > size - at)
-        return 0;
-    for (; length > 0; length--)
-        if (frame[at++] >= 0x80) /* only ASCII is plain */
-            return 0;
-    if (flexible && (at >= size || frame[at++] != 0))
-        return 0;
-    return at;
 }
 
 /* Whether it is noted what software is behind a connection: client_software.py. */
@@ -507,19 +492,12 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     return FETCH_DONE;
 }
 
-/* A slot's request; NULL if it is nothing, or the tables are not right. */
-static uint8_t *
-request_of(const handler_end *self, int64_t slot, int64_t *size)
+/* Whether the tables are right: there are any, and the metadata log has no news. */
+static int
+are_current(const handler_end *self)
 {
-    int64_t row = slot_row(slot);
-    if (self->rows.base == NULL
-        || load(&self->control, self->news_word) != self->position)
-        return NULL;
-    int64_t offset = load(&self->control, row + L.SLOT_REQUEST_OFFSET);
-    *size = load(&self->control, row + L.SLOT_REQUEST_LENGTH);
-    return *size >= 10 && has_bytes(&self->arena, offset, *size)
-               ? self->arena.base + offset
-               : NULL;
+    return self->rows.base != NULL
+           && load(&self->control, self->news_word) == self->position;
 }
 
 /* Try a parked fetch. True: answered. False: it waits on. None: not for the short cut. */
@@ -533,7 +511,7 @@ handler_fetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (!read_slot(args[0], &slot))
         return NULL;
     const uint8_t *frame = request_of(self, slot, &size);
-    if (frame == NULL || read_big(frame, 2) != FETCH)
+    if (frame == NULL || !are_current(self) || read_big(frame, 2) != FETCH)
         Py_RETURN_NONE;
     switch (execute_fetch(self, slot, frame, size, 1, args[1] == Py_True)) {
     case FETCH_DONE:
@@ -576,7 +554,10 @@ handler_execute(PyObject *object, PyObject *number)
     int result = 0, flags = 0;
     int64_t api_key = read_big(frame, 2);
     quota_charge charge;
-    if (!quota_begin(self, slot, api_key, frame, size, &charge))
+    if (forward_plain(self, slot, api_key, frame, size))
+        return PyLong_FromLongLong(api_key);
+    if (!are_current(self)
+        || !quota_begin(self, slot, api_key, frame, size, &charge))
         Py_RETURN_NONE;
     if (api_key == PRODUCE)
         result = execute_produce(self, slot, frame, size, &flags);

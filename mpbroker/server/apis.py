@@ -20,6 +20,7 @@ from mpbroker.network.connection_rows import (
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.headers import FLEXIBLE_FROM
 from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.server.acl_apis import AclApis
 from mpbroker.server.admin_apis import AdminApis, Permit, no_permit
@@ -127,6 +128,11 @@ COORDINATOR_APIS: Final = (
     ApiKey.DESCRIBE_TRANSACTIONS,
     ApiKey.LIST_TRANSACTIONS,
 )
+
+
+def forwarded_apis() -> dict[int, tuple[int, int, int]]:
+    """Oldest, newest and first flexible version of what handlers only forward."""
+    return {int(key): (*SERVED[key], FLEXIBLE_FROM[key]) for key in COORDINATOR_APIS}
 
 
 def advertised_versions(served: Iterable[ApiKey]) -> dict[int, tuple[int, int]]:

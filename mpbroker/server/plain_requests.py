@@ -4,12 +4,13 @@ Most of what a busy broker is asked is a Produce of plain batches, a Fetch of wh
 just been produced, and an ApiVersions that it has answered before. native/short_cuts.c
 executes these without any Python, by the tables kept here; it leaves to the usual way
 whatever is not exactly that, whatever it has no entry for, and all of it while the
-metadata log has news. So who adds to the usual way something that a request must pass
-has to see to it here. Who may do what (verdicts.py) and what is charged (quotas.py) are
-tables of their own.
+metadata log has news. What is the coordinator's it hands on, news or not: who may, and
+what it costs, is asked where it is executed. So who adds to the usual way something
+that a request must pass has to see to it here. Who may do what (verdicts.py) and what
+is charged (quotas.py) are tables of their own.
 
-tests/server/test_plain_requests.py, test_plain_partitions.py, test_plain_fetches.py and
-test_plain_transactions.py hold both ways against each other.
+tests/server/test_plain_requests.py, test_plain_partitions.py, test_plain_fetches.py,
+test_plain_transactions.py and test_plain_forwards.py hold both ways against each other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from mpbroker.storage.time_index import TimeIndex
 
 if TYPE_CHECKING:
     from mpbroker import _core
+    from mpbroker.ipc.lane import CoordinatorLane
     from mpbroker.ipc.partition_table import PartitionTable
     from mpbroker.ipc.transaction_table import TransactionTable
     from mpbroker.network.request_channel import HandlerEnd
@@ -191,6 +193,18 @@ class PlainRequests:
         """
         self._forward = forward
         self._compiled.set_transactions(*table.place)
+
+    def take_lane(
+        self, lane: CoordinatorLane, apis: dict[int, tuple[int, int, int]]
+    ) -> None:
+        """Hand the coordinator's requests on, too, which needs none of the tables.
+
+        Args:
+            apis: oldest, newest and first flexible version of each, by API key. Nothing
+                may have to be done to their requests here but to read the header.
+        """
+        if lane.compiled is not None:
+            self._compiled.set_lane(lane.compiled, apis)
 
     def take_fetches(self, handler: int, max_bytes: int, park: ParkFetch) -> None:
         """Execute fetches, too.

@@ -35,7 +35,7 @@ from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
-from mpbroker.server.apis import ApiTable
+from mpbroker.server.apis import ApiTable, forwarded_apis
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.fetch_session import FetchSessions
 from mpbroker.server.fetching import FetchService
@@ -259,6 +259,7 @@ class Roles:
         quotas = client_quotas(config, memory, registry)
         if plain is not None:
             plain.take_quotas(quotas)
+            plain.take_lane(memory.lane, forwarded_apis())
         disk, dispatcher_type = DiskSync(), RequestDispatcher
         if config.control_inject_enable:
             from mpbroker.supervisor.control_faults import FailingSync, SlowDispatcher

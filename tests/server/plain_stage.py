@@ -167,7 +167,7 @@ class Stage:
 
             return handle_caught_up
 
-        apis = {
+        self.apis = apis = {
             0: Api(ApiKey.PRODUCE, (3, 13), caught_up(produce.handle)),
             1: Api(ApiKey.FETCH, (4, 18), caught_up(fetch.handle)),
             18: Api(
@@ -176,7 +176,14 @@ class Stage:
                 caught_up(lambda request: next(self.api_versions_answers)),
             ),
         }
-        dispatcher = RequestDispatcher(apis, {}, lambda request, code: b"error", str)
+        self.refused: list[tuple[int, int]] = []  # API key and code of each
+        dispatcher = RequestDispatcher(
+            apis,
+            {},
+            lambda request, code: b"error",
+            str,
+            lambda api_key, code: self.refused.append((api_key, int(code))),
+        )
         words = memory.control.words
         words[handler_row(0) + HANDLER_ACTIVE] = 1
         words[HEADER + HEADER_ACTIVE_HANDLERS] = 1

@@ -1,0 +1,53 @@
+/* Requests that a handler only hands on: what is a group's or a transaction's goes to the
+ * coordinator's lane, whatever it says; who may, and what it costs, is asked over there.
+ * The twins: ipc/lane.py's forward, and server/dispatcher.py as far as a header is read
+ * there. A header that is not plain, or of no version of ours, is left to it.
+ */
+
+#include "handler_end.h"
+
+#include <string.h>
+
+PyObject *
+handler_set_lane(PyObject *object, PyObject *args)
+{
+    handler_end *self = (handler_end *)object;
+    PyObject *lane, *apis, *key, *versions;
+    forwarded_api table[MAX_API_KEYS];
+    Py_ssize_t at = 0;
+    if (!PyArg_ParseTuple(args, "O!O!", &ResponseRing_Type, &lane, &PyDict_Type, &apis))
+        return NULL;
+    for (int i = 0; i < MAX_API_KEYS; i++)
+        table[i] = (forwarded_api){0, -1, 0};
+    while (PyDict_Next(apis, &at, &key, &versions)) {
+        long long number = PyLong_AsLongLong(key);
+        if (PyErr_Occurred())
+            return NULL;
+        if (number < 0 || number >= MAX_API_KEYS || !PyTuple_Check(versions))
+            return PyErr_Format(PyExc_ValueError, "no API, or no versions of one");
+        forwarded_api *api = &table[number];
+        if (!PyArg_ParseTuple(versions, "iii", &api->oldest, &api->newest,
+                              &api->flexible_from))
+            return NULL;
+    }
+    memcpy(self->forwarded, table, sizeof table);
+    Py_XSETREF(self->lane, Py_NewRef(lane));
+    Py_RETURN_NONE;
+}
+
+int
+forward_plain(const handler_end *self, int64_t slot, int64_t api_key,
+              const uint8_t *frame, int64_t size)
+{
+    if (self->lane == NULL || api_key < 0 || api_key >= MAX_API_KEYS)
+        return 0;
+    const forwarded_api *api = &self->forwarded[api_key];
+    int64_t version = read_big(frame + 2, 2);
+    if (version < api->oldest || version > api->newest
+        || header_size(frame, size, version >= api->flexible_from) == 0)
+        return 0;
+    if (ring_push(self->lane, &slot, 1))
+        return 1;
+    PyErr_Clear(); /* damaged, so nothing was written: Python finds out, and answers */
+    return 0;
+}
