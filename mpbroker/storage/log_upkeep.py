@@ -15,6 +15,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.checkpoints import TopicPartition
 from mpbroker.storage.errors import StorageError
 from mpbroker.storage.log_cleaner import LogCleaner
+from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_files import DELETED_SUFFIX, remove_if_exists
 from mpbroker.storage.log_manager import LogManager, TopicView
@@ -29,13 +30,15 @@ logger = get_logger(__name__)
 
 # A snapshot a few MiB after the last one keeps the next first touch short.
 SNAPSHOT_INTERVAL_BYTES: Final = 4 * 1024 * 1024
-_DELAY_MS: Final = 60_000  # log.segment.delete.delay.ms unless told otherwise
 
 
 class AllTopics(Protocol):
     """The registry, as far as the housekeeper needs it."""
 
     def topics(self) -> Iterable[TopicView]: ...
+
+    @property
+    def default_config(self) -> LogConfig: ...
 
 
 class LogUpkeep:
@@ -112,9 +115,7 @@ class LogUpkeep:
     def _later(self, due_ms: int, path: str) -> None:
         self._deleted.append((due_ms, path))
 
-    def remove_deleted(
-        self, now_ms: int, *, file_delete_delay_ms: int = _DELAY_MS
-    ) -> None:
+    def remove_deleted(self, now_ms: int) -> None:
         """Remove files and directories whose delay has passed."""
         if not self._searched:
             self._searched = True
@@ -124,8 +125,13 @@ class LogUpkeep:
         for path in due:
             remove_if_exists(path)
         for directory in self._manager.directories:
-            before_s = (now_ms - file_delete_delay_ms) / 1000
+            before_s = (now_ms - self._delay_ms) / 1000
             remove_deleted_directories(directory.path, before_s)
+
+    @property
+    def _delay_ms(self) -> int:
+        """What is left of topics that are gone goes by the broker's, as in Kafka."""
+        return self._topics.default_config.file_delete_delay_ms
 
     def _find_deleted(self, now_ms: int) -> None:
         """Take over the `.deleted` files of a housekeeper that died."""
@@ -134,7 +140,8 @@ class LogUpkeep:
                 path = f"{directory.path}/{name}"
                 for file in os.listdir(path):
                     if file.endswith(DELETED_SUFFIX):
-                        self._deleted.append((now_ms + _DELAY_MS, f"{path}/{file}"))
+                        due_ms = now_ms + self._delay_ms
+                        self._deleted.append((due_ms, f"{path}/{file}"))
 
     def run_flush(self, now_ms: int) -> int:
         """Force logs to disk whose flush.ms has passed; return how many.

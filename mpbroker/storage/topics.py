@@ -495,12 +495,12 @@ class TopicRegistry:
 
     def _set_defaults(self, defaults: dict[str, ConfigValue]) -> None:
         self._defaults = defaults
-        self._default_config = LogConfig(defaults)
+        self.default_config = LogConfig(defaults)  # of topics without settings
 
     def _resolve(self, name: str) -> LogConfig:
         overrides = self._image.config(TOPIC_RESOURCE, name)
         if not overrides:
-            return self._default_config  # one object for the many plain topics
+            return self.default_config  # one object for the many plain topics
         return LogConfig.from_accepted(self._defaults, overrides)
 
     def _check_room(self, wanted: int, drafted: int) -> None:

@@ -25,6 +25,7 @@ class Topics:
         self._table = table
         self._rows = rows
         self._topics: dict[str, Topic] = {}
+        self.default_config = LogConfig({})
 
     def topic(self, name: str) -> Topic | None:
         return self._topics.get(name)
@@ -44,6 +45,7 @@ class Topics:
     def again(self) -> "Topics":
         """The same topics as a broker started anew knows them."""
         other = Topics(self._table, self._rows)
+        other.default_config = self.default_config
         for topic in self.topics():
             rows = [self._rows() for _ in topic.partitions]
             for row in rows:

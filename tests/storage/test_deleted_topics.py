@@ -8,6 +8,7 @@ import pytest
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage.log_cleaner import LogCleaner
+from mpbroker.storage.log_config import LogConfig
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
 from mpbroker.storage.log_upkeep import LogUpkeep
@@ -46,6 +47,26 @@ def test_a_deleted_topic_is_gone_at_once_and_its_bytes_later(
     broker.upkeep.remove_deleted(renamed_ms + 61_000)
     assert not gone[0].exists()
     assert read_all(log) == [(0, b"new")]
+    broker.die()
+
+
+def test_the_bytes_of_a_deleted_topic_stay_as_long_as_the_broker_keeps_files(
+    start: Start, topics: Topics, tmp_path: Path
+) -> None:
+    old = topics.create("t")
+    broker = start(topics)
+    broker.manager.log("t", 0).append(batch(b"old"), now_ms=1)
+    topics.delete("t")
+    broker.upkeep.forget_topic(old)
+    broker.manager.delete_topic(old)
+    (gone,) = (tmp_path / "data").glob("*-delete")
+    renamed_ms = int(gone.stat().st_ctime * 1000)
+    topics.default_config = LogConfig({"file.delete.delay.ms": 120_000})
+    broker.upkeep.remove_deleted(renamed_ms + 61_000)
+    assert gone.exists()
+    topics.default_config = LogConfig({"file.delete.delay.ms": 500})
+    broker.upkeep.remove_deleted(renamed_ms + 501)
+    assert not gone.exists()
     broker.die()
 
 

@@ -201,6 +201,7 @@ def test_a_topics_config_follows_its_overrides_and_the_brokers_dynamic_ones(tmp_
     assert topic.config.retention_ms == 3_600_000
     one.alter_broker_config("", lambda old: {"log.retention.ms": "7"})
     assert (topic.config.retention_ms, topic.config.segment_bytes) == (7, 1000)
+    assert one.default_config.retention_ms == 7
     one.alter_broker_config("1", lambda old: {"log.retention.ms": "8"})
     assert topic.config.retention_ms == 8
     one.alter_broker_config("2", lambda old: {"log.retention.ms": "9"})
