@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
-from uuid import UUID
 
 import click
 
@@ -27,6 +27,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.metadata import MetadataResponseTopic
+from mpbroker.protocol.primitives import Buffer
 
 _CONFIG_SOURCES: Final = {
     1: "topic",
@@ -119,7 +120,7 @@ def create(
                 {
                     "name": name,
                     "created": not validate_only,
-                    "topic_id": str(UUID(bytes=bytes(result.topic_id))),
+                    "topic_id": _id_text(result.topic_id),
                     "partitions": result.num_partitions,
                 }
             )
@@ -162,7 +163,7 @@ def list_topics(
             [
                 {
                     "name": topic.name,
-                    "topic_id": str(UUID(bytes=bytes(topic.topic_id))),
+                    "topic_id": _id_text(topic.topic_id),
                     "partitions": len(topic.partitions),
                     "internal": topic.is_internal,
                 }
@@ -226,7 +227,7 @@ def _describe(
     latest = admin.list_offsets(cluster, dict.fromkeys(leaders, admin.LATEST), leaders)
     return {
         "name": name,
-        "topic_id": str(UUID(bytes=bytes(topic.topic_id))),
+        "topic_id": _id_text(topic.topic_id),
         "internal": topic.is_internal,
         "configs": _configs(cluster, name, all_configs),
         "partitions": [
@@ -253,6 +254,11 @@ def _configs(
         for entry in sorted(entries, key=lambda entry: entry.name)
         if all_configs or entry.config_source == _SET_ON_TOPIC
     }
+
+
+def _id_text(topic_id: Buffer) -> str:
+    """Spell an id as kafka-topics and partition.metadata do."""
+    return urlsafe_b64encode(topic_id)[:22].decode()
 
 
 def _source(entry: DescribeConfigsResourceResult) -> str:

@@ -43,6 +43,20 @@ def test_what_the_broker_wrote_is_dumped(mpbroker, topic, own_broker):
     assert [record["payload"] for record in batch["records"]] == ["a", "b"]
 
 
+def test_a_topics_id_is_spelt_as_in_its_files_and_by_kafkas_tools(
+    mpbroker, topic, own_broker
+):
+    mpbroker("produce", "-t", topic, "-p", 1, stdin=b"a\n")
+    path = own_broker.data_dir / f"{topic}-1" / "partition.metadata"
+    topic_id = path.read_text().split("topic_id: ")[1].strip()
+    for command in (["list"], ["describe"]):
+        told = mpbroker("topic", *command, topic, "--format", "json").out
+        assert [entry["topic_id"] for entry in json.loads(told)] == [topic_id]
+    assert (
+        f"id          {topic_id}\n" in mpbroker("topic", "describe", topic).out.decode()
+    )
+
+
 def test_batches_fit_the_topics_own_limit(mpbroker, topic):
     mpbroker("topic", "alter", topic, "--config", "max.message.bytes=2000")
     result = mpbroker("produce", "-t", topic, stdin=b"0123456789\n" * 2000)
