@@ -27,7 +27,7 @@ Exit codes:
   0   done
   1   an error, named on stderr; also what a broker refuses, in its words
   2   the command line was wrong
-  10  not found: no such topic, partition, group, setting or record; nothing matched
+  10  not found: no such topic, partition, group, user, setting or record; or no match
   69  no broker could be reached
   78  said to a service manager, for 1: the broker's settings are wrong, and starting
       it again cannot help

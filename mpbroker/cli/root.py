@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "quota": ("mpbroker.cli.quota", "List and set what clients may do in a second."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),
+    "user": ("mpbroker.cli.user", "List, add and delete users (SCRAM)."),
 }
 
 

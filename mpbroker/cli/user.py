@@ -1,0 +1,145 @@
+"""`mpbroker user`: list, set, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    format_option,
+    open_cluster,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.client import scram_admin
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+_SET_HELP = """\
+Let a user in by SCRAM, or change the password.
+
+It is asked for, or is the first line of standard input where that is no terminal; the
+broker is sent what it needs to check it. It counts from the next login on.
+
+\b
+  mpbroker user set alice
+  mpbroker user set alice --mechanism SCRAM-SHA-256 < password.txt
+"""
+
+
+@click.group("user")
+def command() -> None:
+    """List, add and delete users of SCRAM."""
+
+
+_mechanism_option = click.option(
+    "--mechanism",
+    "-m",
+    "mechanisms",
+    multiple=True,
+    type=click.Choice(scram_admin.MECHANISMS, case_sensitive=False),
+    help="Only this; may be repeated.  [default: both]",
+)
+
+
+@command.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@bootstrap_option
+@timeout_option
+@format_option
+def list_users(
+    names: Sequence[str], bootstrap: str, timeout_s: float, output_format: str
+) -> None:
+    """List users and their mechanisms: all, or those that are named.
+
+    Exits with 10 if one that is named has none.
+    """
+    with open_cluster(bootstrap, timeout_s) as cluster, _not_found():
+        users = scram_admin.list_users(cluster, sorted(set(names)))
+    if output_format == "json":
+        print_json([user._asdict() for user in users])
+        return
+    rows = [
+        [user.name, mechanism, iterations]
+        for user in users
+        for mechanism, iterations in sorted(user.mechanisms.items())
+    ]
+    print_table(["USER", "MECHANISM", "ITERATIONS"], rows)
+
+
+@command.command("set", help=_SET_HELP, short_help="Add a user, or set the password.")
+@click.argument("name")
+@_mechanism_option
+@click.option(
+    "--iterations",
+    type=click.IntRange(4096, 16384),
+    default=4096,
+    show_default=True,
+    help="How much work guessing a password is to be, and a login is.",
+)
+@bootstrap_option
+@timeout_option
+def set_user(
+    name: str,
+    mechanisms: Sequence[str],
+    iterations: int,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    # Before there is a connection, which may end while somebody thinks.
+    password = _password()
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        for mechanism in dict.fromkeys(mechanisms or scram_admin.MECHANISMS):
+            scram_admin.set_password(cluster, name, mechanism, password, iterations)
+            print(f"user {name}: {mechanism} set")
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        asked = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        return str(asked)
+    try:
+        password = sys.stdin.buffer.readline().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise CliError("standard input: the password is not UTF-8") from None
+    if not password:
+        raise CliError(
+            "standard input: its first line is to be the password", ExitCode.USAGE
+        )
+    return password
+
+
+@command.command("delete", short_help="Delete users, or one of their mechanisms.")
+@click.argument("name")
+@_mechanism_option
+@bootstrap_option
+@timeout_option
+def delete_user(
+    name: str, mechanisms: Sequence[str], bootstrap: str, timeout_s: float
+) -> None:
+    """Let a user in by SCRAM no longer, or not by these mechanisms.
+
+    It counts from the next login on. Exits with 10 if there is no such user.
+    """
+    with open_cluster(bootstrap, timeout_s) as cluster, _not_found():
+        if not mechanisms:
+            (user,) = scram_admin.list_users(cluster, [name])
+            mechanisms = tuple(user.mechanisms)
+        for mechanism in dict.fromkeys(mechanisms):
+            scram_admin.remove_credential(cluster, name, mechanism)
+            print(f"user {name}: {mechanism} deleted")
+
+
+@contextmanager
+def _not_found() -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        if error.error_code != ErrorCode.RESOURCE_NOT_FOUND:
+            raise
+        raise CliError(str(error), ExitCode.NOT_FOUND) from error
