@@ -42,6 +42,12 @@
     X(PROCESSOR_UNIT_COST, "layout.PROCESSOR_UNIT_COST")                              \
     X(UNIT_SHIFT, "layout.UNIT_SHIFT")                                                \
     X(CONTROL_WORDS, "layout.CONTROL_WORDS")                                          \
+    X(HEADER_PHASE, "layout.HEADER_PHASE")                                            \
+    X(HEADER_ACTIVE_HANDLERS, "layout.HEADER_ACTIVE_HANDLERS")                        \
+    X(PHASE_STOPPED, "layout.Phase.STOPPED")                                          \
+    X(HANDLER_ACTIVE, "layout.HANDLER_ACTIVE")                                        \
+    X(HANDLER_BUSY_SLOT, "layout.HANDLER_BUSY_SLOT")                                  \
+    X(HANDLER_BUSY_SINCE, "layout.HANDLER_BUSY_SINCE")                                \
     X(SLOTS, "layout.SLOTS")                                                          \
     X(SLOT_WORDS, "layout.SLOT_WORDS")                                                \
     X(SLOT_STATE, "layout.SLOT_STATE")                                                \
@@ -267,6 +273,10 @@ monotonic_ns(void)
 int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
 /* Put a sequence of slots onto a _core.RequestRing; how many had room, -1: exception. */
 Py_ssize_t ring_put(PyObject *ring, PyObject *slots);
+/* Claim a fair share of a _core.RequestRing, as a list; NULL and an exception. `arm`: if
+ * there is nothing, the doorbell will ring. */
+PyObject *ring_take(PyObject *ring, int64_t limit, int64_t handler, int64_t handlers,
+                    int arm);
 /* Take everything from a _core.ResponseRing, as a list; NULL and an exception. `arm`: if
  * there is nothing, the doorbell will ring. */
 PyObject *ring_pop(PyObject *ring, int arm);

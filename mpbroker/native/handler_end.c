@@ -68,6 +68,7 @@ handler_end_dealloc(PyObject *object)
         PyMem_Free(self->answered[i].slots);
     PyMem_Free(self->answered);
     Py_XDECREF(self->rings);
+    Py_XDECREF(self->requests);
     Py_XDECREF(self->keep);
     Py_XDECREF(self->lane);
     Py_XDECREF(self->remembered);
@@ -200,12 +201,11 @@ send_bytes(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     Py_RETURN_TRUE;
 }
 
-static PyObject *
-flush(PyObject *object, PyObject *unused)
+int
+flush_answers(handler_end *self)
 {
-    handler_end *self = (handler_end *)object;
     if (!self->has_answers)
-        Py_RETURN_NONE;
+        return 1;
     self->has_answers = 0;
     for (Py_ssize_t i = 0; i < self->processors; i++) {
         pending *p = &self->answered[i];
@@ -213,10 +213,16 @@ flush(PyObject *object, PyObject *unused)
             Py_ssize_t count = p->count;
             p->count = 0;
             if (!ring_push(PyTuple_GET_ITEM(self->rings, i), p->slots, count))
-                return NULL;
+                return 0;
         }
     }
-    Py_RETURN_NONE;
+    return 1;
+}
+
+static PyObject *
+flush(PyObject *object, PyObject *unused)
+{
+    return flush_answers((handler_end *)object) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* -- the type --------------------------------------------------------------------------- */
@@ -243,6 +249,10 @@ static PyMethodDef handler_end_methods[] = {
     {"set_lane", handler_set_lane, METH_VARARGS,
      "set_lane(lane, {api_key: (oldest, newest, flexible_from)}): hand on, too, what is\n"
      "the coordinator's."},
+    {"set_wait", handler_set_wait, METH_VARARGS,
+     "set_wait(epoll_fd, request_ring, handler, handler_row): what wait() needs."},
+    {"wait", (PyCFunction)(void (*)(void))handler_wait, METH_FASTCALL,
+     "wait(timeout_ms, limit, may_execute): see native/handler_wait.c."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},
     {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},

@@ -75,6 +75,10 @@ typedef struct {
      * nothing is handed on. */
     PyObject *lane;
     forwarded_api forwarded[MAX_API_KEYS];
+    /* of handler_wait.c */
+    PyObject *requests; /* the ring; or NULL */
+    int64_t handler, handler_row;
+    int epoll_fd;
     long long row; /* whose lock execute() left held */
     long long answer_bytes; /* of the answer that waits */
 } handler_end;
@@ -90,6 +94,9 @@ int64_t answer_offset(const handler_end *self, int64_t slot);
 /* Say what a slot's answer is, and queue it for the next flush; 0 and an exception. */
 int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
                 int64_t length);
+
+/* Push all answers to their processors' rings; 0 and an exception. */
+int flush_answers(handler_end *self);
 
 /* The methods of short_cuts.c, as _core.pyi has them. */
 PyObject *handler_set_tables(PyObject *object, PyObject *args);
@@ -108,6 +115,9 @@ PyObject *handler_set_lane(PyObject *object, PyObject *args);
  */
 int forward_plain(const handler_end *self, int64_t slot, int64_t api_key,
                   const uint8_t *frame, int64_t size);
+/* Those of handler_wait.c. */
+PyObject *handler_set_wait(PyObject *object, PyObject *args);
+PyObject *handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
 
 /* Charge a request before it is executed; 0: it was not, and must not be executed here. */
 int quota_begin(const handler_end *self, int64_t slot, int64_t api_key,

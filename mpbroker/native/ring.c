@@ -239,23 +239,15 @@ read_arm(PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     return names != NULL && PyTuple_GET_SIZE(names) == 1 && args[nargs] == Py_True;
 }
 
-static PyObject *
-take(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+PyObject *
+ring_take(PyObject *object, int64_t limit, int64_t handler, int64_t handlers, int arm)
 {
     ring *r = (ring *)object;
     const memory *control = &r->control;
     const int64_t HEAD = r->base + L.RING_HEAD, TAIL = r->base + L.RING_TAIL,
                   SLEEPERS = r->base + L.RING_SLEEPERS;
-    if (nargs != 3)
-        return PyErr_Format(PyExc_TypeError, "take() takes 3 arguments and arm");
-    int64_t limit = PyLong_AsLongLong(args[0]);
-    int64_t handler = PyLong_AsLongLong(args[1]);
-    int64_t handlers = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
-        return NULL;
     if (handler < 0 || handler > 61 || handlers < 1)
         return PyErr_Format(PyExc_ValueError, "no such handler");
-    int arm = read_arm(args, nargs, names);
     if (!arm && load(control, TAIL) == load(control, HEAD))
         return PyList_New(0); /* a stale look is harmless: it is asked again, armed */
     void *mutex;
@@ -296,6 +288,19 @@ take(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
     if (woken)
         ring_lowest(r, woken);
     return list_of(taken, found);
+}
+
+static PyObject *
+take(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    if (nargs != 3)
+        return PyErr_Format(PyExc_TypeError, "take() takes 3 arguments and arm");
+    int64_t limit = PyLong_AsLongLong(args[0]);
+    int64_t handler = PyLong_AsLongLong(args[1]);
+    int64_t handlers = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    return ring_take(object, limit, handler, handlers, read_arm(args, nargs, names));
 }
 
 /* -- a response ring ---------------------------------------------------------------------- */

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.ipc.arena import (
     ANSWER_AT,
@@ -63,6 +63,9 @@ from mpbroker.ipc.response_parts import (
 )
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
+
+if TYPE_CHECKING:
+    from mpbroker import _core
 
 _GENERATION_STEP: Final = 1 << 24
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
@@ -237,6 +240,11 @@ class HandlerEnd:
                     taken.append((extent, length))
                     self._lent[slot] = (state >> 24, extent, length)
         self._extents.reserve(taken)
+
+    @property
+    def compiled_ring(self) -> "_core.RequestRing | None":
+        """Where the core takes requests from; None: here alone."""
+        return self._ring.compiled
 
     # -- taking --------------------------------------------------------------------
 

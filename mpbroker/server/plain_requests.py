@@ -15,10 +15,11 @@ test_plain_transactions.py and test_plain_forwards.py hold both ways against eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell
+from mpbroker.ipc.layout import CELL_END, METADATA_CELL, cell, handler_row
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.storage.append_plan import AppendPlan
 from mpbroker.storage.log_segment import LogSegment
@@ -88,6 +89,15 @@ _API_KEY: Final = 0xFFFF
 _HELD: Final = -1
 
 
+class Woken(NamedTuple):
+    """What the core has done when it woke up."""
+
+    slots: list[int]  # claimed
+    at_ns: int
+    has_executed: bool  # the one slot that there is
+    result: int | None  # of that, for ``PlainRequests.finish``
+
+
 class PlainRequests:
     """The tables of one handler process, and what is left to do after the short cut."""
 
@@ -151,6 +161,17 @@ class PlainRequests:
         result = self._execute(slot)
         if result is None or 0 <= result < _NOTIFY:
             return result
+        return self.finish(slot, result)
+
+    def wait(self, timeout_s: float, limit: int) -> Woken:
+        """Sleep, then claim slots; a single one's request may have been executed."""
+        timeout_ms, may_execute = math.ceil(timeout_s * 1e3), not self._has_own_rules
+        return Woken(*self._compiled.wait(timeout_ms, limit, may_execute))
+
+    def finish(self, slot: int, result: int | None) -> int | None:
+        """See to what is left of a request that the core has executed."""
+        if result is None or 0 <= result < _NOTIFY:
+            return result
         if result == _WAITS | _FETCH:
             assert self._park_fetch is not None
             self._park_fetch(slot, *self._compiled.fetch_waits())
@@ -177,6 +198,18 @@ class PlainRequests:
             at_once = bool(result & _AT_ONCE)
             park(slot, needed, compiled.answer_bytes, at_once=at_once)
         return result & _API_KEY
+
+    def wait_at(self, epoll_fd: int, channel: HandlerEnd, handler: int) -> bool:
+        """Say where ``wait`` waits; return whether it can.
+
+        Args:
+            handler: this process's id.
+        """
+        ring = channel.compiled_ring
+        if ring is None:
+            return False
+        self._compiled.set_wait(epoll_fd, ring, handler, handler_row(handler))
+        return True
 
     def park_produces(self, park: ParkProduce | None) -> None:
         """Let ``park`` hold the answers to acks=all back; None: they need not wait."""

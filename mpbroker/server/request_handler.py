@@ -37,7 +37,7 @@ from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.server.dispatcher import Answer, RequestDispatcher
 from mpbroker.server.fetching import send_parts
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.plain_requests import PlainRequests
+from mpbroker.server.plain_requests import PlainRequests, Woken
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
 from mpbroker.server.quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
@@ -87,6 +87,9 @@ class RequestHandler:
         self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if disk.event_fd >= 0:
             self._epoll.register(disk.event_fd, select.EPOLLIN | select.EPOLLET)
+        self._waits_in_core = plain is not None and plain.wait_at(
+            self._epoll.fileno(), channel, handler
+        )
         self._box = own_box()
         self._one_by_one = False
         self._next_give_back = 0
@@ -123,9 +126,10 @@ class RequestHandler:
                 self._execute(slots)
                 self._see_to_parked()
             else:
-                self._wait()
+                self._wait(limit)
 
-    def _wait(self) -> None:
+    def _wait(self, limit: int) -> None:
+        """Sleep; the core may begin at once with what it finds then."""
         if self._purgatory.has_notices:
             return
         started = time.monotonic_ns()
@@ -134,10 +138,17 @@ class RequestHandler:
             self._channel.give_back_memory()
         timeout = _UNPLACED_POLL_S if self._channel.has_unplaced else _IDLE_POLL_S
         left = (self._purgatory.next_deadline_ns - started) / 1e9
-        self._epoll.poll(max(0.0, min(timeout, left)))
-        self._words[self._row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS] += (
-            time.monotonic_ns() - started
-        )
+        timeout = max(0.0, min(timeout, left))
+        idle = self._row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
+        if self._plain is None or not self._waits_in_core:
+            self._epoll.poll(timeout)
+            self._words[idle] += time.monotonic_ns() - started
+            return
+        woken = self._plain.wait(timeout, limit)
+        self._words[idle] += woken.at_ns - started
+        if woken.slots:
+            self._execute(woken.slots, woken)
+            self._see_to_parked()
 
     def _see_to_parked(self) -> None:
         """Start syncs; complete and expire what waits; push the answers."""
@@ -164,19 +175,22 @@ class RequestHandler:
             if not self._disk.is_idle:
                 commit.process_finished()
 
-    def _execute(self, slots: list[int]) -> None:
+    def _execute(self, slots: list[int], woken: Woken | None = None) -> None:
         words, row, execute_plain = self._words, self._row, self._execute_plain
         totals, requests, spent = self._box.words, self._box.requests, self._box.spent
-        before = since = started = time.monotonic_ns()
+        before = since = started = woken.at_ns if woken else time.monotonic_ns()
         words[row + HANDLER_BUSY_SINCE] = started
         # More than one are taken only if more than one wait.
         self._group_commit.is_alone = len(slots) == 1
         # Totals are noted for all that come one after another and are of one API.
         current, alike = NO_API, 0
         for slot in slots:
-            words[row + HANDLER_BUSY_SLOT] = slot + 1
-            words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before
-            api_key = execute_plain(slot)
+            if woken is None or not woken.has_executed or self._plain is None:
+                words[row + HANDLER_BUSY_SLOT] = slot + 1
+                words[SLOTS + slot * SLOT_WORDS + SLOT_DEQUEUED] = before
+                api_key = execute_plain(slot)
+            else:  # the slot may be another request's by now
+                api_key = self._plain.finish(slot, woken.result)
             if api_key is None:
                 api_key = self._execute_one(slot)
             if api_key != current:

@@ -383,15 +383,27 @@ def test_a_write_that_fails_is_answered_as_one_and_leaves_nothing(short):
 
 
 @pytest.mark.parametrize("size", [1, 5000])  # the second writes index entries
+@pytest.mark.parametrize("asleep", [False, True])
 def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(
-    short, size
+    short, size, asleep
 ):
+    def work():
+        if asleep:  # what wakes it is executed before it is back in Python
+            short.handler._wait(16)
+        else:
+            short.handler.turn()
+
+    def ask():
+        short.publish(frame)
+        work()
+        return short.answer(3)
+
     frame = produce_request("one", 0, batch([bytes(size)]))
     warm(short)
     for _ in range(2):
         short.ask(frame)
     row = short.log("one").row
-    total = steps_of(lambda: short.ask(frame))
+    total = steps_of(ask)
     assert total > 30
     outcomes = set()
     for step in deaths(total, 200, seed=1):
@@ -400,7 +412,7 @@ def test_a_handler_killed_at_any_step_has_appended_once_when_it_is_done_again(
 
         def doomed(step=step):
             kill_at_step(step)
-            short.handler.turn()
+            work()
             die()
 
         assert fork(doomed) == -signal.SIGKILL
