@@ -168,6 +168,7 @@ def _resources(options: dict[str, Any]) -> list[tuple[ResourceType, str]]:
 @_resource_options
 @bootstrap_option
 @timeout_option
+@format_option
 def add(
     allowed: Sequence[str],
     denied: Sequence[str],
@@ -178,6 +179,7 @@ def add(
     prefix: bool,
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
     **resources: Any,
 ) -> None:
     if not allowed and not denied:
@@ -210,7 +212,10 @@ def add(
     ]
     with open_cluster(bootstrap, timeout_s) as cluster:
         acl_admin.create_acls(cluster, acls)
-    print(f"{_count(acls)} added")
+    if output_format == "json":
+        _show(acls, output_format)
+    else:
+        print(f"{_count(acls)} added")
 
 
 _Pair = tuple[ResourceType, str, AclOperation]

@@ -95,6 +95,7 @@ def _shown(entity: dict[str, str | None], kind: str) -> str:
 @_ip_option
 @bootstrap_option
 @timeout_option
+@format_option
 def set_quotas(
     changes: Sequence[str],
     user: str | None,
@@ -102,6 +103,7 @@ def set_quotas(
     address: str | None,
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
 ) -> None:
     """Send the changes; nothing is changed if one of them is refused."""
     entity = _entity(user, client_id, address)
@@ -113,6 +115,8 @@ def set_quotas(
     wanted = dict(_change(text) for text in changes)
     with open_cluster(bootstrap, timeout_s) as cluster:
         quota_admin.alter_quotas(cluster, entity, wanted)
+    if output_format == "json":
+        print_json({"entity": entity, "values": wanted})
 
 
 def _change(text: str) -> tuple[str, float | None]:

@@ -84,19 +84,25 @@ def list_users(
 )
 @bootstrap_option
 @timeout_option
+@format_option
 def set_user(
     name: str,
     mechanisms: Sequence[str],
     iterations: int,
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
 ) -> None:
     # Before there is a connection, which may end while somebody thinks.
     password = _password()
+    wanted = dict.fromkeys(mechanisms or scram_admin.MECHANISMS, iterations)
     with open_cluster(bootstrap, timeout_s) as cluster:
-        for mechanism in dict.fromkeys(mechanisms or scram_admin.MECHANISMS):
+        for mechanism in wanted:
             scram_admin.set_password(cluster, name, mechanism, password, iterations)
-            print(f"user {name}: {mechanism} set")
+            if output_format == "text":
+                print(f"user {name}: {mechanism} set")
+    if output_format == "json":
+        print_json(scram_admin.ScramUser(name, wanted)._asdict())
 
 
 def _password() -> str:
@@ -119,8 +125,13 @@ def _password() -> str:
 @_mechanism_option
 @bootstrap_option
 @timeout_option
+@format_option
 def delete_user(
-    name: str, mechanisms: Sequence[str], bootstrap: str, timeout_s: float
+    name: str,
+    mechanisms: Sequence[str],
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """Let a user in by SCRAM no longer, or not by these mechanisms.
 
@@ -130,9 +141,13 @@ def delete_user(
         if not mechanisms:
             (user,) = scram_admin.list_users(cluster, [name])
             mechanisms = tuple(user.mechanisms)
-        for mechanism in dict.fromkeys(mechanisms):
+        gone = list(dict.fromkeys(mechanisms))
+        for mechanism in gone:
             scram_admin.remove_credential(cluster, name, mechanism)
-            print(f"user {name}: {mechanism} deleted")
+            if output_format == "text":
+                print(f"user {name}: {mechanism} deleted")
+    if output_format == "json":
+        print_json({"name": name, "deleted": gone})
 
 
 @contextmanager

@@ -49,6 +49,9 @@ def test_entries_are_added_listed_and_removed(acl):
     assert (added.code, added.out) == (0, b"1 entry added\n")
     prefixed = ("-o", "write", "-o", "describe", "-t", "app-", "--prefix")
     assert acl("add", "--allow", "User:alice", *prefixed).out == b"2 entries added\n"
+    again = acl("add", "--allow", "User:alice", *prefixed, "--format", "json")
+    told = [(each["name"], each["operation"]) for each in json.loads(again.out)]
+    assert told == [("app-", "write"), ("app-", "describe")]
     deny = ("--deny", "User:größe", "--host", "10.0.0.7", "-o", "all", "-g", "*")
     assert acl("add", *deny, "--cluster").code == 0
     assert listed(acl) == [

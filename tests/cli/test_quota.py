@@ -17,7 +17,12 @@ def test_quotas_are_set_listed_and_taken_away(mpbroker, topic_name):
     name = ("-u", topic_name, "-c", "<default>")
     done = mpbroker("quota", "set", *name, "producer_byte_rate=1048576")
     assert (done.code, done.err) == (0, "")
-    mpbroker("quota", "set", "--ip", "127.0.0.1", "connection_creation_rate=100000")
+    address = ("--ip", "127.0.0.1", "connection_creation_rate=100000")
+    told = mpbroker("quota", "set", *address, "--format", "json")
+    assert json.loads(told.out) == {
+        "entity": {"ip": "127.0.0.1"},
+        "values": {"connection_creation_rate": 100000},
+    }
     listed = mpbroker("quota", "list", "-u", topic_name)
     heading, line = listed.out.decode().splitlines()
     assert heading.split() == ["USER", "CLIENT-ID", "IP", "QUOTA", "VALUE"]

@@ -71,7 +71,9 @@ def test_who_is_added_comes_in_and_who_is_deleted_does_not(mpbroker, comes_in):
 
 def test_users_are_listed_with_their_mechanisms(mpbroker):
     mpbroker("user", "set", "bob", stdin=b"x\n")
-    mpbroker("user", "set", "carol", "-m", BOTH[1], "--iterations", 8192, stdin=b"x\n")
+    carol = ("carol", "-m", BOTH[1], "--iterations", 8192, "--format", "json")
+    made = json.loads(mpbroker("user", "set", *carol, stdin=b"x\n").out)
+    assert made == {"name": "carol", "mechanisms": {BOTH[1]: 8192}}
     listed = mpbroker("user", "list").out.decode().splitlines()
     assert [line.split() for line in listed] == [
         ["USER", "MECHANISM", "ITERATIONS"],
@@ -81,8 +83,9 @@ def test_users_are_listed_with_their_mechanisms(mpbroker):
     ]
     told = mpbroker("user", "list", "carol", "carol", "--format", "json").out
     assert json.loads(told) == [{"name": "carol", "mechanisms": {BOTH[1]: 8192}}]
-    for name in ("bob", "carol"):
-        assert mpbroker("user", "delete", name).code == 0
+    assert mpbroker("user", "delete", "bob").code == 0
+    gone = mpbroker("user", "delete", "carol", "--format", "json").out
+    assert json.loads(gone) == {"name": "carol", "deleted": [BOTH[1]]}
     assert mpbroker("user", "list", "--format", "json").out == b"[]\n"
 
 
