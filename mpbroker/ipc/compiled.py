@@ -18,7 +18,7 @@ except ImportError:  # no compiler where this was installed
 # Anything but the empty string: use the Python twins although the core is there.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
 # Of the functions themselves; a core built from other sources has another one.
-_VERSION: Final = 19
+_VERSION: Final = 20
 
 
 def _obstacle() -> str:

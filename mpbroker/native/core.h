@@ -95,6 +95,7 @@
     X(STATE_READY, "layout.SlotState.READY")                                          \
     X(STATE_CLAIMED, "layout.SlotState.CLAIMED")                                      \
     X(STATE_RESPONDING, "layout.SlotState.RESPONDING")                                \
+    X(STATE_PARKED, "layout.SlotState.PARKED")                                        \
     X(CONNECTION_WORDS, "layout.CONNECTION_WORDS")                                    \
     X(CONNECTION_STATE, "layout.CONNECTION_STATE")                                    \
     X(CONNECTION_POSITION, "layout.CONNECTION_POSITION")                              \

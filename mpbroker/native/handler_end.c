@@ -31,6 +31,7 @@ handler_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->topics = PyDict_New();
     self->quotas.clients = PyDict_New();
     self->readable = PyDict_New();
+    self->waiting = PyDict_New();
     verdicts *known = &self->verdicts;
     known->writers = PyDict_New();
     known->readers = PyDict_New();
@@ -38,7 +39,7 @@ handler_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     known->anybody_reads = PySet_New(NULL);
     if (self->keep == NULL || self->answered == NULL || self->remembered == NULL
         || self->topics == NULL || self->quotas.clients == NULL
-        || self->readable == NULL || known->writers == NULL || known->readers == NULL
+        || self->readable == NULL || self->waiting == NULL || known->writers == NULL || known->readers == NULL
         || known->anybody_writes == NULL || known->anybody_reads == NULL
         || !get_memory(control, &self->control)
         || !get_memory(arena, &self->arena)) {
@@ -69,6 +70,7 @@ handler_end_dealloc(PyObject *object)
     PyMem_Free(self->answered);
     Py_XDECREF(self->rings);
     Py_XDECREF(self->requests);
+    Py_XDECREF(self->waiting);
     Py_XDECREF(self->keep);
     Py_XDECREF(self->lane);
     Py_XDECREF(self->remembered);
@@ -278,6 +280,8 @@ static PyMemberDef handler_end_members[] = {
      NULL},
     {"has_quotas", Py_T_BOOL, offsetof(handler_end, quotas.are_set), 0,
      "Whether requests cost their clients anything."},
+    {"waiting", Py_T_OBJECT_EX, offsetof(handler_end, waiting), Py_READONLY,
+     "The slot of one plain fetch that waits for a partition row, by the row."},
     {"readable", Py_T_OBJECT_EX, offsetof(handler_end, readable), Py_READONLY, NULL},
     {"writers", Py_T_OBJECT_EX, offsetof(handler_end, verdicts.writers), Py_READONLY,
      NULL},

@@ -77,6 +77,7 @@ typedef struct {
     forwarded_api forwarded[MAX_API_KEYS];
     /* of handler_wait.c */
     PyObject *requests; /* the ring; or NULL */
+    PyObject *waiting;  /* dict: partition row -> the slot of a plain fetch that waits */
     int64_t handler, handler_row;
     int epoll_fd;
     long long row; /* whose lock execute() left held */
@@ -115,6 +116,13 @@ PyObject *handler_set_lane(PyObject *object, PyObject *args);
  */
 int forward_plain(const handler_end *self, int64_t slot, int64_t api_key,
                   const uint8_t *frame, int64_t size);
+/* What execute() adds to a Produce's key if others wait for what it has appended to. */
+#define NOTIFY 0x10000
+/* Whether the tables are right: there are any, and the metadata log has no news. */
+int are_current(const handler_end *self);
+/* Answer a fetch of this frame, if it is plain and there is enough. */
+enum fetched execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame,
+                           int64_t size, int is_parked, int must_answer);
 /* Those of handler_wait.c. */
 PyObject *handler_set_wait(PyObject *object, PyObject *args);
 PyObject *handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs);

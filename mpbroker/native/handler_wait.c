@@ -11,6 +11,7 @@
 
 /* The doorbell, the disk's event; however many are told of, Python looks at everything. */
 #define MAX_EVENTS 4
+#define FETCH 1
 
 PyObject *
 handler_set_wait(PyObject *object, PyObject *args)
@@ -59,9 +60,52 @@ must_stop(const handler_end *self)
            || !load(&self->control, self->handler_row + L.HANDLER_ACTIVE);
 }
 
+/* Try the fetch that is parked in a slot; 1: it is answered. */
+static int
+try_parked(handler_end *self, int64_t slot)
+{
+    int64_t parked = (self->handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_PARKED;
+    int64_t state = load(&self->control, slot_row(slot) + L.SLOT_STATE), size;
+    const uint8_t *frame = request_of(self, slot, &size);
+    if (state - generation_of(state) != parked || frame == NULL || !are_current(self)
+        || read_big(frame, 2) != FETCH)
+        return 0;
+    int result = execute_fetch(self, slot, frame, size, 1, 0);
+    PyErr_Clear(); /* it is tried again, and what it meets is answered */
+    return result == FETCH_DONE;
+}
+
+/* After a Produce, by what execute() said of it: answer fetches that waited for it, and
+ * add their slots to a list; 0 and an exception.
+ *
+ * One a partition, in most cases all there are; Python sees to the others.
+ */
+static int
+answer_waiting(handler_end *self, PyObject *result, PyObject *fetched)
+{
+    long flags = PyLong_Check(result) ? PyLong_AsLong(result) : 0;
+    if (flags < 0 || !(flags & NOTIFY))
+        return 1;
+    for (int i = 0; i < self->produce.part_count; i++) {
+        PyObject *row = PyLong_FromLongLong(self->produce.parts[i].done.row);
+        PyObject *number = row ? PyDict_GetItemWithError(self->waiting, row) : NULL;
+        int64_t slot;
+        int is_right = row != NULL && !PyErr_Occurred();
+        if (is_right && number != NULL) {
+            is_right = read_slot(number, &slot);
+            if (is_right && try_parked(self, slot))
+                is_right = PyList_Append(fetched, number) == 0;
+        }
+        Py_XDECREF(row);
+        if (!is_right)
+            return 0;
+    }
+    return 1;
+}
+
 /* The beginning of RequestHandler._execute, of a single slot. */
 static PyObject *
-begin(handler_end *self, PyObject *number, int64_t now)
+begin(handler_end *self, PyObject *number, int64_t now, PyObject *fetched)
 {
     int64_t slot;
     if (!read_slot(number, &slot))
@@ -72,14 +116,16 @@ begin(handler_end *self, PyObject *number, int64_t now)
     store(&self->control, slot_row(slot) + L.SLOT_DEQUEUED, now);
     PyObject *result = handler_execute((PyObject *)self, number);
     /* Its processor wakes up while Python does what is left to do. */
-    if (result != NULL && !flush_answers(self))
+    if (result != NULL
+        && (!answer_waiting(self, result, fetched) || !flush_answers(self)))
         Py_CLEAR(result);
     return result;
 }
 
-/* wait(timeout_ms, limit, may_execute) -> (slots, woken_ns, is_begun, result)
+/* wait(timeout_ms, limit, may_execute) -> (slots, woken_ns, is_begun, result, fetched)
  *
- * Is it begun, then there is one slot, and its `result` is what execute() says.
+ * Is it begun, then there is one slot, its `result` is what execute() says, and parked
+ * fetches that have been answered after it are `fetched`, slots too.
  */
 PyObject *
 handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
@@ -104,12 +150,15 @@ handler_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (slots == NULL)
         return NULL;
     int is_begun = args[2] == Py_True && PyList_GET_SIZE(slots) == 1;
-    PyObject *result = is_begun ? begin(self, PyList_GET_ITEM(slots, 0), now)
-                                : Py_NewRef(Py_None);
+    PyObject *fetched = PyList_New(0), *result = NULL;
+    if (fetched != NULL)
+        result = is_begun ? begin(self, PyList_GET_ITEM(slots, 0), now, fetched)
+                          : Py_NewRef(Py_None);
     if (result == NULL) {
         Py_DECREF(slots);
+        Py_XDECREF(fetched);
         return NULL;
     }
-    return Py_BuildValue("(NLON)", slots, (long long)now, is_begun ? Py_True : Py_False,
-                         result);
+    return Py_BuildValue("(NLONN)", slots, (long long)now, is_begun ? Py_True : Py_False,
+                         result, fetched);
 }

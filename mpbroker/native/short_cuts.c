@@ -25,7 +25,6 @@
  * as it writes where its transaction is not open. HELD: not for the short cut, and the
  * lock of the partition `row` is held.
  */
-#define NOTIFY 0x10000
 #define WAITS 0x20000
 #define AT_ONCE 0x40000
 #define BEGINS 0x80000
@@ -451,7 +450,7 @@ handler_appended(PyObject *object, PyObject *unused)
     return all;
 }
 
-static enum fetched
+enum fetched
 execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t size,
               int is_parked, int must_answer)
 {
@@ -492,8 +491,7 @@ execute_fetch(handler_end *self, int64_t slot, const uint8_t *frame, int64_t siz
     return FETCH_DONE;
 }
 
-/* Whether the tables are right: there are any, and the metadata log has no news. */
-static int
+int
 are_current(const handler_end *self)
 {
     return self->rows.base != NULL

@@ -114,8 +114,11 @@ class FetchService:
         self._fetched_word = first_word(handler)
         self.quotas: ClientQuotas | None = None
         self._plain = plain
+        self._parked: dict[int, DelayedPlainFetch] = {}  # by slot
         if plain is not None:
-            plain.take_fetches(handler, fetch_max_bytes, self.park_plain)
+            plain.take_fetches(
+                handler, fetch_max_bytes, self.park_plain, self._was_answered
+            )
 
     def handle(self, request: Request) -> list[bytes | FilePart] | Deferred:
         """Answer a fetch now, or park it."""
@@ -185,11 +188,39 @@ class FetchService:
         operation = DelayedPlainFetch(self, slot, rows, deadline)
         self._channel.park(slot, deadline)
         self._purgatory.watch(operation)
+        assert self._plain is not None
+        self._parked[slot] = operation
+        self._plain.waiting.update(dict.fromkeys(rows, slot))
         # What was appended before our bit was in the row sends no notice.
         self._purgatory.look_at(operation, rows[0])
 
+    def _was_answered(self, slot: int) -> None:
+        """The core has answered a parked fetch, with what it has appended."""
+        operation = self._parked[slot]
+        self.forget_plain(slot)
+        self._purgatory.unwatch(operation)
+
+    def forget_plain(self, slot: int) -> None:
+        """It is parked no more: the core must not answer it."""
+        operation = self._parked.pop(slot, None)
+        if operation is None or self._plain is None:
+            return
+        waiting = self._plain.waiting
+        for row in operation.keys:
+            if waiting.get(row) == slot:
+                del waiting[row]
+
     def try_plain(self, slot: int, *, must_answer: bool) -> bool:
         """Answer a parked fetch by the core, or see to it here; False: it waits on."""
+        waits = False
+        try:
+            waits = not self._try_plain(slot, must_answer=must_answer)
+        finally:
+            if not waits:
+                self.forget_plain(slot)
+        return not waits
+
+    def _try_plain(self, slot: int, *, must_answer: bool) -> bool:
         assert self._plain is not None
         answered = self._plain.try_fetch(slot, must_answer=must_answer)
         if answered is not None:

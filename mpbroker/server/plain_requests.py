@@ -96,6 +96,7 @@ class Woken(NamedTuple):
     at_ns: int
     has_executed: bool  # the one slot that there is
     result: int | None  # of that, for ``PlainRequests.finish``
+    fetched: list[int]  # parked slots that are answered, and forgotten
 
 
 class PlainRequests:
@@ -125,6 +126,7 @@ class PlainRequests:
         self._forward: Callable[[int], None] | None = None
         self._quotas: ClientQuotas | None = None
         self._park_fetch: ParkFetch | None = None
+        self._forget_fetch: Callable[[int], None] | None = None
         self._logs: dict[int, PartitionLog] = {}  # of the plans, by partition row
         compiled.set_tables(
             table.segment.view,
@@ -166,7 +168,11 @@ class PlainRequests:
     def wait(self, timeout_s: float, limit: int) -> Woken:
         """Sleep, then claim slots; a single one's request may have been executed."""
         timeout_ms, may_execute = math.ceil(timeout_s * 1e3), not self._has_own_rules
-        return Woken(*self._compiled.wait(timeout_ms, limit, may_execute))
+        woken = Woken(*self._compiled.wait(timeout_ms, limit, may_execute))
+        for slot in woken.fetched:
+            assert self._forget_fetch is not None
+            self._forget_fetch(slot)
+        return woken
 
     def finish(self, slot: int, result: int | None) -> int | None:
         """See to what is left of a request that the core has executed."""
@@ -239,16 +245,31 @@ class PlainRequests:
         if lane.compiled is not None:
             self._compiled.set_lane(lane.compiled, apis)
 
-    def take_fetches(self, handler: int, max_bytes: int, park: ParkFetch) -> None:
+    def take_fetches(
+        self,
+        handler: int,
+        max_bytes: int,
+        park: ParkFetch,
+        forget: Callable[[int], None],
+    ) -> None:
         """Execute fetches, too.
 
         Args:
             handler: this process's id.
             max_bytes: fetch.max.bytes.
             park: sees to a fetch that finds too little.
+            forget: told of the slots of those that the core has answered by itself.
         """
-        self._park_fetch = park
+        self._park_fetch, self._forget_fetch = park, forget
         self._compiled.set_fetches(ReadPlan, LogSegment, handler, max_bytes)
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Which slot's plain fetch, of those parked, to answer first: by its rows.
+
+        What is parked no more has to be taken out.
+        """
+        return self._compiled.waiting
 
     def try_fetch(self, slot: int, *, must_answer: bool) -> bool | None:
         """Answer a parked fetch; False: it waits on; None: it is not plain any more."""

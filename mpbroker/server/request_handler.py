@@ -146,6 +146,9 @@ class RequestHandler:
             return
         woken = self._plain.wait(timeout, limit)
         self._words[idle] += woken.at_ns - started
+        if woken.fetched:
+            parked = self._row + HANDLER_COUNTERS + HandlerCounter.PARKED
+            self._words[parked] = self._purgatory.size
         if woken.slots:
             self._execute(woken.slots, woken)
             self._see_to_parked()

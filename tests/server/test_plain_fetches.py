@@ -527,7 +527,7 @@ def test_a_stop_of_the_broker_answers_it(pair):
 # -- deaths -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", ["", "in turn", "asleep"])
 def test_a_handler_killed_at_any_step_leaves_a_fetch_that_can_be_done_again(
     short, waits
 ):
@@ -543,7 +543,7 @@ def test_a_handler_killed_at_any_step_leaves_a_fetch_that_can_be_done_again(
         else:
             stage.publish(records, PRODUCER)
             stage.publish(short.frame({0: offset}), CLIENT)
-        stage.handler.turn()
+        stage.handler._wait(16) if waits == "asleep" else stage.handler.turn()
 
     total = steps_of(whole)
     stage.memory.responses[0].pop()
