@@ -280,15 +280,15 @@ class TransactionCoordinator:
         Killed in between, nobody would know of what it wrote, and its next transaction
         would end it.
         """
-        self._out.once_appended(
-            self.log_of(transaction.transactional_id),
-            partial(
-                self._open.open,
-                transaction.producer_id,
-                transaction.producer_epoch,
-                tuple(partitions),
-            ),
-        )
+        wanted = tuple(partitions)
+
+        def open_unless_decided() -> None:
+            if transaction.state is S.ONGOING:
+                producer = transaction.producer_id, transaction.producer_epoch
+                self._open.open(*producer, wanted)
+
+        log = self.log_of(transaction.transactional_id)
+        self._out.once_appended(log, open_unless_decided)
 
     def verify(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
@@ -397,6 +397,10 @@ class TransactionCoordinator:
             now_ms=now_ms,
         )
         self._ongoing.discard(transaction.transactional_id)
+        if not transaction.bumps_epochs:
+            # What came late, behind the places that are named now, would be taken for
+            # the next transaction's: it has the same epoch.
+            self._open.close(transaction.producer_id, transaction.partitions)
         self._ends.expect_markers(transaction)
         after = self._write(transaction)
         self._out.then(after, partial(self._decided, transaction))

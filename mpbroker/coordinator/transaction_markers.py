@@ -199,7 +199,9 @@ class MarkerWriter:
             if topic is None or not 0 <= partition < len(topic.partitions):
                 continue
             with contextlib.suppress(ApiError):
-                end = self._log(topic, partition).row.log_end_offset
+                row = self._log(topic, partition).row
+                with row.locked():  # who has looked whether it is open has appended
+                    end = row.log_end_offset
                 where = name, topic.topic_id, partition, end
                 expected.append(AppendedMarker(producer_id, epoch, commit, *where))
         return tuple(expected)

@@ -155,7 +155,7 @@ def test_what_a_dead_one_has_decided_takes_no_record_behind_its_markers():
     producer = started(rig)
     assert add(rig, producer, 0, 1) == [0, 0]
     assert rig.table.contains(*producer, 11)
-    call = Call(3, "c", "/host")
+    call = Call(5, "c", "/host")
     rig.coordinator.end_txn(call, ending(producer, True), rig.now_ms)
     rig._append()  # and no more: it is killed before it closes the partitions
     assert state(rig) is S.PREPARE_COMMIT
