@@ -252,6 +252,26 @@ class MarkerWriter:
                 begun.add(where)
         return begun
 
+    def require_ended(self, results: Mapping[TopicPartition, ErrorCode]) -> None:
+        """Raise unless what lacks its marker is off line: nobody writes there.
+
+        Raises:
+            ApiError: KAFKA_STORAGE_ERROR: a disk that is full, say.
+        """
+        for (name, partition), code in results.items():
+            if code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                continue
+            log = None
+            try:
+                topic = self._registry.topic(name)
+                log = None if topic is None else self._log(topic, partition)
+            except ApiError as error:
+                may_pass = self._may_pass(log, error)
+            else:
+                may_pass = log is not None and log.row.status == RowStatus.ONLINE
+            if may_pass:
+                raise ApiError(code, f"{name}-{partition} lacks a marker")
+
     @staticmethod
     def _may_pass(log: PartitionLog | None, error: ApiError) -> bool:
         """Whether what a log refused it may do a moment later."""

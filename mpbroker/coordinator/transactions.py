@@ -155,6 +155,9 @@ class Transactions:
         Where a marker was before a power cut, a reader may have been. It is carried
         out once more, as ever, when everything is loaded, and completed by that; unless
         the producer's next transaction is there, which that would end.
+
+        Raises:
+            ApiError: a marker that nobody would write later cannot be written now.
         """
         now_ms = time.time_ns() // 1_000_000
         found: Begun = {}
@@ -173,9 +176,10 @@ class Transactions:
                 sorted(transaction.partitions - begun),
                 lambda *_: None,
             )
-            _, awaited, written = self.markers.append(markers, now_ms)
+            results, awaited, written = self.markers.append(markers, now_ms)
             appended += awaited
             if begun:
+                self.markers.require_ended(results)
                 found[transaction] = begun | _places(transaction.expected)
                 # What could not be written is named as if it had been.
                 there = begun | _places(written)

@@ -21,6 +21,7 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.end_txn import EndTxnRequest
 from tests.coordinator.test_power_cuts import (
     NAME,
+    STATE_ROW,
     Killed,
     Machine,
     Producer,
@@ -161,3 +162,24 @@ def test_it_is_not_let_in_by_what_was_asked_for_just_before(disk: Disk) -> None:
     for _, run in disk.process._out.take_appended():
         run()
     assert not disk.table.contains(client._id, client._epoch, 1)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_was_decided_is_carried_out_when_the_disk_has_room_again(
+    disk: Disk, version: int
+) -> None:
+    """Though the next transaction, which is all that is left behind it, goes on."""
+    client = Client(disk, version)
+    for number in (1, 2):
+        client.begin(0, 1)
+        client.write(0)
+        if number == 1:
+            client.write(1)
+            client.end(commit=True)
+    decided = len(disk.batches(STATE_ROW)) - 2  # then: Complete, and Ongoing
+    disk.is_full = True
+    disk.cut_power({0: 3, 1: 1, STATE_ROW: decided})
+    disk.is_full = False
+    disk.load_again()
+    client.end(commit=False)
+    assert dict(read(disk)) == {"1-0-0": True, "1-1-0": True, "2-0-0": False}
