@@ -540,13 +540,20 @@ def run(directory: Path, version: int, seed: int) -> None:
     machine.fuse = -1
     producer.init()  # aborts what is open
     machine.close()
+    what = f"seed {seed}, version {version}, {machine.deaths}"
+    require_whole(producer, list(read(machine)), what)
+
+
+def require_whole(
+    producer: Producer, records: list[tuple[str, bool | None]], what: str
+) -> None:
+    """Raise unless each transaction ended as its producer was told, and all of it."""
     ends: dict[int, set[bool | None]] = defaultdict(set)
     seen: dict[int, list[str]] = defaultdict(list)
-    for value, commit in read(machine):
+    for value, commit in records:
         number = int(value.split("-")[0])
         ends[number].add(commit)
         seen[number].append(value)
-    what = f"seed {seed}, version {version}, {machine.deaths}"
     for number, outcome in producer.outcomes.items():
         told = f"transaction {number} of {what}: told {outcome}, is {ends[number]}"
         assert len(ends[number]) <= 1, f"torn: {told}"
