@@ -408,9 +408,12 @@ class PartitionLog(LogSync):
     def _is_old(self, timestamp: int, size: int, lived_ms: int) -> bool:
         """Say whether a batch comes segment.ms after the first of its segment.
 
-        By the batches' own timestamps; by the clock where they have none.
+        By the batches' own timestamps; by the clock where they have none, or where the
+        first is damaged, for which the log need not fail.
         """
-        batch = self._active.first_batch(size)
+        batch = None
+        with contextlib.suppress(CorruptLogError):
+            batch = self._active.first_batch(size)
         if batch is None or batch.max_timestamp < 0:
             return lived_ms > self._lifetime_ms()
         self._roll_after = batch.max_timestamp + self._lifetime_ms()

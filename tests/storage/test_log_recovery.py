@@ -121,6 +121,23 @@ def test_it_is_said_what_is_cut_below_the_point_up_to_where_all_was_on_disk(
     assert f"cut {len(content)} bytes" in caplog.text
 
 
+def test_a_log_whose_first_batch_is_damaged_is_appended_to(
+    open_log: OpenLog, tmp_path: Path
+) -> None:
+    """The batch was to say how old the segment is."""
+    log = open_log(index_interval_bytes=100)
+    fill(log, 10)
+    end = log.close_cleanly()
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[8] ^= 0x80  # its length is negative
+    path.write_bytes(content)
+    hints = LoadHints(clean=True, recovery_point=end, closed_end=end)
+    again = open_log(index_interval_bytes=100, hints=hints)
+    assert again.append(batch(b"new"), now_ms=1).base_offset == end
+    assert again.latest() == end + 1
+
+
 def test_bytes_of_an_append_that_was_not_committed_are_not_taken_for_batches(
     open_log: OpenLog,
 ) -> None:
