@@ -13,8 +13,6 @@ Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,8 +25,6 @@ from mpbroker.protocol.batch_header import (
     NO_SEQUENCE,
     TRANSACTIONAL_FLAG,
     BatchHeader,
-    RecordBatchError,
-    iter_batches,
     pack_header,
 )
 from mpbroker.protocol.compression import Codec, compress
@@ -42,6 +38,7 @@ from mpbroker.protocol.record_batch import (
     records_payload,
 )
 from mpbroker.protocol.record_encode import RawRecord, encode_records
+from mpbroker.storage.log_walk import walk_log
 from mpbroker.storage.own_appends import OwnAppends
 from mpbroker.storage.topic_names import OFFSETS_TOPIC
 
@@ -192,50 +189,40 @@ class OffsetsTopic:
         """Read a partition from its start to its end, some at a time.
 
         A batch that is damaged is passed over: who died of it would be followed by one
-        that dies of it, until the broker gives up.
+        that dies of it, until the broker gives up; and who stopped there would forget
+        what is behind, at every start more.
 
         Raises:
             ApiError: it cannot be read.
         """
         log = self.log_of(partition)
         log.require_online()
-        offset = log.row.log_start_offset
-        while offset < log.row.log_end_offset:
-            found = log.read(offset, self._load_bytes, min_one_batch=True)
-            data = os.pread(found.fd, found.length, found.position)
-            records: list[LoadedRecord] = []
-            before = offset
-            # Where even a header is damaged: once more, as the first of what is read.
-            with contextlib.suppress(RecordBatchError):
-                for header, batch in iter_batches(data):
-                    end = header.base_offset + header.last_offset_delta + 1
-                    if end > offset:
-                        records += self._read(partition, header, batch, offset)
-                        offset = end
-            if offset == before:
+        start = log.row.log_start_offset
+
+        def take(header: BatchHeader, batch: memoryview) -> list[LoadedRecord]:
+            try:
+                return _records_of(header, batch, start)
+            except ProtocolError as error:
                 _LOG.error(
-                    "%s-%d cannot be read on from offset %d; what is below is used",
+                    "%s-%d: the batch at offset %d cannot be read; what it says is"
+                    " lost: %s",
+                    self.name,
+                    partition,
+                    header.base_offset,
+                    error,
+                )
+                return []
+
+        for records, damage in walk_log(log, start, self._load_bytes, take):
+            for offset, what in damage:
+                _LOG.error(
+                    "%s-%d is damaged at offset %d: %s",
                     self.name,
                     partition,
                     offset,
+                    what,
                 )
-                return
             yield records
-
-    def _read(
-        self, partition: int, header: BatchHeader, batch: memoryview, from_offset: int
-    ) -> list[LoadedRecord]:
-        try:
-            return _records_of(header, batch, from_offset)
-        except ProtocolError as error:
-            _LOG.error(
-                "%s-%d: the batch at offset %d is damaged; what it says is lost: %s",
-                self.name,
-                partition,
-                header.base_offset,
-                error,
-            )
-            return []
 
 
 def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:

@@ -24,7 +24,7 @@ MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16  # in every format
 _MIN_OLD_LENGTH: Final = 14
 _MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
-_HEADER: Final = Struct(">qiibIhiqqqhii")
+HEADER: Final = Struct(">qiibIhiqqqhii")
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
 # Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
 _CHECKED: Final = Struct(">qi4xbI2xi8xq14xi")
@@ -98,7 +98,7 @@ def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
         chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
         at, have = 0, len(chunk)
         while have - at >= HEADER_BYTES:
-            fields = _HEADER.unpack_from(chunk, at)
+            fields = HEADER.unpack_from(chunk, at)
             size = fields[1] + LOG_OVERHEAD
             here = position + at
             if size < HEADER_BYTES or fields[3] != MAGIC or here + size > end:
@@ -201,7 +201,7 @@ def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBa
             if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
                 raise CorruptLogError(f"no record batch at position {position + at}")
             if producer_id >= 0:
-                yield StoredBatch(position + at, *_HEADER.unpack_from(chunk, at))
+                yield StoredBatch(position + at, *HEADER.unpack_from(chunk, at))
             at = next_at
         if at == 0:
             raise CorruptLogError(f"no record batch at position {position}")

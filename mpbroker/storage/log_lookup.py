@@ -46,14 +46,14 @@ class LogLookup(LogReader):
         Raises:
             ApiError: KAFKA_STORAGE_ERROR...
         """
-        return self._look_up(lambda state: self._search(timestamp, state))
+        return self.look_up(lambda state: self._search(timestamp, state))
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record with the largest timestamp."""
-        largest = self._look_up(self._largest_of_all)
+        largest = self.look_up(self._largest_of_all)
         return None if largest < 0 else self.offset_for_timestamp(largest)
 
-    def _look_up(self, look: Callable[[LogState], _T]) -> _T:
+    def look_up(self, look: Callable[[LogState], _T]) -> _T:
         """Look into files that belong together, once they do."""
         made_room = False
         while True:

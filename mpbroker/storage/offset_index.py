@@ -12,6 +12,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from operator import lt
 from struct import Struct
 from typing import Final
@@ -84,6 +85,12 @@ class OffsetIndex:
         if slot >= min(entries, len(self._positions)):
             return None
         return self.base_offset + self._offsets[slot]
+
+    def positions_above(self, position: int, entries: int) -> Iterator[int]:
+        """Yield where, behind a position, entries say that batches begin."""
+        self.load(entries)
+        slot = bisect_right(self._positions, position)
+        yield from self._positions[slot:entries]
 
     def entry(self, slot: int) -> tuple[int, int]:
         """Return (last offset of the batch, its position) of a loaded entry."""
