@@ -218,7 +218,7 @@ class MarkerWriter:
 
     def begun_behind(
         self, ends: Iterable[AppendedMarker], producer_id: int, epoch: int
-    ) -> set[TopicPartition]:
+    ) -> tuple[set[TopicPartition], set[TopicPartition]]:
         """Find where a producer has written in a transaction behind its last one.
 
         If no record says that this has begun, a power cut has taken that: it need not
@@ -227,9 +227,13 @@ class MarkerWriter:
         Args:
             ends: of earlier transactions, in their order.
 
+        Returns:
+            Those partitions; those of which it cannot be seen, as they are off line.
+
         Raises:
-            ApiError: it cannot be seen, but may be later.
+            ApiError: it cannot be seen, but may be a moment later.
         """
+        unseen: set[TopicPartition] = set()
         begun: set[TopicPartition] = set()
         for marker in ends:
             log = None
@@ -241,6 +245,7 @@ class MarkerWriter:
             except ApiError as error:
                 if self._may_pass(log, error):
                     raise
+                unseen.add((marker.topic, marker.partition))
                 continue
             where = marker.topic, marker.partition
             begun.discard(where)  # behind an earlier end: it is this one's, perhaps
@@ -250,7 +255,7 @@ class MarkerWriter:
                 and entry.txn_first_offset >= marker.offset
             ):
                 begun.add(where)
-        return begun
+        return begun, unseen
 
     def require_ended(self, results: Mapping[TopicPartition, ErrorCode]) -> None:
         """Raise unless what lacks its marker is off line: nobody writes there.

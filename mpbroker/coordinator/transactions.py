@@ -140,7 +140,9 @@ class Transactions:
         restored = self.markers.restore([each.unsynced for each in those], now_ms)
         for transaction, (left, moved) in zip(those, restored, strict=True):
             named = transaction.unsynced
-            if transaction.state in COMPLETE and self._begun_behind(transaction, named):
+            if transaction.state in COMPLETE and any(
+                self._begun_behind(transaction, named)
+            ):
                 begun[transaction] = _places(named)
             transaction.unsynced = tuple(left)
             # Of what is begun the next record says so: until then these names count.
@@ -164,7 +166,7 @@ class Transactions:
         appended: list[Awaited] = []
         is_closed = not self._shared.is_restored()
         for transaction in self.coordinator.decided(partition):
-            begun = self._begun_behind(transaction, transaction.expected)
+            begun, unseen = self._begun_behind(transaction, transaction.expected)
             if not (is_closed or begun):
                 continue
             self.topic.log_of(partition).sync()  # what a dead one decided need not be
@@ -173,12 +175,12 @@ class Transactions:
                 transaction.producer_epoch,
                 transaction.state is TransactionState.PREPARE_COMMIT,
                 COORDINATOR_EPOCH,
-                sorted(transaction.partitions - begun),
+                sorted(transaction.partitions - begun - unseen),
                 lambda *_: None,
             )
             results, awaited, written = self.markers.append(markers, now_ms)
             appended += awaited
-            if begun:
+            if begun or unseen:
                 self.markers.require_ended(results)
                 found[transaction] = begun | _places(transaction.expected)
                 # What could not be written is named as if it had been.
@@ -196,8 +198,14 @@ class Transactions:
 
     def _begun_behind(
         self, transaction: TransactionMetadata, ends: Iterable[AppendedMarker]
-    ) -> set[TopicPartition]:
-        return self.markers.begun_behind(ends, *transaction.next_identity())
+    ) -> tuple[set[TopicPartition], set[TopicPartition]]:
+        """Say where the next one has been begun, and where that cannot be told.
+
+        Who does not know takes it that it has: what is off line may come back, with
+        records that were acknowledged. While memory is what it was, nothing is lost.
+        """
+        begun, unseen = self.markers.begun_behind(ends, *transaction.next_identity())
+        return begun, set() if self._shared.is_restored() else unseen
 
     def _begin_again(self, partition: int, begun: Begun) -> None:
         """Go on with transactions that a power cut has left in their partitions only.

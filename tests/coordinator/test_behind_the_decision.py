@@ -6,6 +6,7 @@ ends as it says, whatever else goes wrong.
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.end_txn import EndTxnRequest
+from mpbroker.storage.partition_log import PartitionLog
 from tests.coordinator.test_power_cuts import (
     NAME,
     STATE_ROW,
@@ -36,11 +38,13 @@ class Disk(Machine):
     Attributes:
         late: is called when the coordinator next touches the disk.
         is_full: no marker can be written.
+        away: partitions on a disk that is not there.
     """
 
     def __init__(self, directory: Path) -> None:
         self.late: Any = None
         self.is_full = False
+        self.away: tuple[int, ...] = ()
         super().__init__(directory, random.Random(1))
 
     def _burn_around(self, whose: Any, method: str) -> None:
@@ -54,6 +58,12 @@ class Disk(Machine):
                 return inner(*args)
 
             whose._append = append
+
+    def _log(self, topic: Any, partition: int) -> PartitionLog:
+        if topic.partitions[partition] in self.away:
+            refused = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "it cannot be read")
+            raise refused from OSError(errno.EIO, "an error")
+        return super()._log(topic, partition)
 
     def burn(self) -> None:
         late, self.late = self.late, None
@@ -183,3 +193,32 @@ def test_what_was_decided_is_carried_out_when_the_disk_has_room_again(
     disk.load_again()
     client.end(commit=False)
     assert dict(read(disk)) == {"1-0-0": True, "1-1-0": True, "2-0-0": False}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("lost", [1, 2])  # Ongoing, and Complete
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_is_on_a_disk_that_is_away_is_neither_committed_nor_lost(
+    disk: Disk, version: int, lost: int, commit: bool
+) -> None:
+    """All that is left of the next transaction is there."""
+    client = Client(disk, version)
+    for number in (1, 2):
+        client.begin(0, 1)
+        client.write(0)
+        if number == 1:
+            client.write(1)
+            client.end(commit=True)
+    disk.away = (0,)
+    disk.cut_power({0: 3, 1: 2, STATE_ROW: len(disk.batches(STATE_ROW)) - lost})
+    if commit:
+        client.end(commit=True)
+    disk.away = ()
+    disk.die()
+    assert dict(read(disk)) == {
+        "1-0-0": True,
+        "1-1-0": True,
+        "2-0-0": True if commit else None,
+    }
+    client.init()
+    assert dict(read(disk))["2-0-0"] is commit
