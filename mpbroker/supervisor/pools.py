@@ -364,6 +364,8 @@ class Pools:
             return  # first it has to live once more, and to give those away
         child.happens(ChildEvent.STOP_REQUESTED)
         if child.state is ChildState.ENDED:  # it was dead, and waited for a successor
+            if child.role is Role.PROCESSOR:
+                stop_accepting(self._memory, child.number)  # if it had been ready
             self.forget(child)
             return
         if child.role is Role.PROCESSOR:

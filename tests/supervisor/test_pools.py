@@ -19,6 +19,7 @@ from mpbroker.ipc.layout import (
     HEADER,
     HEADER_ACTIVE_HANDLERS,
     MAX_HANDLERS,
+    PROCESSOR_LISTENER,
     PROCESSOR_ROWS_USED,
     ConnectionState,
     connection_row,
@@ -221,6 +222,19 @@ def test_a_dead_processor_whose_connections_live_has_a_successor_first(family):
     one._spawn(dead)
     one.pools.step()
     assert one.processor(1).state is ChildState.DRAINING  # and gives them away
+
+
+def test_a_dead_processor_that_had_been_ready_gets_no_connections_any_more(family):
+    """It carried an order of its predecessor out, and ended as that had said."""
+    one = family(1, 2)
+    dead = one.processor(1)
+    word = processor_row(1) + PROCESSOR_LISTENER
+    assert one.memory.control.words[word]
+    dead.happens(ChildEvent.EXITED)
+    one.pools.want(PoolSizes(1, (1,)))
+    one.pools.step()
+    assert dead not in one.children
+    assert one.memory.control.words[word] == 0
 
 
 def test_a_processor_that_dies_over_its_retirement_is_not_forked_at_once(family):
