@@ -128,7 +128,7 @@ CUTS: Final = (
     *_statements(
         "server/request_handler.py",
         "words[row + HANDLER_BUSY_SINCE] = started\n",
-        "            words[row + HANDLER_BUSY_SLOT] = slot + 1\n",
+        "                words[row + HANDLER_BUSY_SLOT] = slot + 1\n",
         "            if api_key != current:\n"
         "                if alike:\n"
         "                    totals[requests + current] += alike\n"
@@ -138,6 +138,11 @@ CUTS: Final = (
         "        totals[requests + current] += alike\n"
         "        totals[spent + current] += before - since\n",
         "        words[row + HANDLER_BUSY_SLOT] = 0\n",
+    ),
+    *_statements(
+        "native/handler_wait.c",
+        "store(&self->control, self->handler_row + L.HANDLER_BUSY_SINCE, now);",
+        "store(&self->control, self->handler_row + L.HANDLER_BUSY_SLOT, slot + 1);",
     ),
     # -- who watches: the keeper, leases, fences
     Cut(
