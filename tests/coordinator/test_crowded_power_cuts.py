@@ -7,6 +7,7 @@ be written for a while; deleted records; seconds that pass.
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 from collections import defaultdict
@@ -260,6 +261,7 @@ def test_transactions_are_whole_whatever_goes_on_beside_them(
         directory.mkdir()
         run(directory, seed)
         shutil.rmtree(directory)
+        gc.collect()  # the mappings, which hold a descriptor each
 
 
 def run(directory: Path, seed: int) -> None:

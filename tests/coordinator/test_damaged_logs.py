@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,6 +81,7 @@ class Logs:
         self.path = directory / f"{0:020d}.log"
         settings = {key.replace("_", "."): value for key, value in config.items()}
         table = PartitionTable.create()
+        os.close(table.segment.fd)  # it is mapped
         table.initialise_row(0)
         self.row = table.row(0)
         self.log = PartitionLog(str(directory), self.row, LogConfig(settings))

@@ -7,6 +7,7 @@ the process leaves everything. The producer is one that retries what was not ans
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -112,7 +113,10 @@ class Machine:
         self.rows = PartitionTable.create()
         for row in range(PARTITIONS + 1):
             self.rows.initialise_row(row)
-        self.table = TransactionTable(TransactionTable.create_segment())
+        transactions = TransactionTable.create_segment()
+        self.table = TransactionTable(transactions)
+        for segment in (self.rows.segment, transactions):
+            os.close(segment.fd)  # it is mapped
         if closed:
             self.table.await_restoring()
         self._start()
@@ -528,6 +532,7 @@ def test_transactions_are_whole_whatever_dies_wherever(
         directory.mkdir()
         run(directory, version, seed)
         shutil.rmtree(directory)
+        gc.collect()  # the mappings, which hold a descriptor each
 
 
 def run(directory: Path, version: int, seed: int) -> None:

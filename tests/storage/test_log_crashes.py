@@ -266,7 +266,7 @@ def test_an_append_is_noted_in_its_request_if_and_only_if_it_is_in_the_log(
 
             def append() -> None:
                 mine = PartitionLog(str(tmp_path), row, config)
-                kill_at_line(picker.randrange(40, 220))
+                kill_at_line(picker.randrange(40, 320))
                 mine.append(batch(b"a" * 60), slot=slot, ordinal=ordinal, now_ms=1)
 
             fork(append)
