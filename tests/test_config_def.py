@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     ConfigDef,
     ConfigError,
     ConfigKey,

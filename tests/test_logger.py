@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from mpbroker.logger import LEVELS, ROOT, follow, get_logger
+from mpbroker.base.logger import LEVELS, ROOT, follow, get_logger
 
 
 class Levels:
@@ -67,7 +67,7 @@ def test_who_has_set_nothing_finds_logging_as_it_was(levels):
 
 def test_whatever_a_client_calls_itself_a_message_is_one_line():
     program = (
-        "from mpbroker.logger import get_logger, log_to_stderr\n"
+        "from mpbroker.base.logger import get_logger, log_to_stderr\n"
         "log_to_stderr()\n"
         "log = get_logger('a')\n"
         "log.info('%s: closed: %s', 'k\u00fcche', 'x\\n2026 ERROR y\\x1b[2J\\u2028')\n"
@@ -89,7 +89,7 @@ def test_whatever_a_client_calls_itself_a_message_is_one_line():
 
 def test_whatever_is_in_an_error_its_traceback_begins_no_line_of_the_log():
     program = (
-        "from mpbroker.logger import get_logger, log_to_stderr\n"
+        "from mpbroker.base.logger import get_logger, log_to_stderr\n"
         "log_to_stderr()\n"
         "log = get_logger('a')\n"
         "try:\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.pytest_plugin import MpbrokerServer
+from mpbroker.testing.pytest_plugin import MpbrokerServer
 from tests.support.children import wait_until
 
 TESTS = """
@@ -75,7 +75,7 @@ def start(directory: Path, tests: str, *options: str) -> subprocess.Popen[str]:
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly"),
             *("-p", "no:cacheprovider", "-p", "no:mpbroker", "--strict-markers"),
-            *("-p", "mpbroker.pytest_plugin", *options),
+            *("-p", "mpbroker.testing.pytest_plugin", *options),
         ],
         cwd=directory,
         stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fill_closed_streams()
     if arguments[:1] == ["serve"]:
         if argv is None:
-            # Nothing that a start imports is garbage; supervisor/broker.py enables it.
+            # Nothing that a start imports is garbage; broker/broker.py enables it.
             gc.disable()
         from mpbroker.cli.serve import run_serve
 

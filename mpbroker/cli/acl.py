@@ -16,7 +16,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.client import acl_admin
+from mpbroker.client.admin import acl_admin
 from mpbroker.protocol.acl import (
     CLUSTER_NAME,
     OPERATIONS,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from mpbroker.cli.config_values import complete_key, get, set_, unset
 from mpbroker.cli.exit_codes import CliError, ExitCode
-from mpbroker.cli.live_config import complete_key, get, set_, unset
 from mpbroker.cli.options import format_option
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.cli.serve import broker_environment
 from mpbroker.config import BROKER_CONFIG_DEF, BrokerConfig, ConfigError, explain
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 
 
 def setting_names() -> list[str]:

@@ -17,9 +17,9 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.cli.start_offset import parse_offsets, resolve_bounds
-from mpbroker.client import group_admin
-from mpbroker.client.admin import EARLIEST, LATEST, list_offsets
+from mpbroker.cli.records.start_offset import parse_offsets, resolve_bounds
+from mpbroker.client.admin import group_admin
+from mpbroker.client.admin.topic_admin import EARLIEST, LATEST, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

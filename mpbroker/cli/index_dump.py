@@ -11,7 +11,11 @@ from typing import Final, NamedTuple
 
 from mpbroker.cli.segment_dump import iter_segment, open_bytes
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.record_batch import BatchHeader, iter_records, parse_batch_header
+from mpbroker.protocol.records.record_batch import (
+    BatchHeader,
+    iter_records,
+    parse_batch_header,
+)
 
 _OFFSET_ENTRY: Final = Struct(">ii")
 _TIME_ENTRY: Final = Struct(">qi")

@@ -12,8 +12,8 @@ import click
 from mpbroker.cli.serve import BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
+    from mpbroker.base.config_def import ConfigDef
     from mpbroker.client.cluster import Cluster
-    from mpbroker.config_def import ConfigDef
 
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 
@@ -161,7 +161,7 @@ timeout_option = click.option(
 
 def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Offer the topics of the broker that the command line so far names."""
-    from mpbroker.errors import MpbrokerError
+    from mpbroker.base.errors import MpbrokerError
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
     try:
@@ -176,8 +176,8 @@ def complete_topic(ctx: click.Context, param: click.Parameter, text: str) -> lis
 
 def complete_group(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     """Offer the consumer groups of that broker."""
-    from mpbroker.client.group_admin import list_groups
-    from mpbroker.errors import MpbrokerError
+    from mpbroker.base.errors import MpbrokerError
+    from mpbroker.client.admin.group_admin import list_groups
 
     bootstrap = ctx.params.get("bootstrap") or default_bootstrap()
     try:

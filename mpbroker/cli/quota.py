@@ -14,7 +14,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.client import quota_admin
+from mpbroker.client.admin import quota_admin
 
 _SET_HELP = """\
 Set quotas of a user, a client id, both, or an address; KEY= takes one away.

@@ -12,21 +12,21 @@ from typing import Final
 import click
 
 from mpbroker import __version__
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
 from mpbroker.cli.standard_streams import abandon, complain
-from mpbroker.errors import MpbrokerError
 
 # command -> (module that holds `command`, one line for --help).
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "acl": ("mpbroker.cli.acl", "Say who may do what."),
     "completion": ("mpbroker.cli.completion", "Print a shell completion script."),
     "config": ("mpbroker.cli.config_command", "List and explain broker settings."),
-    "consume": ("mpbroker.cli.consume", "Read records to stdout."),
-    "ctl": ("mpbroker.cli.ctl", "Look after a running broker."),
+    "consume": ("mpbroker.cli.records.consume", "Read records to stdout."),
+    "ctl": ("mpbroker.cli.ctl.ctl", "Look after a running broker."),
     "dump": ("mpbroker.cli.dump", "Show log segments and index files."),
     "group": ("mpbroker.cli.group", "List, describe, delete, reset consumer groups."),
     "pipeline": ("mpbroker.cli.pipeline", "Move topics to a lake, and back (Spark)."),
-    "produce": ("mpbroker.cli.produce", "Write records from stdin or files."),
+    "produce": ("mpbroker.cli.records.produce", "Write records from stdin or files."),
     "quota": ("mpbroker.cli.quota", "List and set what clients may do in a second."),
     "serve": ("mpbroker.cli.serve_command", "Run a broker."),
     "topic": ("mpbroker.cli.topic", "Create, list, describe, alter, delete topics."),

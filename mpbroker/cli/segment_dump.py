@@ -11,14 +11,14 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mpbroker.cli.record_format import json_bytes
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import (
+from mpbroker.cli.records.record_format import json_bytes
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.control_record import (
     parse_control_type,
     parse_end_transaction_marker,
 )
-from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.record_batch import (
     BATCH_HEADER_SIZE,
     BatchHeader,
     Record,

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.base.config_def import ConfigError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.cli.exit_codes import EXIT_CODE_HELP, CliError, ExitCode
-from mpbroker.config_def import ConfigError
-from mpbroker.errors import MpbrokerError
 from mpbroker.supervisor import TAKEOVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def run_serve(arguments: Sequence[str]) -> int:
         # Of a setting it names the value, the limit and the fix.
         print(f"mpbroker: {error}", file=sys.stderr)
         if TAKEOVER_VARIABLE in os.environ:
-            from mpbroker.supervisor.refusal import refuse_takeover
+            from mpbroker.supervisor.upgrade.refusal import refuse_takeover
 
             refuse_takeover(str(error))
         return _exit_code(error)
@@ -196,7 +196,7 @@ def _serve(parsed: ServeArguments) -> int:
     config = BrokerConfig.load(
         parsed.overrides, parsed.config_file, broker_environment()
     )
-    from mpbroker.supervisor import serve
+    from mpbroker.broker import serve
 
     return serve(
         config,

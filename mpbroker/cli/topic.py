@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
+from mpbroker.cli.config_values import refuse_unknown
 from mpbroker.cli.exit_codes import CliError, ExitCode
-from mpbroker.cli.live_config import refuse_unknown
 from mpbroker.cli.options import (
     bootstrap_option,
     complete_topic,
@@ -19,9 +19,9 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.client import admin
+from mpbroker.client.admin import topic_admin
+from mpbroker.client.admin.config_admin import Resource, ResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.config_admin import Resource, ResourceType
 from mpbroker.client.errors import UnsupportedVersionError, describe_error
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -102,7 +102,7 @@ def create(
     with open_cluster(bootstrap, timeout_s) as cluster:
         for name in names:
             try:
-                result = admin.create_topic(
+                result = topic_admin.create_topic(
                     cluster,
                     name,
                     partitions=partitions or -1,
@@ -221,10 +221,12 @@ def _describe(
         TopicPartition(name, partition.partition_index): partition.leader_id
         for partition in topic.partitions
     }
-    earliest = admin.list_offsets(
-        cluster, dict.fromkeys(leaders, admin.EARLIEST), leaders
+    earliest = topic_admin.list_offsets(
+        cluster, dict.fromkeys(leaders, topic_admin.EARLIEST), leaders
     )
-    latest = admin.list_offsets(cluster, dict.fromkeys(leaders, admin.LATEST), leaders)
+    latest = topic_admin.list_offsets(
+        cluster, dict.fromkeys(leaders, topic_admin.LATEST), leaders
+    )
     return {
         "name": name,
         "topic_id": _id_text(topic.topic_id),
@@ -246,7 +248,7 @@ def _configs(
     cluster: Cluster, name: str, all_configs: bool
 ) -> dict[str, dict[str, str | None]]:
     try:
-        entries = admin.describe_topic_configs(cluster, [name])[name]
+        entries = topic_admin.describe_topic_configs(cluster, [name])[name]
     except UnsupportedVersionError:
         return {}  # the rest is worth showing without
     return {
@@ -328,9 +330,9 @@ def alter(
         if deleted:
             refuse_unknown(cluster, Resource(ResourceType.TOPIC, name), deleted)
         if settings or deleted:
-            admin.alter_topic_configs(cluster, name, settings, deleted)
+            topic_admin.alter_topic_configs(cluster, name, settings, deleted)
         if partitions is not None:
-            admin.create_partitions(cluster, name, partitions)
+            topic_admin.create_partitions(cluster, name, partitions)
     if output_format == "json":
         changed = {"set": list(settings), "unset": list(deleted)}
         print_json({"name": name, **changed, "partitions": partitions})
@@ -358,7 +360,7 @@ def delete(
     with open_cluster(bootstrap, timeout_s) as cluster:
         for name in names:
             try:
-                admin.delete_topic(cluster, name)
+                topic_admin.delete_topic(cluster, name)
             except ApiError as error:
                 unknown = error.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if not (unknown and if_exists):

@@ -16,7 +16,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.client import scram_admin
+from mpbroker.client.admin import scram_admin
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 

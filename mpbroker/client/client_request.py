@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.errors import AuthenticationError, UnsupportedVersionError
-from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer

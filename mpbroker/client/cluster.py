@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.client_request import ClientResponse
 from mpbroker.client.errors import (
@@ -28,7 +29,6 @@ from mpbroker.client.metadata import Metadata, Snapshot
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import Selector, monotonic_ms, resolve
 from mpbroker.client.settings import ClientSettings
-from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.message import Message

@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.errors import AuthenticationError
-from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.metadata import (
     MetadataRequest,

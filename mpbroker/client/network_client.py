@@ -24,6 +24,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.client_request import (
     THROTTLED_FROM,
@@ -42,7 +43,6 @@ from mpbroker.client.errors import (
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.node_connection import NodeConnection, NodeState, why_unreachable
 from mpbroker.client.settings import ClientSettings
-from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.message import Message

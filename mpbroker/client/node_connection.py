@@ -10,12 +10,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.connection import Connection
 from mpbroker.client.selector import CLOSED_BY_BROKER
 from mpbroker.client.settings import ClientSettings
-from mpbroker.errors import MpbrokerError
 
 # What may be wrong, by the reason that an attempt to connect has failed for.
 _HINTS: Final = {

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
-from mpbroker.client.errors import SaslAuthenticationError
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     ConfigError,
     ConfigKey,
     ConfigType,
@@ -24,6 +23,7 @@ from mpbroker.config_def import (
     one_of,
     utf8,
 )
+from mpbroker.client.errors import SaslAuthenticationError
 
 if TYPE_CHECKING:
     import socket

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
-from mpbroker.client.addresses import Address, parse_addresses
-from mpbroker.client.security import SECURITY_KEYS, SecuritySettings
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     INT_MAX,
     LONG_MAX,
     ConfigDef,
@@ -27,6 +25,8 @@ from mpbroker.config_def import (
     one_of,
     utf8,
 )
+from mpbroker.client.addresses import Address, parse_addresses
+from mpbroker.client.security import SECURITY_KEYS, SecuritySettings
 
 Settings = Mapping[str, ConfigValue]
 

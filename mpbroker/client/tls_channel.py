@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
+from mpbroker.base.config_def import ConfigError, ConfigValue
 from mpbroker.client.errors import SslAuthenticationError
-from mpbroker.config_def import ConfigError, ConfigValue
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _RECORD_BYTES: Final = 16 * 1024  # more than a record of TLS is never read at once

@@ -8,6 +8,7 @@ EndPoint, AdvertisedEndPoint    one parsed listener, one advertised address
 
 from typing import TYPE_CHECKING
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config.broker_config import (
     BROKER_CONFIG_DEF,
     BrokerConfig,
@@ -15,7 +16,6 @@ from mpbroker.config.broker_config import (
 )
 from mpbroker.config.listeners import AdvertisedEndPoint, EndPoint
 from mpbroker.config.sources import Source
-from mpbroker.config_def import ConfigError
 
 if TYPE_CHECKING:
     from mpbroker.config.explanation import Explanation, explain

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.config_def import ConfigError
+from mpbroker.base.config_def import ConfigError
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorizer import Authorizer
+    from mpbroker.server.authorization.authorizer import Authorizer
 
 ENTRY_POINT_GROUP: Final = "mpbroker.authorizers"
 
@@ -51,7 +51,7 @@ def load_authorizer_class(name: str) -> type[Authorizer]:
         ConfigError: there is none of that name, or it is no authorizer.
     """
     from mpbroker.config.plug_ins import load_class
-    from mpbroker.server.authorizer import Authorizer
+    from mpbroker.server.authorization.authorizer import Authorizer
 
     found: type[Authorizer] = load_class(
         "authorizer.class.name",

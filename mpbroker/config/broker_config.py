@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.base.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigValue,
+    key_of_listener,
+)
 from mpbroker.config.broker_keys import LOG_KEYS, SERVER_KEYS
 from mpbroker.config.broker_values import BrokerValues
 from mpbroker.config.coordinator_keys import (
@@ -50,15 +57,8 @@ from mpbroker.config.sources import (
     settings_of_file,
 )
 from mpbroker.config.telemetry_keys import TELEMETRY_KEYS
-from mpbroker.config_def import (
-    ConfigDef,
-    ConfigError,
-    ConfigKey,
-    ConfigValue,
-    key_of_listener,
-)
-from mpbroker.storage.log_config import defaults_of_broker
-from mpbroker.storage.log_config_def import broker_log_keys
+from mpbroker.metadata.log_config import defaults_of_broker
+from mpbroker.metadata.log_config_def import broker_log_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -266,6 +266,13 @@ class BrokerConfig(BrokerValues):
             ConfigError: as load(); this configuration stays as it is.
         """
         return self._load_again()
+
+    @property
+    def has_telemetry_receiver(self) -> bool:
+        """Whether pushed client metrics have a receiver; if not, none are asked for."""
+        return bool(
+            self.client_telemetry_log_path or self.client_telemetry_receiver_class_name
+        )
 
     def resolved(self, name: str) -> ResolvedValue:
         """Return the value of a key with its source.

@@ -2,7 +2,7 @@
 
 Names, defaults and meanings are Kafka's; what differs says so. The keys of groups,
 transactions and security are in coordinator_keys.py, and those that only set a
-topic's default are derived in mpbroker.storage.log_config_def.
+topic's default are derived in mpbroker.metadata.log_config_def.
 
 Source: "Broker Configs" of the Apache Kafka 4.x documentation.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.config.listeners import connection_overrides
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     INT_MAX,
     ConfigKey,
     ConfigType,
@@ -24,6 +23,7 @@ from mpbroker.config_def import (
     not_empty,
     one_of,
 )
+from mpbroker.config.listeners import connection_overrides
 from mpbroker.ipc.layout import MAX_PARTITIONS
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG

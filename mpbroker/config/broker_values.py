@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpbroker.config_def import ConfigValue
+from mpbroker.base.config_def import ConfigValue
 
 
 class BrokerValues:

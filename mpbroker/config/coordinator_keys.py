@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     ConfigError,
     ConfigKey,
     ConfigType,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigKey
 from mpbroker.config.broker_config import (
     BROKER_CONFIG_DEF,
     NOT_NEEDED,
     BrokerConfig,
     key_below_prefix,
 )
-from mpbroker.config_def import ConfigDef, ConfigError, ConfigKey
-from mpbroker.storage.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
+from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
 class Explanation(NamedTuple):

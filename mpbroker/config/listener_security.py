@@ -8,21 +8,21 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
-from mpbroker.config_def import ConfigError
-from mpbroker.network.listener_security import (
+from mpbroker.network.security.listener_authentication import (
     MECHANISMS,
     ListenerSecurity,
     SaslSettings,
 )
-from mpbroker.network.sasl.authenticator import AnswerApiVersions
-from mpbroker.network.sasl.jaas import users_of_jaas
-from mpbroker.network.sasl.scram import CredentialOf
+from mpbroker.network.security.sasl.authenticator import AnswerApiVersions
+from mpbroker.network.security.sasl.jaas import users_of_jaas
+from mpbroker.network.security.sasl.scram import CredentialOf
 
 if TYPE_CHECKING:
-    from mpbroker.network.sasl.jwt_validator import JwtSettings
-    from mpbroker.network.tls import TlsSettings
+    from mpbroker.network.security.sasl.jwt_validator import JwtSettings
+    from mpbroker.network.security.tls import TlsSettings
 
 _MS = 1_000_000
 _T = TypeVar("_T")
@@ -112,7 +112,7 @@ def _get_of(
 
 def _tls(get: Any, name: str) -> TlsSettings:
     # Imported here: SASL_PLAINTEXT does without OpenSSL.
-    from mpbroker.network.tls import TlsSettings
+    from mpbroker.network.security.tls import TlsSettings
 
     return TlsSettings(
         keystore_location=get("ssl.keystore.location", _OPTIONAL),
@@ -159,7 +159,7 @@ def _sasl(now: DynamicConfig, name: str, get: Any, secret: bytes) -> SaslSetting
 
 
 def _jwt(get: Any) -> JwtSettings | None:
-    from mpbroker.network.sasl.jwt_validator import JwtSettings
+    from mpbroker.network.security.sasl.jwt_validator import JwtSettings
 
     prefix = "sasl.oauthbearer"
     url = get(f"{prefix}.jwks.endpoint.url", _OPTIONAL)

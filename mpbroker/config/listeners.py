@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.config_def import ConfigError, ConfigValue, Validator
+from mpbroker.base.config_def import ConfigError, ConfigValue, Validator
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 

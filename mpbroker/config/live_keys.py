@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
+from mpbroker.base.config_def import ConfigKey, UpdateMode
 from mpbroker.config.security_keys import SECURITY_PROTOCOL_KEYS
-from mpbroker.config_def import ConfigKey, UpdateMode
 
 
 class Reader(Enum):

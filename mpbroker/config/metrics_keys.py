@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from mpbroker.config_def import (
+from mpbroker.base.config_def import (
     ConfigError,
     ConfigKey,
     ConfigType,

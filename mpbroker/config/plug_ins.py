@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from mpbroker.config_def import ConfigError
+from mpbroker.base.config_def import ConfigError
 
 _PYTHON: Final = "python:"
 

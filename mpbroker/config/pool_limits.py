@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mpbroker.config_def import ConfigError, Validator, between
+from mpbroker.base.config_def import ConfigError, Validator, between
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
 
 HANDLERS_KEY: Final = "num.io.threads"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.config_def import ConfigKey, ConfigType, Importance, between
+from mpbroker.base.config_def import ConfigKey, ConfigType, Importance, between
 from mpbroker.ipc.quota_layout import MAX_QUOTA_SAMPLES
 
 # A quota's samples have a place in shared memory; Kafka's default is 11, and the more

@@ -13,13 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.config_def import (
-    ConfigKey,
-    ConfigType,
-    at_least,
-    list_of,
-    one_of,
-)
+from mpbroker.base.config_def import ConfigKey, ConfigType, at_least, list_of, one_of
 
 _INT, _LONG, _STRING = ConfigType.INT, ConfigType.LONG, ConfigType.STRING
 _LIST, _PASSWORD = ConfigType.LIST, ConfigType.PASSWORD

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mpbroker.config_def import ConfigError
+from mpbroker.base.config_def import ConfigError
 from mpbroker.ipc.compiled import PURE_PYTHON_VARIABLE
 
 if TYPE_CHECKING:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.config_def import ConfigKey, ConfigType, at_least
+from mpbroker.base.config_def import ConfigKey, ConfigType, at_least
 
 if TYPE_CHECKING:
-    from mpbroker.config.broker_config import BrokerConfig
-    from mpbroker.server.client_telemetry import ClientTelemetryReceiver
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryReceiver,
+    )
 
 RECEIVER_KEY: Final = "client.telemetry.receiver.class.name"
 ENTRY_POINT_GROUP: Final = "mpbroker.client_telemetry_receivers"
@@ -45,16 +46,10 @@ TELEMETRY_KEYS: Final = [
         "",
         "Class that gets the metrics that clients push: python:MODULE:CLASS, or the"
         f" name of an entry point in the group {ENTRY_POINT_GROUP}. It is a subclass"
-        " of mpbroker.server.client_telemetry.ClientTelemetryReceiver.",
+        " of ClientTelemetryReceiver in"
+        " mpbroker.server.telemetry.client_telemetry_receiver.",
     ),
 ]
-
-
-def has_receiver(config: BrokerConfig) -> bool:
-    """Whether anybody takes what clients push; if not, they are not asked."""
-    return bool(
-        config.client_telemetry_log_path or config.client_telemetry_receiver_class_name
-    )
 
 
 def load_receiver_class(name: str) -> type[ClientTelemetryReceiver]:
@@ -64,7 +59,9 @@ def load_receiver_class(name: str) -> type[ClientTelemetryReceiver]:
         ConfigError: there is none of that name, or it is no receiver.
     """
     from mpbroker.config.plug_ins import load_class
-    from mpbroker.server.client_telemetry import ClientTelemetryReceiver
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryReceiver,
+    )
 
     found: type[ClientTelemetryReceiver] = load_class(
         RECEIVER_KEY, name, ClientTelemetryReceiver, ENTRY_POINT_GROUP

@@ -1,0 +1,1 @@
+"""The coordinator's process: consumer groups, their offsets, and transactions."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
@@ -19,8 +19,8 @@ from mpbroker.server.dispatcher import Answer, Api
 from mpbroker.server.request import CLOSE, PARKED, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorisation import Authorisation
-    from mpbroker.server.authorisation_rules import Check
+    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization_rules import Check
 
 Handle = Callable[[Call, Any, int], None]
 
@@ -107,6 +107,6 @@ class CoordinatorApis:
         if self._authorisation is None:
             return None
         # Imported here: most brokers have no authorizer.
-        from mpbroker.server.authorisation_rules import RULES
+        from mpbroker.server.authorization.authorization_rules import RULES
 
         return RULES[api_key]

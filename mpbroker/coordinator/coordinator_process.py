@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
+from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
 from mpbroker.coordinator.durability import Awaited, Durability
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.group_records import read_offset, read_record
-from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
+from mpbroker.coordinator.groups.group_records import read_offset, read_record
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic, newest
 from mpbroker.coordinator.outbox import (
     Answer,
@@ -41,7 +42,7 @@ from mpbroker.coordinator.outbox import (
     transaction_log,
 )
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.transactions import Transactions
+from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.black_box import EventKind, own_box
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.lane import CoordinatorLane
@@ -59,21 +60,20 @@ from mpbroker.ipc.layout import (
     handler_row,
 )
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import get_logger
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
-from mpbroker.server.authorizer_error import AuthorizerError
+from mpbroker.server.authorization.authorizer_error import AuthorizerError
 from mpbroker.server.dispatcher import RequestDispatcher
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
-from mpbroker.server.quotas import ClientQuotas, with_throttle
+from mpbroker.server.quotas.client_quotas import ClientQuotas, with_throttle
 from mpbroker.server.request import CLOSE, Request
-from mpbroker.storage.disk_sync import DiskSync
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.log.disk_sync import DiskSync
+from mpbroker.storage.log.partition_log import PartitionLog
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.authorization.authorization import Authorisation
 
 _LOG = get_logger(__name__)
 

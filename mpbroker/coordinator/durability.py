@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.ipc.ring import NotificationRing
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.log.partition_log import PartitionLog
 
 DEADLINE_NS: Final = 120 * 1_000_000_000
 _NEVER: Final = 1 << 62

@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.outbox import TransactionalRecord
-from mpbroker.logger import get_logger
-from mpbroker.protocol.batch_header import (
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.records.batch_header import (
     NO_PARTITION_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -27,24 +30,21 @@ from mpbroker.protocol.batch_header import (
     BatchHeader,
     pack_header,
 )
-from mpbroker.protocol.compression import Codec, compress
-from mpbroker.protocol.control_record import parse_end_transaction_marker
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError, ProtocolError
-from mpbroker.protocol.log_validator import ValidatedBatch
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.compression import Codec, compress
+from mpbroker.protocol.records.control_record import parse_end_transaction_marker
+from mpbroker.protocol.records.log_validator import ValidatedBatch
+from mpbroker.protocol.records.record_batch import (
     iter_payload,
     iter_records,
     records_payload,
 )
-from mpbroker.protocol.record_encode import RawRecord, encode_records
-from mpbroker.storage.log_walk import walk_log
-from mpbroker.storage.own_appends import OwnAppends
-from mpbroker.storage.topic_names import OFFSETS_TOPIC
+from mpbroker.protocol.records.record_encode import RawRecord, encode_records
+from mpbroker.storage.log.log_walk import walk_log
+from mpbroker.storage.log.own_appends import OwnAppends
 
 if TYPE_CHECKING:
-    from mpbroker.storage.partition_log import PartitionLog
-    from mpbroker.storage.topics import Topic, TopicRegistry
+    from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 _LOG = get_logger(__name__)
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.message import Message, Struct
+from mpbroker.protocol.fields import Struct
+from mpbroker.protocol.message import Message
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorisation import Access
+    from mpbroker.server.authorization.authorization import Access
 
 NOW: Final = ()
 _APPENDED: Final = 1 << 40  # far from any log's number

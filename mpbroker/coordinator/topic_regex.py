@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 
 _MAX_PATTERN: Final = 4096
 # A name has at most 249 characters: 30 ms for the worst name of the worst pattern.

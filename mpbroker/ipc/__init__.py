@@ -1,0 +1,1 @@
+"""Shared memory: layout, segments, rings, locks, wake-ups."""

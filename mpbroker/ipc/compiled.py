@@ -8,7 +8,8 @@ import os
 from operator import attrgetter
 from typing import Final
 
-from mpbroker.ipc import arena, fetched_bytes, layout, quota_layout
+from mpbroker.ipc import arena, layout, quota_layout
+from mpbroker.ipc.counters import fetched_bytes
 
 try:
     from mpbroker import _core

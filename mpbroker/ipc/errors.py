@@ -1,6 +1,6 @@
 """Errors of shared memory: the other process of ours is gone, or lying."""
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 
 
 class IpcError(MpbrokerError):

@@ -340,7 +340,7 @@ class ResponseKind(IntEnum):
 #   6     extent           bytes, in the arena: a frame that outgrew the block; 0: none
 #   7     extent length    bytes: that whole frame, with its size field
 #   8-9   sent             two copies: bytes of the answers before this one
-#   10    encryption       of TLS: version and cipher suite, network/encryption.py; or 0
+#   10    encryption       of TLS: version and cipher suite; or 0. See encryption.py
 #   12    opened           ns
 #   13    active           ns: last time anything moved
 #   14    accept sequence  the acceptor's running number
@@ -357,8 +357,8 @@ class ResponseKind(IntEnum):
 #                          ends, ms, monotonic; 0: it does not (KIP-368)
 #
 # How much of the stream has been received, and how much of an answer sent, is not
-# here: the kernel counts it (network/tcp_counters.py) and counts right whenever we
-# die. A finished answer moves position and sent together: their other copies are
+# here: the kernel counts it (network/moves/tcp_counters.py) and counts right whenever
+# we die. A finished answer moves position and sent together: their other copies are
 # written first, and the store to the state says which count.
 CONNECTION_STATE: Final = 0
 CONNECTION_LISTENER: Final = 1

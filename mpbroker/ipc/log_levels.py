@@ -2,8 +2,8 @@
 
 A level holds for every process, also for those that are forked later, and as long as
 the broker lives. So it lies here, and each process looks before it logs whether
-anything has changed: one word compared (mpbroker/logger.py). Two copies and a version
-that says which counts, as in limits_page.py, but any handler may write.
+anything has changed: one word compared (base/logger.py). Two copies and a version that
+says which counts, as in limits_page.py, but any handler may write.
 
     word     field       written by                      notes
     0-15     mutex       whoever holds it                robust, process-shared

@@ -1,4 +1,4 @@
-"""Every offset in the segment of fetch sessions, in words. See server/fetch_session.py.
+"""Every offset in the segment of fetch sessions, in words. See fetch_session.py.
 
 word  field        written by, under SESSION_CELL's mutex unless said
 0     session id   0: free

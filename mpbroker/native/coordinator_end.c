@@ -1,6 +1,6 @@
 /* The coordinator's end of its partitions: records of its own, and the markers that end
  * transactions. The twins: coordinator/offsets_topic.py's _append and
- * transaction_markers.py's, with storage/partition_log.py behind both.
+ * transaction_markers.py's, with storage/log/partition_log.py behind both.
  *
  * As in produce.c: what is not plain is left to them before anything of it was written,
  * and nobody is refused here. No request's slot remembers what was appended: a successor

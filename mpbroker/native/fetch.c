@@ -1,7 +1,7 @@
 /* The plainest Fetch: without a session, of few partitions, whose next records begin
  * where this process has seen others end or begin, and fit the slot's block.
  *
- * The twins: server/fetching.py and storage/log_reader.py. Whatever is not exactly that
+ * The twins: server/fetch/fetch_service.py and storage/log/log_reader.py. Whatever is not exactly that
  * is left to them: an offset that is nowhere in ReadPlan.positions, a file that is not
  * the one the row speaks of, open or aborted transactions for readers of committed data,
  * errors of any kind. A fetch changes nothing but the slot's answer, so it may be tried

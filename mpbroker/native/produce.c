@@ -1,7 +1,7 @@
 /* The plainest batch: one uncompressed, of no producer or the next one of a known producer
  * (producers.c), perhaps of its open transaction, to a segment that needs not be rolled.
  *
- * The twins: protocol/log_validator.py and storage/partition_log.py, whose order of
+ * The twins: protocol/records/log_validator.py and storage/log/partition_log.py, whose order of
  * stores this is. Whatever is not exactly plain is left to them, before anything of it
  * was written: so this file decides nothing about validity, and refuses nobody.
  * tests/server/test_plain_requests.py and test_plain_partitions.py hold both against

@@ -1,6 +1,6 @@
 /* What a partition knows of its producers, for batches that carry the next sequence of
  * one that is known, in a transaction or not, and for markers. The twins:
- * storage/producer_state.py and log_producers.py, on whose objects this works: on a
+ * storage/producers/producer_state.py and log_producers.py, on whose objects this works: on a
  * process's own copy of what the log says, so nothing here is anybody else's to see.
  * Whatever is not the next batch of a known producer (a repeated one, a gap, another
  * epoch), and the markers of who is not known, are left to them.

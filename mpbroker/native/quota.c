@@ -1,5 +1,5 @@
-/* What plain requests cost their clients: the twin of ipc/quota_table.py's charge, of
- * ipc/network_costs.py and of server/quotas.py, as far as nobody has to be throttled. A
+/* What plain requests cost their clients: the twin of ipc/tables/quota_table.py's charge, of
+ * ipc/counters/network_costs.py and of server/quotas/client_quotas.py, as far as nobody has to be throttled. A
  * request is charged before it is executed, so that handlers do not exceed a quota
  * together; what is not executed here after all is given back, and charged in Python.
  * Whoever would be over a quota is left to Python, uncharged.

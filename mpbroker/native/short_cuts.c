@@ -1,6 +1,6 @@
 /* Requests that a handler executes without Python: an ApiVersions that was answered
  * before, a plain Produce and a plain Fetch. A short cut through server/request_handler.py's
- * way, by tables that server/plain_requests.py fills and empties: it says "no" to anything
+ * way, by tables that server/core_cache.py fills and empties: it says "no" to anything
  * else but what is only handed on (forward.c), and while the metadata log has news.
  */
 

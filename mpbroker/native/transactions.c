@@ -1,4 +1,4 @@
-/* Who may write to which partition now. The twin: ipc/transaction_table.py, of which this
+/* Who may write to which partition now. The twin: ipc/tables/transaction_table.py, of which this
  * only reads, while the coordinator writes: an entry is there or not, by one store.
  */
 

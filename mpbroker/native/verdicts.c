@@ -1,5 +1,5 @@
 /* Which topics a request's sender may write to and read, as far as Python was asked: the
- * tables that server/verdicts.py fills and empties. What they do not say is not denied
+ * tables that server/authorization/verdicts.py fills and empties. What they do not say is not denied
  * here but left to the usual way, which asks the authorizer; so nobody is refused here,
  * and nobody let in whom it has not let in before, under the same version of its rules.
  */

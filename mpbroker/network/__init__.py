@@ -1,0 +1,1 @@
+"""Sockets: acceptors, processors, framing, and the channel of requests."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.fdpass import send_fds
 from mpbroker.ipc.layout import (
@@ -41,7 +42,6 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import get_logger
 from mpbroker.network.acceptor_guard import AcceptorGuard
 from mpbroker.network.connection_quotas import (
     AcceptorCounter,
@@ -50,7 +50,7 @@ from mpbroker.network.connection_quotas import (
     Verdict,
 )
 from mpbroker.network.connection_rows import address_words
-from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink
+from mpbroker.network.moves.hand_over import HAND_OVER, HandOver, KeeperLink
 from mpbroker.network.processor import NEW_CONNECTIONS
 
 _LOG = get_logger(__name__)

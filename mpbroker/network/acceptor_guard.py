@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from mpbroker.logger import get_logger
+from mpbroker.base.logger import get_logger
 
 _LOG = get_logger(__name__)
 

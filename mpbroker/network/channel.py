@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.ipc.layout import ConnectionState as S
 from mpbroker.ipc.response_parts import BytesPart, FilePart
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from mpbroker.base.logger import DEBUG, get_logger
 from mpbroker.ipc.layout import (
     PROCESSOR_COUNTERS,
     SLOT_COMPLETED,
@@ -22,8 +23,6 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import Limits
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import DEBUG, get_logger
-from mpbroker.network.arrivals import NewConnection
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector, end_connection
 from mpbroker.network.connection_quotas import excess_connections
@@ -33,15 +32,16 @@ from mpbroker.network.connection_rows import (
     is_private,
     progress,
 )
-from mpbroker.network.request_channel import ProcessorEnd
-from mpbroker.network.request_reader import RequestReader, stalled_longest
-from mpbroker.network.succession import Resumption, restore
-from mpbroker.network.tcp_counters import (
+from mpbroker.network.moves.arrivals import NewConnection
+from mpbroker.network.moves.succession import Resumption, restore
+from mpbroker.network.moves.tcp_counters import (
     StreamCounts,
     are_relied_on,
     socket_cookie,
     stream_counts,
 )
+from mpbroker.network.request_channel import ProcessorEnd
+from mpbroker.network.request_reader import RequestReader, stalled_longest
 
 _LOG = get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """Errors of the network layer."""
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 
 
 class NetworkError(MpbrokerError):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import PROCESSOR_COUNTERS, ProcessorCounter, processor_row
-from mpbroker.logger import get_logger
 
 _LOG = get_logger(__name__)
 

@@ -18,8 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.arena import REQUEST_PART_BYTES, ArenaLayout, progress_offset
 from mpbroker.ipc.black_box import EventKind, note
+from mpbroker.ipc.counters.network_costs import NetworkCosts
+from mpbroker.ipc.counters.request_metrics import RequestMetrics
 from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.layout import (
     HEADER,
@@ -37,13 +40,9 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.limits_page import LimitsPage
-from mpbroker.ipc.network_costs import NetworkCosts
-from mpbroker.ipc.request_metrics import RequestMetrics
 from mpbroker.ipc.response_parts import read_parts
 from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import get_logger
-from mpbroker.network.arrivals import Arrivals, NewConnection
 from mpbroker.network.channel import Channel, ChannelEvent, next_state
 from mpbroker.network.channel_selector import (
     HANG_UP,
@@ -54,14 +53,15 @@ from mpbroker.network.channel_selector import (
 from mpbroker.network.compiled_turn import compiled_turn
 from mpbroker.network.connection_rows import ConnectionRows
 from mpbroker.network.connections import Connections
-from mpbroker.network.departures import ALL, Departures
 from mpbroker.network.errors import FrameLengthError, SegmentGoneError
-from mpbroker.network.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
+from mpbroker.network.moves.arrivals import Arrivals, NewConnection
+from mpbroker.network.moves.departures import ALL, Departures
+from mpbroker.network.moves.hand_over import HAND_OVER, HandOver, KeeperLink, Offers
+from mpbroker.network.moves.succession import Resumption
 from mpbroker.network.polls import Polls
 from mpbroker.network.request_channel import ProcessorEnd
 from mpbroker.network.request_reader import ReadResult, RequestReader
 from mpbroker.network.response_sender import ResponseSender, SendResult
-from mpbroker.network.succession import Resumption
 from mpbroker.network.throttles import Throttles
 
 _LOG = get_logger(__name__)

@@ -18,6 +18,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.arena import (
     BLOCK_BYTES,
     REQUEST_PART_BYTES,
@@ -53,7 +54,6 @@ from mpbroker.ipc.layout import (
     slots_in_use,
 )
 from mpbroker.ipc.segment import Segment
-from mpbroker.logger import get_logger
 from mpbroker.network.channel import Channel
 from mpbroker.network.channel_selector import ChannelSelector
 from mpbroker.network.connection_rows import ConnectionRows, live_rows

@@ -16,7 +16,7 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
 )
 from mpbroker.network.channel import Channel
-from mpbroker.network.departures import ALL
+from mpbroker.network.moves.departures import ALL
 from mpbroker.network.processor import Processor
 
 

@@ -34,8 +34,8 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.queues import PartitionQueue, TopicQueues
 from mpbroker.producer.sticky import StickyPartitioner
-from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
-from mpbroker.protocol.record_encode import RawRecord
+from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
+from mpbroker.protocol.records.record_encode import RawRecord
 
 # Nagle's rule with a limit: a node that has not answered is sent no batch that has room
 # so soon after the last request. It serves a connection's requests one by one: there

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.producer.errors import ProducerClosedError, ProducerError
 from mpbroker.producer.latch import Latch
-from mpbroker.protocol.batch_header import (
+from mpbroker.protocol.records.batch_header import (
     BATCH_HEADER_SIZE,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -26,9 +26,9 @@ from mpbroker.protocol.batch_header import (
     TRANSACTIONAL_FLAG,
     write_header,
 )
-from mpbroker.protocol.compression import Codec, compress
-from mpbroker.protocol.record_batch import iter_records
-from mpbroker.protocol.record_encode import RawRecord, encode_batch
+from mpbroker.protocol.records.compression import Codec, compress
+from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.protocol.records.record_encode import RawRecord, encode_batch
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,16 @@ import logging
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from mpbroker.base.config_def import (
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    at_least,
+    between,
+    one_of,
+    utf8,
+)
 from mpbroker.client.settings import (
     COMMON_KEYS,
     INT_MAX,
@@ -20,17 +30,7 @@ from mpbroker.client.settings import (
     parse_settings,
     text,
 )
-from mpbroker.config_def import (
-    ConfigDef,
-    ConfigError,
-    ConfigKey,
-    ConfigType,
-    at_least,
-    between,
-    one_of,
-    utf8,
-)
-from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.records.compression import Codec
 
 _log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from typing import Final
 
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.errors import FatalError, ProducerError
-from mpbroker.protocol.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.init_producer_id import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from mpbroker.protocol.record_batch import increment_sequence
+from mpbroker.protocol.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from mpbroker.protocol.records.record_batch import increment_sequence
 
 _log = logging.getLogger(__name__)
 

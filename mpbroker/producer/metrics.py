@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpbroker.client.client_request import NetworkCounts
-from mpbroker.client.measures import (
+from mpbroker.client.telemetry.measures import (
     FOLLOW_MS,
     Average,
     NetworkMetrics,
@@ -19,7 +19,7 @@ from mpbroker.client.measures import (
     rate_entries,
 )
 from mpbroker.producer.batch import ProducerBatch
-from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
+from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 _RATES: Final = ("record-send", "byte", "record-error", "record-retry")
 _MORE_RATES: Final = ("batch-split", "buffer-exhausted")

@@ -22,11 +22,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.backoff import Backoff
 from mpbroker.client.metadata import Metadata, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import Selector, monotonic_ms, resolve
-from mpbroker.errors import MpbrokerError
 from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
@@ -68,7 +68,7 @@ from mpbroker.producer.topic_wait import TopicWait
 from mpbroker.producer.transaction_calls import TransactionCalls
 from mpbroker.producer.transactions import Operation, TransactionManager
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.record_encode import RawRecord
+from mpbroker.protocol.records.record_encode import RawRecord
 
 
 class Producer(TransactionCalls):

@@ -8,7 +8,7 @@ from typing import Final
 from mpbroker.client.metadata import NO_NODE, Snapshot
 from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.sticky import StickyPartitioner
-from mpbroker.protocol.batch_header import BATCH_HEADER_SIZE
+from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 # How a batch's estimate of its compressed size follows what batches turn out to be:
 # quickly up, since too large is refused, slowly down. Source: KIP-126.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mpbroker.producer.batch import Callback, RecordMetadata
 from mpbroker.producer.errors import SerializationError
-from mpbroker.protocol.record_encode import RawHeaders
+from mpbroker.protocol.records.record_encode import RawHeaders
 
 _log = logging.getLogger(__name__)
 

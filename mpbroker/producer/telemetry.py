@@ -9,9 +9,9 @@ from typing import Final
 
 from mpbroker.client.metadata import Metadata
 from mpbroker.client.network_client import NetworkClient
-from mpbroker.client.telemetry import ClientTelemetry
-from mpbroker.client.telemetry_metrics import MetricsCollector
-from mpbroker.client.telemetry_sender import TelemetrySender
+from mpbroker.client.telemetry.telemetry import ClientTelemetry
+from mpbroker.client.telemetry.telemetry_metrics import MetricsCollector
+from mpbroker.client.telemetry.telemetry_sender import TelemetrySender
 from mpbroker.producer.config import ProducerSettings
 from mpbroker.producer.metrics import ProducerMetrics
 

@@ -6,11 +6,11 @@ import threading
 import time
 from typing import Final
 
+from mpbroker.base.config_def import utf8
 from mpbroker.client.errors import AuthenticationError, error_code_of
 from mpbroker.client.metadata import Metadata, Snapshot, TopicInfo
 from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.selector import monotonic_ms
-from mpbroker.config_def import utf8
 from mpbroker.producer.errors import (
     DeliveryTimeoutError,
     RefusedError,

@@ -1,0 +1,1 @@
+"""The bytes of Kafka's protocol: requests, responses, records."""

@@ -262,7 +262,7 @@ done:
 PyDoc_STRVAR(read_columns_doc,
 "read_columns(payload, record_count, first_delta, base_offset, base_timestamp,\n"
 "             appended, with_headers, /)\n--\n\n"
-"See mpbroker.protocol.record_columns.read_columns_in_python.");
+"See mpbroker.protocol.records.record_columns.read_columns_in_python.");
 
 static PyObject *
 read_columns(PyObject *module, PyObject *args)
@@ -303,7 +303,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpbroker.protocol._columns",
-    .m_doc = "Compiled twins of mpbroker.protocol.record_columns.",
+    .m_doc = "Compiled twins of mpbroker.protocol.records.record_columns.",
     .m_methods = methods,
     .m_slots = slots,
 };

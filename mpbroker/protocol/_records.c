@@ -124,7 +124,7 @@ walk_record(cursor *batch, long long index, int64_t no_timestamp_delta, walk *w)
 
 PyDoc_STRVAR(walk_records_doc,
 "walk_records(data, start, record_count, no_timestamp_delta, /)\n--\n\n"
-"See mpbroker.protocol.record_walk.walk_records_in_python.");
+"See mpbroker.protocol.records.record_walk.walk_records_in_python.");
 
 static PyObject *
 walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -345,7 +345,7 @@ fail:
 
 PyDoc_STRVAR(encode_records_doc,
 "encode_records(records, /)\n--\n\n"
-"See mpbroker.protocol.record_encode.encode_records_in_python.");
+"See mpbroker.protocol.records.record_encode.encode_records_in_python.");
 
 static PyObject *
 encode_records(PyObject *module, PyObject *records)
@@ -355,7 +355,7 @@ encode_records(PyObject *module, PyObject *records)
 
 PyDoc_STRVAR(encode_batch_doc,
 "encode_batch(records, /)\n--\n\n"
-"See mpbroker.protocol.record_encode.encode_batch_in_python.");
+"See mpbroker.protocol.records.record_encode.encode_batch_in_python.");
 
 static PyObject *
 encode_batch(PyObject *module, PyObject *records)

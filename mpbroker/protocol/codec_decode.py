@@ -19,15 +19,15 @@ from struct import calcsize, unpack_from
 from struct import error as LayoutError
 from typing import Final
 
-from mpbroker.protocol.codec import Handled, SourceWriter
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.message import BYTES, RECORDS, STRING, Field, Message, Struct
+from mpbroker.protocol.fields import BYTES, RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import (
     SHORT_TEXT,
     Buffer,
     read_unsigned_varint,
     skip_tagged_fields,
 )
+from mpbroker.protocol.source_writer import Handled, SourceWriter
 
 # For short loops: a range() and its iterator take 0.1 us, these are only looked up.
 _ROUNDS: Final = tuple((None,) * count for count in range(9))
@@ -51,19 +51,24 @@ def skip_tags(buffer: Buffer, position: int) -> int:
     return skip_tagged_fields(buffer, position - 1)
 
 
-def write_decoder(message: type[Message], version: int) -> SourceWriter:
+def write_decoder(
+    message: type[Struct], version: int, flexible: bool, ignores_rest: bool
+) -> SourceWriter:
     """Write `decode(b, p)`, which returns the message and needs all bytes of b."""
-    return _DecodeWriter(message, version).write()
+    return _DecodeWriter(message, version, flexible, ignores_rest).write()
 
 
 class _DecodeWriter:
     """Variables of the source: b buffer, v view of it, p position, end, n count or
     length, q end of a slice, t number of tagged fields; o1, a1, ... numbered."""
 
-    def __init__(self, message: type[Message], version: int) -> None:
+    def __init__(
+        self, message: type[Struct], version: int, flexible: bool, ignores_rest: bool
+    ) -> None:
         self._message = message
         self._version = version
-        self._flexible = version >= message.flexible_from
+        self._flexible = flexible
+        self._ignores_rest = ignores_rest
         self._viewed = self._has_views(message)
         self._source = SourceWriter()
         self._line = self._source.line
@@ -99,7 +104,7 @@ class _DecodeWriter:
             with source.indented():
                 self._struct(self._message, "o", "")
                 self._flush()
-                if not self._message.ignores_rest:
+                if not self._ignores_rest:
                     self._line("if p != end:")
                     self._line(
                         ' raise ProtocolError(f"{end - p} bytes too many")',

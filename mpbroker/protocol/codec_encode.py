@@ -13,10 +13,10 @@ from struct import error as LayoutError
 from struct import pack
 from typing import Any, Final
 
-from mpbroker.protocol.codec import Handled, SourceWriter
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.message import RECORDS, STRING, Field, Message, Struct
+from mpbroker.protocol.fields import RECORDS, STRING, Field, Struct
 from mpbroker.protocol.primitives import write_unsigned_varint
+from mpbroker.protocol.source_writer import Handled, SourceWriter
 
 # For short arrays of numbers: a format of their length need not be looked up.
 _SHORT_ARRAY: Final = 16
@@ -44,19 +44,19 @@ def size_of_region(value: Any) -> int:
     return size
 
 
-def write_encoder(message: type[Message], version: int) -> SourceWriter:
+def write_encoder(message: type[Struct], version: int, flexible: bool) -> SourceWriter:
     """Write `encode(o)`, which returns the parts of the message."""
-    return _EncodeWriter(message, version).write()
+    return _EncodeWriter(message, version, flexible).write()
 
 
 class _EncodeWriter:
     """Pieces wait in three stages: fixed-size values for one `struct` call, then
     expressions for one step onto the list, then lines of source."""
 
-    def __init__(self, message: type[Message], version: int) -> None:
+    def __init__(self, message: type[Struct], version: int, flexible: bool) -> None:
         self._message = message
         self._version = version
-        self._flexible = version >= message.flexible_from
+        self._flexible = flexible
         self._source = SourceWriter()
         self._line = self._source.line
         # code and value of fixed-size fields not yet in an expression

@@ -21,36 +21,17 @@ Source: Kafka protocol guide; Kafka's message definition format for the words
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Final,
-    Generic,
-    Protocol,
-    Self,
-    TypeVar,
-    cast,
-    dataclass_transform,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.primitives import ZERO_UUID, Buffer
+from mpbroker.protocol.fields import FOREVER, Decoder, Encoder, Struct
+from mpbroker.protocol.primitives import Buffer
 
 if TYPE_CHECKING:
     from mpbroker.protocol.api_key import ApiKey
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Struct")
 MessageT = TypeVar("MessageT", bound="Message")
-
-Decoder = Callable[[Buffer, int], T]
-Encoder = Callable[[T], list[Any]]
-
-FOREVER: Final = 0x7FFF  # the end of "9+"
-UNSET: Final = object()  # an argument that was not given, where None means null
 
 
 class SizedRegion(Protocol):
@@ -60,271 +41,47 @@ class SizedRegion(Protocol):
     def size_in_bytes(self) -> int: ...
 
 
-class Kind(Generic[T]):
-    """A primitive type of the protocol; T is what it is in Python."""
-
-    __slots__ = ("code", "default", "name")
-
-    def __init__(self, name: str, code: str, default: T) -> None:
-        self.name = name
-        self.code = code  # of `struct`, if the size is fixed; else ""
-        self.default = default
-
-
-BOOLEAN: Final = Kind("boolean", "?", False)
-INT8: Final = Kind("int8", "b", 0)
-INT16: Final = Kind("int16", "h", 0)
-UINT16: Final = Kind("uint16", "H", 0)
-INT32: Final = Kind("int32", "i", 0)
-UINT32: Final = Kind("uint32", "I", 0)
-INT64: Final = Kind("int64", "q", 0)
-FLOAT64: Final = Kind("float64", "d", 0.0)
-UUID: Final = Kind("uuid", "16s", ZERO_UUID)
-STRING: Final = Kind("string", "", "")
-BYTES: Final[Kind[Buffer]] = Kind("bytes", "", b"")
-RECORDS: Final[Kind[Any]] = Kind("records", "", None)
-
-
-class Field:
-    """One row of a table."""
-
-    __slots__ = (
-        "_default",
-        "_nullable",
-        "_versions",
-        "ignorable",
-        "is_array",
-        "kind",
-        "name",
-        "tag",
-    )
-
-    def __init__(
-        self,
-        kind: Kind[Any] | type[Struct],
-        is_array: bool,
-        versions: str,
-        nullable: str | None,
-        default: Any,
-        tag: int | None,
-        ignorable: bool,
-    ) -> None:
-        self.name = ""
-        self.kind = kind
-        self.is_array = is_array
-        self._versions = versions
-        self._nullable = nullable
-        self._default = default
-        self.tag = tag
-        self.ignorable = ignorable
-
-    def present_in(self, version: int) -> bool:
-        return _includes(self._versions, version)
-
-    def nullable_in(self, version: int) -> bool:
-        return self._nullable is not None and _includes(self._nullable, version)
-
-    @property
-    def is_nullable(self) -> bool:
-        """Whether any version may say null."""
-        return self._nullable is not None
-
-    @property
-    def struct(self) -> type[Struct] | None:
-        """The class of the value, or of its elements, if it is a struct."""
-        return self.kind if isinstance(self.kind, type) else None
-
-    @property
-    def code(self) -> str:
-        """The code of `struct`, or "" if the size of a value is not fixed."""
-        return "" if isinstance(self.kind, type) else self.kind.code
-
-    @property
-    def default(self) -> Any:
-        """The value of an absent field; for arrays and structs see `fresh_default`."""
-        if self._default is not UNSET or self.is_array:
-            return self._default
-        if isinstance(self.kind, type):
-            # A tagged struct is mostly absent, and a response may hold thousands.
-            return None if self.tag is not None else UNSET
-        return self.kind.default
-
-    @property
-    def fresh_default(self) -> str | None:
-        """What makes a default that must not be shared: "list", "struct" or None."""
-        if self.default is not UNSET:
-            return None
-        return "list" if self.is_array else "struct"
-
-
-def _includes(versions: str, version: int) -> bool:
-    first, last = parse_versions(versions)
-    return first <= version <= last
-
-
-def parse_versions(text: str) -> tuple[int, int]:
-    """Return the first and last version of "3+", "0-12" or "4"."""
-    if text.endswith("+"):
-        return int(text[:-1]), FOREVER
-    first, dash, last = text.partition("-")
-    return int(first), int(last if dash else first)
-
-
-# The return types of these two are what a field holds in a message, not what they
-# return; that is how type checkers come to know the attributes. `MessageMeta` takes
-# the returned rows out of the class body again.
-@overload
-def field(
-    kind: Kind[T] | type[T],
-    versions: str = ...,
-    *,
-    default: T = ...,
-    tag: int | None = ...,
-    ignorable: bool = ...,
-) -> T: ...
-@overload
-def field(
-    kind: Kind[T] | type[T],
-    versions: str = ...,
-    *,
-    nullable: str,
-    default: T | None = ...,
-    tag: int | None = ...,
-    ignorable: bool = ...,
-) -> T | None: ...
-def field(
-    kind: Any,
-    versions: str = "0+",
-    *,
-    nullable: str | None = None,
-    default: Any = UNSET,
-    tag: int | None = None,
-    ignorable: bool = False,
-) -> Any:
-    """Declare a field that holds one value.
-
-    Args:
-        kind: a `Kind`, or a `Struct` class.
-        versions: those that have the field: "3+", "0-12" or "4".
-        nullable: the versions that may say null, which is None.
-        default: the value when absent; by default the kind's zero. A tagged struct is
-            None when absent.
-        tag: the number of a tagged field.
-        ignorable: a value that a version cannot carry is dropped, not refused.
-    """
-    return Field(kind, False, versions, nullable, default, tag, ignorable)
-
-
-@overload
-def array(
-    kind: Kind[T] | type[T],
-    versions: str = ...,
-    *,
-    tag: int | None = ...,
-    ignorable: bool = ...,
-) -> list[T]: ...
-@overload
-def array(
-    kind: Kind[T] | type[T],
-    versions: str = ...,
-    *,
-    nullable: str,
-    default: None = ...,
-    tag: int | None = ...,
-    ignorable: bool = ...,
-) -> list[T] | None: ...
-def array(
-    kind: Any,
-    versions: str = "0+",
-    *,
-    nullable: str | None = None,
-    default: Any = UNSET,
-    tag: int | None = None,
-    ignorable: bool = False,
-) -> Any:
-    """Declare a field that holds a list; empty by default. See `field`."""
-    return Field(kind, True, versions, nullable, default, tag, ignorable)
-
-
-class MessageMeta(type):
-    """Turns the rows of a class body into slots and `__fields__`."""
-
-    def __new__(
-        mcls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any
-    ) -> MessageMeta:
-        fields = []
-        for attribute, value in list(body.items()):
-            if type(value) is Field:
-                value.name = attribute
-                fields.append(value)
-                del body[attribute]
-        body["__fields__"] = tuple(fields)
-        body["__slots__"] = tuple([row.name for row in fields])
-        return super().__new__(mcls, name, bases, body, **kwargs)
-
-
-@dataclass_transform(kw_only_default=True, eq_default=True)
-class Struct(metaclass=MessageMeta):
-    """A group of fields: an element of an array, or a whole message.
-
-    Attributes are the protocol's field names. The constructor takes them by keyword;
-    what is not given has the protocol's default.
-    """
-
-    __fields__: ClassVar[tuple[Field, ...]]
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **values: Any) -> None:
-            from mpbroker.protocol.codec import compile_constructor
-
-            cls = type(self)
-            cls.__init__ = compile_constructor(cls)
-            self.__init__(**values)
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(
-            getattr(self, row.name) == getattr(other, row.name)
-            for row in self.__fields__
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        values = ", ".join(
-            f"{row.name}={_shown(getattr(self, row.name))}" for row in self.__fields__
-        )
-        return f"{type(self).__name__}({values})"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, memoryview):
-        return f"<{len(value)} bytes>"
-    return repr(value)
-
-
 class _Compiled(dict[int, T]):
     """The functions of one class by version, compiled when first asked for."""
 
-    def __init__(self, message: type[Message], compile_name: str) -> None:
+    def __init__(self, message: type[Message]) -> None:
         super().__init__()
         self._message = message
-        self._compile_name = compile_name
 
     def __missing__(self, version: int) -> T:
-        from mpbroker.protocol import codec
-
         message = self._message
         if version not in message.valid_versions:
             raise ProtocolError(
                 f"{message.__name__} has no version {version}, only "
                 f"{message.valid_versions.start}-{message.valid_versions.stop - 1}"
             )
-        function = cast(T, getattr(codec, self._compile_name)(message, version))
+        function = self._compile(message, version, version >= message.flexible_from)
         self[version] = function
         return function
+
+    def _compile(self, message: type[Message], version: int, flexible: bool) -> T:
+        raise NotImplementedError
+
+
+class _Decoders(_Compiled[Decoder[Any]]):
+    def _compile(
+        self, message: type[Message], version: int, flexible: bool
+    ) -> Decoder[Any]:
+        # Imported here: a start compiles nothing before the first request.
+        from mpbroker.protocol.codec import compile_decoder
+
+        return compile_decoder(
+            message, version, flexible=flexible, ignores_rest=message.ignores_rest
+        )
+
+
+class _Encoders(_Compiled[Encoder[Any]]):
+    def _compile(
+        self, message: type[Message], version: int, flexible: bool
+    ) -> Encoder[Any]:
+        from mpbroker.protocol.codec import compile_encoder
+
+        return compile_encoder(message, version, flexible=flexible)
 
 
 class Message(Struct):
@@ -337,8 +94,8 @@ class Message(Struct):
     """The first version with compact lengths and tagged fields."""
     ignores_rest: ClassVar[bool]
     """Whether bytes after the message are passed over, as Kafka does for every one."""
-    decoders: ClassVar[_Compiled[Decoder[Any]]]
-    encoders: ClassVar[_Compiled[Encoder[Any]]]
+    decoders: ClassVar[_Decoders]
+    encoders: ClassVar[_Encoders]
 
     def __init_subclass__(
         cls,
@@ -354,8 +111,8 @@ class Message(Struct):
         cls.ignores_rest = ignores_rest
         cls.valid_versions = range(versions[0], versions[1] + 1)
         cls.flexible_from = FOREVER if flexible_from is None else flexible_from
-        cls.decoders = _Compiled(cls, "compile_decoder")
-        cls.encoders = _Compiled(cls, "compile_encoder")
+        cls.decoders = _Decoders(cls)
+        cls.encoders = _Encoders(cls)
 
     @classmethod
     def decode(cls, version: int, buffer: Buffer, offset: int = 0) -> Self:

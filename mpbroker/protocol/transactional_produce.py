@@ -5,8 +5,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from mpbroker.protocol.batch_header import RecordBatchError
 from mpbroker.protocol.primitives import Buffer
+from mpbroker.protocol.records.batch_header import RecordBatchError
 
 # Attributes at 21; producer id and epoch at 43, behind delta and two timestamps.
 _ATTRIBUTES: Final = Struct(">h")

@@ -1,0 +1,1 @@
+"""What a request means: dispatch, execution, waiting, answers."""

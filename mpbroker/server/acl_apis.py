@@ -10,7 +10,7 @@ from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorisation import Authorisation
+    from mpbroker.server.authorization.authorization import Authorisation
     from mpbroker.server.handlers.acls import Asker
 
 

@@ -15,12 +15,12 @@ from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
-    from mpbroker.config_def import ConfigDef
-    from mpbroker.server.handlers.broker_loggers import BrokerLoggers
-    from mpbroker.server.handlers.broker_loggers import Levels as LoggerLevels
+    from mpbroker.base.config_def import ConfigDef
+    from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.server.configs.broker_loggers import BrokerLoggers
+    from mpbroker.server.configs.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.handlers.describe_log_dirs import LogDir, PartitionSize
     from mpbroker.storage.log_manager import LogManager
-    from mpbroker.storage.topics import Topic, TopicRegistry
 
 
 # Of a request, and the version since which it can be refused: see ClientQuotas.permit.
@@ -152,8 +152,8 @@ class AdminApis:
     def _loggers(self) -> BrokerLoggers | None:
         if self._levels is None:
             return None
-        from mpbroker.server.handlers.broker_loggers import BrokerLoggers
-        from mpbroker.server.logger_names import logger_names
+        from mpbroker.server.configs.broker_loggers import BrokerLoggers
+        from mpbroker.server.configs.logger_names import logger_names
 
         return BrokerLoggers(self._node_id, self._levels, logger_names)
 

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
 from mpbroker.ipc.segment import Segment
+from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.network.connection_rows import (
     connection_name,
     listener_index,
@@ -25,22 +25,22 @@ from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.server.acl_apis import AclApis
 from mpbroker.server.admin_apis import AdminApis, Permit, no_permit
 from mpbroker.server.dispatcher import Api
-from mpbroker.server.fetching import FetchService
+from mpbroker.server.fetch.fetch_service import FetchService
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.intent import Intent, no_intent
-from mpbroker.server.producing import ProduceService
+from mpbroker.server.produce.produce_service import ProduceService
 from mpbroker.server.quota_apis import QuotaApis
 from mpbroker.server.request import FORWARDED, Deferred, Request
 from mpbroker.server.sasl_apis import SaslApis
 
 if TYPE_CHECKING:
-    from mpbroker.config_def import ConfigDef
-    from mpbroker.server.authorisation import Authorisation
-    from mpbroker.server.handlers.broker_loggers import Levels as LoggerLevels
-    from mpbroker.server.quotas import ClientQuotas
+    from mpbroker.base.config_def import ConfigDef
+    from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
+    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.configs.broker_loggers import Levels as LoggerLevels
+    from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.server.telemetry_apis import TelemetryApis
     from mpbroker.storage.log_manager import LogManager
-    from mpbroker.storage.topics import NewTopic, Topic, TopicRegistry
 
 # Kept answers to ApiVersions: clients are of few kinds, and say little.
 _MAX_REMEMBERED: Final = 100
@@ -248,7 +248,7 @@ class ApiTable:
         if telemetry is not None:
             handlers |= telemetry.handlers()
         if authorisation is not None:
-            from mpbroker.server.authorisation_rules import guarded
+            from mpbroker.server.authorization.authorization_rules import guarded
 
             handlers = {
                 key: guarded(key, handle, authorisation)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.black_box import EventKind, note
 from mpbroker.ipc.response_parts import FilePart
-from mpbroker.logger import get_logger
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import (
     HANDLER_COUNTERS,
     ROW_SYNC_OWNER,
@@ -27,10 +28,9 @@ from mpbroker.ipc.layout import (
     handler_row,
 )
 from mpbroker.ipc.layout import HandlerCounter as C
-from mpbroker.ipc.partition_table import PartitionRow
-from mpbroker.logger import get_logger
+from mpbroker.ipc.tables.partition_table import PartitionRow
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log.disk_sync import DiskSync
 
 _LOG = get_logger(__name__)
 

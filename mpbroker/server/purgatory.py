@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from mpbroker.ipc.layout import ROW_WAITERS
-from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
 from mpbroker.ipc.ring import NotificationRing
+from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
 from mpbroker.server.request import Request
 
 _NEVER: Final = 1 << 62

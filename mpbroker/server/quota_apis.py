@@ -10,7 +10,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
-    from mpbroker.storage.topics import TopicRegistry
+    from mpbroker.metadata.topics import TopicRegistry
 
 
 class QuotaApis:

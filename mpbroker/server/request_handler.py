@@ -34,14 +34,14 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.segment import Segment
 from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.server.core_cache import PlainRequests, Woken
 from mpbroker.server.dispatcher import Answer, RequestDispatcher
-from mpbroker.server.fetching import send_parts
+from mpbroker.server.fetch.fetch_service import send_parts
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.plain_requests import PlainRequests, Woken
 from mpbroker.server.purgatory import DelayedOperation, Purgatory
-from mpbroker.server.quotas import ClientQuotas
+from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import CLOSE, NO_RESPONSE, Request
-from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log.disk_sync import DiskSync
 
 # Batched takes are worth 1.3-1.4x in pure Python; more than this only adds latency.
 _MAX_BATCH: Final = 16

@@ -11,7 +11,7 @@ from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import Request
 
 if TYPE_CHECKING:
-    from mpbroker.storage.topics import TopicRegistry
+    from mpbroker.metadata.topics import TopicRegistry
 
 
 class SaslApis:

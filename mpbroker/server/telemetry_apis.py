@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.ipc.client_software import software_of
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import CONNECTION_COOKIE, connection_row
-from mpbroker.logger import get_logger
+from mpbroker.ipc.tables.client_software import software_of
 from mpbroker.network.connection_rows import peer_address
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
@@ -16,15 +16,15 @@ from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.ipc.client_instances import ClientInstance, ClientInstances
-    from mpbroker.server.client_telemetry import (
+    from mpbroker.ipc.tables.client_instances import ClientInstance, ClientInstances
+    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.server.configs.client_metrics_config import Subscription
+    from mpbroker.server.request_context import RequestContexts
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
         ClientTelemetryContext,
         ClientTelemetryPayload,
         ClientTelemetryReceiver,
     )
-    from mpbroker.server.handlers.client_metrics_config import Subscription
-    from mpbroker.server.request_context import RequestContexts
-    from mpbroker.storage.topics import TopicRegistry
 
 _LOG = get_logger(__name__)
 _NOBODY: Final = bytes(16)
@@ -64,13 +64,13 @@ class TelemetryApis:
         }
 
     def _get_subscriptions(self, request: Request) -> bytes | Deferred:
+        from mpbroker.metadata.meta_properties import random_uuid
         from mpbroker.protocol.messages.get_telemetry_subscriptions import (
             GetTelemetrySubscriptionsRequest,
         )
         from mpbroker.server.handlers.client_telemetry import (
             handle_get_telemetry_subscriptions,
         )
-        from mpbroker.storage.meta_properties import random_uuid
 
         version = request.api_version
         message = GetTelemetrySubscriptionsRequest.decode(version, request.body)
@@ -96,8 +96,10 @@ class TelemetryApis:
             PushTelemetryRequest,
             PushTelemetryResponse,
         )
-        from mpbroker.server.client_telemetry import ClientTelemetryPayload
         from mpbroker.server.handlers.client_telemetry import admit_push, receive_push
+        from mpbroker.server.telemetry.client_telemetry_receiver import (
+            ClientTelemetryPayload,
+        )
 
         version = request.api_version
         message = PushTelemetryRequest.decode(version, request.body)
@@ -128,8 +130,10 @@ class TelemetryApis:
         self, request: Request, instance_id: bytes
     ) -> ClientTelemetryContext | None:
         """Who sends a request; None: its connection has gone."""
-        from mpbroker.server.client_telemetry import ClientTelemetryContext
-        from mpbroker.storage.meta_properties import uuid_to_text
+        from mpbroker.metadata.meta_properties import uuid_to_text
+        from mpbroker.server.telemetry.client_telemetry_receiver import (
+            ClientTelemetryContext,
+        )
 
         name, version = software_of(self._words, request.connection)
         connection_id = self._contexts.name(request.connection)
@@ -151,7 +155,7 @@ class TelemetryApis:
     def _subscription(
         self, request: Request, context: ClientTelemetryContext, instance_id: bytes
     ) -> Subscription:
-        from mpbroker.server.handlers.client_metrics_config import (
+        from mpbroker.server.configs.client_metrics_config import (
             Client,
             subscription_of,
         )

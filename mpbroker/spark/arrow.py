@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from mpbroker.protocol.record_columns import BinaryColumn, RecordColumns
+    from mpbroker.protocol.records.record_columns import BinaryColumn, RecordColumns
 
 # Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
 # record; more than this only takes memory (Spark's own default is 10,000).

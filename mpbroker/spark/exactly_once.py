@@ -37,15 +37,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.admin.group_admin import committed_offsets
 from mpbroker.client.cluster import Broker, Cluster, TopicPartition
 from mpbroker.client.errors import (
     BrokerUnavailableError,
     UnsupportedVersionError,
     check_error,
 )
-from mpbroker.client.group_admin import committed_offsets
 from mpbroker.client.settings import ClientSettings
-from mpbroker.errors import MpbrokerError
 from mpbroker.producer.transaction_calls import PreparedTransaction
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
-from mpbroker.client.admin import list_offsets
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.admin.topic_admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.errors import MpbrokerError
 from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.options import (
     LATEST,
@@ -113,7 +113,7 @@ class OffsetReader:
         Raises:
             ApiError: refused. BrokerUnavailableError: no answer.
         """
-        from mpbroker.client.group_admin import alter_offsets
+        from mpbroker.client.admin.group_admin import alter_offsets
 
         self._retry(lambda: alter_offsets(self._connected(), group, offsets))
 

@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from mpbroker.base.config_def import ConfigError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address, parse_addresses
 from mpbroker.client.cluster import TopicPartition
+from mpbroker.client.consumer.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from mpbroker.client.errors import AddressError
-from mpbroker.client.fetcher import READ_COMMITTED, READ_UNCOMMITTED
 from mpbroker.client.settings import ADMIN_CONFIG, ClientSettings, parse_settings
-from mpbroker.config_def import ConfigError
-from mpbroker.errors import MpbrokerError
 
 logger = logging.getLogger(__name__)
 

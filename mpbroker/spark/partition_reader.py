@@ -8,16 +8,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.client.admin import list_offsets
+from mpbroker.client.admin.topic_admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.fetcher import (
+from mpbroker.client.consumer.fetcher import (
     FetchedBatch,
     Fetcher,
     LeaderLostError,
     OffsetOutOfRangeError,
 )
-from mpbroker.protocol.record_columns import read_columns
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.records.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
 from mpbroker.spark.offsets import DataLossError, OffsetRange
 from mpbroker.spark.options import EARLIEST, LATEST

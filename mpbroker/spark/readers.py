@@ -23,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.errors import MpbrokerError
 from mpbroker.spark.offsets import (
     DataLossError,
     OffsetRange,

@@ -10,9 +10,9 @@ from typing import Final
 import pyarrow as pa
 from pyarrow import fs
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.errors import MpbrokerError
-from mpbroker.protocol.batch_header import (
+from mpbroker.protocol.records.batch_header import (
     BATCH_HEADER_SIZE,
     BatchHeader,
     RecordBatchError,

@@ -20,7 +20,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from mpbroker.protocol.crc32c import crc32c
+from mpbroker.protocol.records.crc32c import crc32c
 
 _OFFSET_ENTRY: Final = Struct(">ii")
 _TIME_ENTRY: Final = Struct(">qi")

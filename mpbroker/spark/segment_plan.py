@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from pyarrow import fs
 
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.protocol.batch_header import BatchHeader
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.records.batch_header import BatchHeader
+from mpbroker.protocol.records.record_batch import iter_records
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import (
     EARLIEST,

@@ -20,9 +20,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from mpbroker.protocol.batch_header import BatchHeader, RecordBatchError, compute_crc
 from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.record_columns import read_columns
+from mpbroker.protocol.records.batch_header import (
+    BatchHeader,
+    RecordBatchError,
+    compute_crc,
+)
+from mpbroker.protocol.records.record_columns import read_columns
 from mpbroker.spark.arrow import joined, record_batch
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

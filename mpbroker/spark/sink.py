@@ -38,9 +38,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from mpbroker.base.config_def import ConfigError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.settings import ClientSettings
-from mpbroker.config_def import ConfigError
-from mpbroker.errors import MpbrokerError
 from mpbroker.producer import Producer
 from mpbroker.producer.config import PRODUCER_CONFIG, ProducerSettings
 from mpbroker.producer.transaction_calls import PreparedTransaction

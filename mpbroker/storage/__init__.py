@@ -1,0 +1,1 @@
+"""Partition logs that any process may append to."""

@@ -14,8 +14,15 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from mpbroker.logger import get_logger
-from mpbroker.storage.checkpoints import (
+from mpbroker.base.logger import get_logger
+from mpbroker.base.storage_errors import (
+    CheckpointError,
+    LogDirectoryError,
+    LogDirectoryLockedError,
+)
+from mpbroker.metadata.metadata_image import TopicImage
+from mpbroker.metadata.metadata_log import LogCell, recover_metadata_log
+from mpbroker.storage.files.checkpoints import (
     CLEANER_OFFSET,
     LOG_START_OFFSET,
     RECOVERY_POINT,
@@ -26,12 +33,7 @@ from mpbroker.storage.checkpoints import (
     write_offsets,
     write_topic_ids,
 )
-from mpbroker.storage.errors import (
-    CheckpointError,
-    LogDirectoryError,
-    LogDirectoryLockedError,
-)
-from mpbroker.storage.log_files import (
+from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
     LOG_SUFFIX,
     base_offsets,
@@ -39,9 +41,7 @@ from mpbroker.storage.log_files import (
     sync_directory,
     write_file,
 )
-from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.metadata_image import TopicImage
-from mpbroker.storage.metadata_log import LogCell, recover_metadata_log
+from mpbroker.storage.log.log_loader import LoadHints
 from mpbroker.storage.partition_directory import (
     directory_name,
     encode_topic_id,

@@ -8,19 +8,20 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import RowStatus
-from mpbroker.ipc.partition_table import PartitionRow, PartitionTable
-from mpbroker.logger import get_logger
+from mpbroker.ipc.tables.partition_table import PartitionRow, PartitionTable
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.leader_epochs import UNDEFINED, read_leader_epochs
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_directory import LogDirectory
-from mpbroker.storage.log_files import (
+from mpbroker.storage.files.leader_epochs import UNDEFINED, read_leader_epochs
+from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
 )
-from mpbroker.storage.log_lookup import EMPTY_LOG, EmptyLog
+from mpbroker.storage.log.log_lookup import EMPTY_LOG, EmptyLog
+from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.partition_directory import (
     DIRECTORY_MODE,
     complete_directory,
@@ -29,7 +30,6 @@ from mpbroker.storage.partition_directory import (
     read_topic_id,
     rename_away,
 )
-from mpbroker.storage.partition_log import PartitionLog
 
 logger = get_logger(__name__)
 _PRODUCER_ID_EXPIRATION_MS = 86_400_000

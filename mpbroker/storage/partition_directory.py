@@ -12,9 +12,9 @@ import os
 import re
 from typing import Final
 
-from mpbroker.logger import get_logger
-from mpbroker.storage.leader_epochs import FILE_NAME as LEADER_EPOCHS
-from mpbroker.storage.log_files import (
+from mpbroker.base.logger import get_logger
+from mpbroker.storage.files.leader_epochs import FILE_NAME as LEADER_EPOCHS
+from mpbroker.storage.files.log_files import (
     DELETE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
     write_file,

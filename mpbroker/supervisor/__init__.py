@@ -1,44 +1,6 @@
-"""The parent process of a broker: it builds everything below, and serves no client."""
+"""The parent process of a broker: start, watch, repair, resize, replace, stop."""
 
-from __future__ import annotations
+from typing import Final
 
-import gc
-import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mpbroker.config import BrokerConfig
-
-# Set where a program takes over from the one before it: see takeover.py.
+# Set in the environment of a program that takes over from another: see takeover.py.
 TAKEOVER_VARIABLE: Final = "_MPBROKER_TAKEOVER"
-
-
-def serve(
-    config: BrokerConfig,
-    *,
-    ready_fd: int | None = None,
-    daemon: bool = False,
-    pid_file: Path | None = None,
-) -> int:
-    """Run a broker to its end; return the exit code.
-
-    Args:
-        config: the settings.
-        ready_fd: gets one line of JSON when every process serves, and is closed.
-        daemon: go to the background; the caller returns once the broker serves.
-        pid_file: gets the supervisor's process id.
-
-    Raises:
-        MpbrokerError: it cannot start; nothing is left behind.
-    """
-    gc.disable()  # until all is imported and made, and then frozen
-    from mpbroker.supervisor.broker import Broker
-
-    # A program that takes over from another is a daemon already, if that was one.
-    if daemon and TAKEOVER_VARIABLE not in os.environ:
-        from mpbroker.supervisor.daemon import serve_as_daemon
-
-        return serve_as_daemon(config, ready_fd=ready_fd, pid_file=pid_file)
-    return Broker(config).serve(ready_fd=ready_fd, pid_file=pid_file)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.exit_status import explain_exit
 from mpbroker.ipc.layout import METRICS
 
 
@@ -196,10 +197,3 @@ def count_of_role(words: memoryview, counts: int, role: Role) -> None:
 def is_kill(status: int) -> bool:
     """Whether a process was killed by somebody: by SIGKILL."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def explain_exit(status: int) -> str:
-    """Say how a process ended: "signal 9", "exit status 1"."""
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit status {os.WEXITSTATUS(status)}"

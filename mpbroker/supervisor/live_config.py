@@ -19,11 +19,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from mpbroker.base.config_def import ConfigValue
+from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import parse_connection_overrides
 from mpbroker.config.live_keys import READER_OF, Reader
-from mpbroker.config_def import ConfigValue
 from mpbroker.ipc.limits_page import (
     NO_LIMIT,
     UNSET,
@@ -35,12 +36,11 @@ from mpbroker.ipc.limits_page import (
     ListenerLimits,
 )
 from mpbroker.ipc.ring import RequestRing
-from mpbroker.logger import get_logger
+from mpbroker.metadata.quota_records import IP
+from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.network.connection_rows import address_words
-from mpbroker.storage.quota_records import IP
-from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.child import ChildState, Role
-from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.supervisor import Supervisor
 

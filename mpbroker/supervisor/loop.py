@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
+from mpbroker.base.logger import get_logger, shut_down
 from mpbroker.ipc.black_box import note_failure
-from mpbroker.logger import get_logger, shut_down
 from mpbroker.supervisor.signals import HANDLED, reset_in_child
 
 _LOG = get_logger(__name__)

@@ -10,7 +10,6 @@ from typing import Final
 
 from mpbroker.ipc.arena import ArenaLayout
 from mpbroker.ipc.black_box import create_boxes
-from mpbroker.ipc.client_instances import ClientInstances
 from mpbroker.ipc.lane import CoordinatorLane
 from mpbroker.ipc.layout import (
     CELL_COUNT,
@@ -37,18 +36,19 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.log_levels import LogLevels, levels_left_in
-from mpbroker.ipc.partition_table import PartitionTable
 from mpbroker.ipc.parts import Parts
-from mpbroker.ipc.principals import Principals
-from mpbroker.ipc.quota_table import QuotaTable
 from mpbroker.ipc.ring import NotificationRing, RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
-from mpbroker.ipc.shared_log_cell import SharedLogCell
-from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.ipc.tables.client_instances import ClientInstances
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.ipc.tables.principals import Principals
+from mpbroker.ipc.tables.quota_table import QuotaTable
+from mpbroker.ipc.tables.shared_log_cell import SharedLogCell
+from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.connection_ledger import ConnectionLedger
 from mpbroker.network.connection_rows import is_open
-from mpbroker.network.hand_over import KeeperLink
-from mpbroker.server.fetch_session import FetchSessions
+from mpbroker.network.moves.hand_over import KeeperLink
+from mpbroker.server.fetch.fetch_session import FetchSessions
 
 # What parts are called in a manifest.
 _LOG_LEVELS: Final = "log levels"

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpbroker.base.config_def import ConfigError
+from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.pool_limits import HANDLERS_KEY, PROCESSORS_KEY
-from mpbroker.config_def import ConfigError
 from mpbroker.ipc.layout import MAX_PROCESSORS
-from mpbroker.logger import get_logger
-from mpbroker.storage.topics import TopicRegistry
+from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.supervisor.pools import PoolSizes
 
 _LOG = get_logger(__name__)

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HANDLER_ACTIVE_CONTROL,
@@ -54,7 +55,6 @@ from mpbroker.ipc.layout import (
     slot_row,
     slots_in_use,
 )
-from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
     Child,
     ChildEvent,
@@ -62,7 +62,7 @@ from mpbroker.supervisor.child import (
     ChildState,
     Role,
 )
-from mpbroker.supervisor.connections import (
+from mpbroker.supervisor.connection_moves import (
     forget_orders,
     move_connections,
     owned_connections,
@@ -70,9 +70,9 @@ from mpbroker.supervisor.connections import (
     rescue_connections,
     stop_accepting,
 )
-from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
-from mpbroker.supervisor.roles import Roles
+from mpbroker.supervisor.role_bodies import RoleBodies
 
 _LOG = get_logger(__name__)
 
@@ -137,7 +137,7 @@ class Pools:
 
     def __init__(
         self,
-        roles: Roles,
+        roles: RoleBodies,
         memory: BrokerMemory,
         listeners: Sequence[Listener],
         sizes: PoolSizes,

@@ -24,7 +24,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.framing import FrameDecoder, encode_frame
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.supervisor.listeners import Listener
+from mpbroker.supervisor.listen_sockets import Listener
 
 _CLIENT_ID: Final = "mpbroker-probe"
 # Old versions: their answers are short, and begin with the correlation id alone.

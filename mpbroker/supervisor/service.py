@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mpbroker.logger import get_logger
+from mpbroker.base.logger import get_logger
 from mpbroker.supervisor import probe
-from mpbroker.supervisor.listeners import Listener, Origin
+from mpbroker.supervisor.listen_sockets import Listener, Origin
 from mpbroker.supervisor.probe import Outcome, Round
 from mpbroker.supervisor.systemd import ServiceManager
 

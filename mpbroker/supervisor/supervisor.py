@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.black_box import BlackBox, EventKind, box_number, open_own_box
 from mpbroker.ipc.layout import METRICS_DEATHS, METRICS_STARTS, Phase
-from mpbroker.logger import get_logger
 from mpbroker.supervisor.child import (
     KEEPER_FILLS_S,
     Child,
@@ -30,19 +30,19 @@ from mpbroker.supervisor.child import (
     count_of_role,
     is_kill,
 )
-from mpbroker.supervisor.listeners import Listener, Origin
+from mpbroker.supervisor.listen_sockets import Listener, Origin
 from mpbroker.supervisor.loop import TICK_S, Loop, fork
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.pool_settings import PoolSettings
 from mpbroker.supervisor.pools import Pools, child_words
-from mpbroker.supervisor.recovery import Repair
-from mpbroker.supervisor.roles import Roles
+from mpbroker.supervisor.repair.recovery import Repair
+from mpbroker.supervisor.role_bodies import RoleBodies
 from mpbroker.supervisor.signals import SignalSocket
 
 if TYPE_CHECKING:
-    from mpbroker.ipc.telemetry import Telemetry
-    from mpbroker.network.connection_export import KeptSocket
-    from mpbroker.supervisor.upgrade import Renewal, Upgrade
+    from mpbroker.ipc.named_segment import Telemetry
+    from mpbroker.supervisor.upgrade.connection_export import KeptSocket
+    from mpbroker.supervisor.upgrade.upgrade import Renewal, Upgrade
 
 _LOG = get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Supervisor(Loop):
 
     def __init__(
         self,
-        roles: Roles,
+        roles: RoleBodies,
         memory: BrokerMemory,
         listeners: Sequence[Listener],
         settings: PoolSettings,
@@ -163,7 +163,7 @@ class Supervisor(Loop):
         Coordinator and housekeeper come later: no first answer waits for what they
         import. What a group asks meanwhile waits on the coordinator's lane.
         """
-        from mpbroker.ipc.telemetry import Telemetry, remove_leftovers
+        from mpbroker.ipc.named_segment import Telemetry, remove_leftovers
 
         remove_leftovers()
         self._telemetry = Telemetry()
@@ -412,7 +412,7 @@ class Supervisor(Loop):
             return
         child.dismissed = True
         if child.role is Role.KEEPER:
-            from mpbroker.supervisor.keeper_sockets import leave_with_successor
+            from mpbroker.supervisor.upgrade.keeper_sockets import leave_with_successor
 
             leave_with_successor(self._memory, child.pidfd)
         else:
@@ -465,7 +465,7 @@ class Supervisor(Loop):
             are_ours: they are a new generation: they only have to prove themselves.
         """
         from mpbroker.network.connection_rows import is_held, live_rows
-        from mpbroker.supervisor.upgrade import Renewal
+        from mpbroker.supervisor.upgrade.upgrade import Renewal
 
         self._renewal = renewal = Renewal(
             self,

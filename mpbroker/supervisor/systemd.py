@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
-from mpbroker.config_def import ConfigError
+from mpbroker.base.config_def import ConfigError
 
 _FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
 # What a manager may be behind with before it is taken for hung, and not waited for.

@@ -13,7 +13,7 @@ import time
 from typing import BinaryIO, Final
 
 from mpbroker.producer.batch import RECORD_OVERHEAD, ProducerBatch
-from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.records.compression import Codec
 from tests.bench import wire
 
 IN_FLIGHT: Final = 5

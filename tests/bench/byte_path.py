@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpbroker.protocol.crc32c import crc32c
+from mpbroker.protocol.records.crc32c import crc32c
 
 MIB: Final = 1 << 20
 _BUFFERS: Final = 8

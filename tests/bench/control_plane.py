@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Final
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from tests.bench import wire
 from tests.bench.brokers import scratch_directory
 from tests.bench.cases import Case, Context

@@ -146,13 +146,17 @@ CUTS: Final = (
     ),
     # -- who watches: the keeper, leases, fences
     Cut(
-        "supervisor/keeper.py",
+        "network/moves/keeper.py",
         "for fd in fds:\n                cookie, is_new = self._keep(fd)",
         "while fds:\n                os.close(fds.pop())\n"
         "                continue\n                cookie, is_new = 0, False",
     ),
-    Cut("supervisor/leases.py", "self._owner.every(INTERVAL_S, self.check)", "pass"),
-    Cut("supervisor/canaries.py", "owner.every(INTERVAL_S, self.check)", "pass"),
+    Cut(
+        "supervisor/repair/leases.py",
+        "self._owner.every(INTERVAL_S, self.check)",
+        "pass",
+    ),
+    Cut("supervisor/repair/canaries.py", "owner.every(INTERVAL_S, self.check)", "pass"),
 )
 
 

@@ -34,7 +34,7 @@ def pytest_runtest_logreport(report):
 _TESTS: Final = f"""
 import json, time
 import pytest
-from mpbroker.pytest_plugin import MpbrokerServer
+from mpbroker.testing.pytest_plugin import MpbrokerServer
 
 SETTINGS = {{"message.max.bytes": 1_000_000}}
 

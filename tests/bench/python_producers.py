@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from unittest import mock
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import LATEST, delete_topic, list_offsets
+from mpbroker.client.admin.topic_admin import LATEST, delete_topic, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.producer import Producer, batch
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.record_encode import encode_batch_in_python
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_encode import encode_batch_in_python
 from tests.bench.bare_sends import BareSends
 from tests.bench.cases import Case, Context
 from tests.bench.wire import AnswerError

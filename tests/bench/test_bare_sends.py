@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.protocol.compression import Codec
+from mpbroker.protocol.records.compression import Codec
 from tests.bench.bare_sends import BareSends
 from tests.compat.adapters import ADAPTERS
 

@@ -33,7 +33,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.bench import wire
 from tests.bench.brokers import scratch_directory
 from tests.bench.cases import Case, Context

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from mpbroker.cli.ctl_connection import ControlClient
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.chaos.peek import Peek
 from tests.supervisor.load import children, states
 from tests.support.broker import Broker

@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from mpbroker.cli.ctl_connection import BrokerUnavailableError, ControlClient
+from mpbroker.cli.ctl.ctl_connection import BrokerUnavailableError, ControlClient
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.ipc.telemetry import start_time
-from mpbroker.supervisor.control_attach import process_state
+from mpbroker.inspect.attach import process_state
+from mpbroker.ipc.named_segment import start_time
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 

@@ -7,9 +7,9 @@ import resource
 
 import pytest
 
-from mpbroker.cli import ctl_host_checks as checks
-from mpbroker.cli.ctl_host_checks import FAIL, OK, WARN
-from mpbroker.cli.ctl_text import duration, plural, size
+from mpbroker.cli.ctl import ctl_host_checks as checks
+from mpbroker.cli.ctl.ctl_host_checks import FAIL, OK, WARN
+from mpbroker.cli.ctl.ctl_text import duration, plural, size
 
 MOUNTS = """\
 20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

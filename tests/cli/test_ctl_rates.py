@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mpbroker.cli.ctl_rates import Look, Page, ProcessLoad, compare, diagnose, render
+from mpbroker.cli.ctl.ctl_rates import (
+    Look,
+    Page,
+    ProcessLoad,
+    compare,
+    diagnose,
+    render,
+)
 
 SECOND = 1_000_000_000
 

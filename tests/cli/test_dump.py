@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.index_dump import read_offset_index, read_time_index
 from mpbroker.cli.segment_dump import iter_segment
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import (
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder, set_base_offset
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder, set_base_offset
 
 START = 1_700_000_000_000
 JARS = Path(__file__).parents[2] / ".downloads" / "java"

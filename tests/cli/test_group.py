@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from tests.support.broker import Broker
 
 

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.cli.delimiter import unescape
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.cli.message_input import MessageSplitter
-from mpbroker.cli.start_offset import OffsetRange, parse_offsets
+from mpbroker.cli.records.delimiter import unescape
+from mpbroker.cli.records.message_input import MessageSplitter
+from mpbroker.cli.records.start_offset import OffsetRange, parse_offsets
 from mpbroker.client.partitioner import partition_for_key
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceResponse,
     TopicProduceResponse,
 )
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_batch import (
     RecordBatchBuilder,
     iter_records,
     parse_batch_header,

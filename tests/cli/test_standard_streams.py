@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 
 FULL = "/dev/full"  # every write to it fails with ENOSPC
 

@@ -40,7 +40,7 @@ from mpbroker.protocol.messages import (
     sasl_authenticate,
     sasl_handshake,
 )
-from mpbroker.protocol.record_batch import parse_batch_header, set_base_offset
+from mpbroker.protocol.records.record_batch import parse_batch_header, set_base_offset
 
 CLOSE = object()  # an answer: hang up instead
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from mpbroker.client.addresses import Address
-from mpbroker.client.admin import MAX_TIMESTAMP, list_offsets
+from mpbroker.client.admin.topic_admin import MAX_TIMESTAMP, list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import (
     BrokerUnavailableError,

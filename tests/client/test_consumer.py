@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.client import offset_lookup
+from mpbroker.base.config_def import ConfigError
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import EARLIEST, LATEST, MAX_TIMESTAMP, create_topic
+from mpbroker.client.admin.group_admin import describe_group
+from mpbroker.client.admin.topic_admin import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    create_topic,
+)
 from mpbroker.client.assignor import (
     ASSIGNORS,
     Subscription,
@@ -25,10 +31,9 @@ from mpbroker.client.assignor import (
     encode_subscription,
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer import Consumer, NoOffsetError, RebalanceListener
+from mpbroker.client.consumer import offset_lookup
+from mpbroker.client.consumer.consumer import Consumer, NoOffsetError, RebalanceListener
 from mpbroker.client.errors import ClientError
-from mpbroker.client.group_admin import describe_group
-from mpbroker.config_def import ConfigError
 from mpbroker.producer import Producer
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError

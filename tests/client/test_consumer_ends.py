@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import delete_topic
+from mpbroker.client.admin.group_admin import describe_group
+from mpbroker.client.admin.topic_admin import delete_topic
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.consumer import Consumer, RebalanceListener
+from mpbroker.client.consumer.consumer import Consumer, RebalanceListener
 from mpbroker.client.errors import ClientError
-from mpbroker.client.group_admin import describe_group
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from tests.client.test_consumer import fill, values

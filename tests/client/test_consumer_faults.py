@@ -8,15 +8,15 @@ import struct
 import pytest
 
 from mpbroker.client import cluster as cluster_module
-from mpbroker.client import consumer as consumer_module
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer import consumer as consumer_module
+from mpbroker.client.consumer.consumer import Consumer
+from mpbroker.client.consumer.fetcher import Fetcher
 from mpbroker.client.errors import ClientError
-from mpbroker.client.fetcher import Fetcher
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from mpbroker.protocol.record_batch import compute_crc
+from mpbroker.protocol.records.record_batch import compute_crc
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_consumer import values
 from tests.client.test_fetcher import answer_for, batch_of

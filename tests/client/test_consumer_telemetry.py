@@ -7,12 +7,13 @@ import time
 
 import pytest
 
-from mpbroker.client import config_admin, telemetry_sender
 from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import config_admin
+from mpbroker.client.admin.config_admin import Resource, ResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.config_admin import Resource, ResourceType
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.telemetry import telemetry_sender
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,

@@ -10,9 +10,9 @@ import pytest
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
+from mpbroker.client.consumer.fetcher import Fetcher
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.fetcher import Fetcher
 from mpbroker.protocol.api_key import ApiKey
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_consumer import values

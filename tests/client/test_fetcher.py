@@ -5,17 +5,13 @@ import socket
 import pytest
 
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.fetcher import (
+from mpbroker.client.consumer.fetcher import (
     Fetcher,
     LeaderLostError,
     OffsetOutOfRangeError,
 )
+from mpbroker.client.errors import BrokerUnavailableError
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.control_record import (
-    EndTransactionMarker,
-    build_end_transaction_marker,
-)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.fetch import (
@@ -24,10 +20,11 @@ from mpbroker.protocol.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
-from mpbroker.protocol.record_batch import (
-    RecordBatchBuilder,
-    iter_records,
+from mpbroker.protocol.records.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
 )
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder, iter_records
 
 T0 = TopicPartition("t", 0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from mpbroker.client.assignor import decode_subscription, encode_assignment
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.consumer import Consumer, RebalanceListener
-from mpbroker.client.group_member import RebalancedError
+from mpbroker.client.consumer.consumer import Consumer, RebalanceListener
+from mpbroker.client.consumer.group_member import RebalancedError
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.heartbeat import HeartbeatResponse
 from mpbroker.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse

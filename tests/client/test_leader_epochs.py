@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer import Consumer, LogTruncationError
-from mpbroker.client.position_epochs import NO_EPOCH, PositionEpochs
+from mpbroker.client.consumer.consumer import Consumer, LogTruncationError
+from mpbroker.client.consumer.position_epochs import NO_EPOCH, PositionEpochs
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

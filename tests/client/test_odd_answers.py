@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.client import admin, config_admin
 from mpbroker.client.addresses import Address
+from mpbroker.client.admin import config_admin, topic_admin
+from mpbroker.client.admin.config_admin import Resource, ResourceType
 from mpbroker.client.cluster import TopicPartition
-from mpbroker.client.config_admin import Resource, ResourceType
-from mpbroker.client.group_member import GroupMember, GroupSettings
+from mpbroker.client.consumer.group_member import GroupMember, GroupSettings
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.errors import ProtocolError
@@ -53,27 +53,29 @@ def test_a_partition_that_nobody_asked_for_is_passed_over(fake_broker, cluster):
         (
             ApiKey.LIST_OFFSETS,
             lambda request: ListOffsetsResponse(),
-            lambda cluster: admin.list_offsets(cluster, {T0: admin.LATEST}, {T0: 7}),
+            lambda cluster: topic_admin.list_offsets(
+                cluster, {T0: topic_admin.LATEST}, {T0: 7}
+            ),
         ),
         (
             ApiKey.CREATE_TOPICS,
             lambda request: CreateTopicsResponse(),
-            lambda cluster: admin.create_topic(cluster, "u"),
+            lambda cluster: topic_admin.create_topic(cluster, "u"),
         ),
         (
             ApiKey.DELETE_TOPICS,
             lambda request: DeleteTopicsResponse(),
-            lambda cluster: admin.delete_topic(cluster, "t"),
+            lambda cluster: topic_admin.delete_topic(cluster, "t"),
         ),
         (
             ApiKey.CREATE_PARTITIONS,
             lambda request: CreatePartitionsResponse(),
-            lambda cluster: admin.create_partitions(cluster, "t", 9),
+            lambda cluster: topic_admin.create_partitions(cluster, "t", 9),
         ),
         (
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             lambda request: IncrementalAlterConfigsResponse(),
-            lambda cluster: admin.alter_topic_configs(cluster, "t", {}, ()),
+            lambda cluster: topic_admin.alter_topic_configs(cluster, "t", {}, ()),
         ),
         (
             ApiKey.INCREMENTAL_ALTER_CONFIGS,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.client.errors import SaslAuthenticationError
 from mpbroker.client.sasl import (
     OAuthBearerMechanism,
@@ -21,7 +22,6 @@ from mpbroker.client.security import (
     unsecured_token,
 )
 from mpbroker.client.settings import ADMIN_CONFIG, parse_settings
-from mpbroker.config_def import ConfigError
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.metadata import MetadataResponse
 from mpbroker.protocol.messages.sasl_authenticate import SaslAuthenticateResponse

@@ -6,7 +6,7 @@ import pytest
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.errors import (
     AuthenticationError,
     BrokerUnavailableError,

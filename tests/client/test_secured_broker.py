@@ -15,7 +15,7 @@ import pytest
 from mpbroker.cli import main
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.errors import AuthenticationError
 from mpbroker.producer import FatalError, Producer
 from mpbroker.protocol.messages.alter_user_scram_credentials import (

@@ -9,14 +9,13 @@ import random
 
 import pytest
 
-from mpbroker.client import telemetry as module
-from mpbroker.client.telemetry import (
+from mpbroker.client.telemetry import telemetry as module
+from mpbroker.client.telemetry.telemetry import (
     DEFAULT_INTERVAL_MS,
     ClientTelemetry,
     TelemetryState,
 )
-from mpbroker.client.telemetry_metrics import MAX_POINTS, MetricsCollector
-from mpbroker.protocol.compression import Codec, decompress
+from mpbroker.client.telemetry.telemetry_metrics import MAX_POINTS, MetricsCollector
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
@@ -27,6 +26,7 @@ from mpbroker.protocol.messages.push_telemetry import (
     PushTelemetryResponse,
 )
 from mpbroker.protocol.otlp_metrics import read_metrics
+from mpbroker.protocol.records.compression import Codec, decompress
 
 ID = bytes(range(16))
 INTERVAL_MS = 1000

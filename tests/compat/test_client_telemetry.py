@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from mpbroker.client import config_admin
 from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import config_admin
+from mpbroker.client.admin.config_admin import Resource, ResourceType
 from mpbroker.client.cluster import Cluster
-from mpbroker.client.config_admin import Resource, ResourceType
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
 from tests.compat.test_java_tools import TOOLS, run_java
@@ -28,7 +28,7 @@ from tests.support.fetch_clients import have_java_tools
 
 PLUG_IN = """
 import json, os
-from mpbroker.server.client_telemetry import ClientTelemetryReceiver
+from mpbroker.server.telemetry.client_telemetry_receiver import ClientTelemetryReceiver
 
 class Sizes(ClientTelemetryReceiver):
     def configure(self, settings):

@@ -8,18 +8,18 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config.authorizer_keys import (
     is_standard_authorizer,
     load_authorizer_class,
     parse_super_users,
 )
-from mpbroker.config_def import ConfigError
-from mpbroker.server.authorizer import Authorizer
+from mpbroker.server.authorization.authorizer import Authorizer
 from tests.support.broker import Broker, BrokerFailedError
 
 PLUG_IN = '''
 from mpbroker.protocol.acl import AclOperation
-from mpbroker.server.authorizer import Authorizer
+from mpbroker.server.authorization.authorizer import Authorizer
 
 class ReadOnly(Authorizer):
     """Everybody may look; topics of the name that is set may be created."""

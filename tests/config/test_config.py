@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.base.config_def import ConfigError, type_of
 from mpbroker.config import (
     BROKER_CONFIG_DEF,
     AdvertisedEndPoint,
@@ -18,7 +19,6 @@ from mpbroker.config.broker_values import BrokerValues
 from mpbroker.config.cores import available_cores
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listener_security import security_settings
-from mpbroker.config_def import ConfigError, type_of
 
 
 def load(

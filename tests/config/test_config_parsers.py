@@ -5,8 +5,8 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig, EndPoint
-from mpbroker.config_def import ConfigError
 
 HOSTS = st.one_of(
     st.just(""),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
-from mpbroker.config_def import ConfigError
 from mpbroker.ipc.layout import MAX_PARTITIONS
 
 OFFSETS = "offsets.topic.num.partitions"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.base.config_def import UpdateMode
 from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.config.live_keys import LISTENER_SECURITY, PER_LISTENER, reader_of
-from mpbroker.config_def import UpdateMode
 
 CLUSTER_WIDE = [
     "background.threads",

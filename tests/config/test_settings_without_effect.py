@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpbroker"
 # Where every key is named, whether it is read or not.

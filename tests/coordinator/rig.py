@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.group_records import read_record
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.protocol.message import Message

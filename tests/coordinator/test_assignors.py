@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.coordinator.assignors import ASSIGNORS, MemberSpec
+from mpbroker.coordinator.groups.assignors import ASSIGNORS, MemberSpec
 
 topic_counts = st.dictionaries(
     st.sampled_from([b"a", b"b", b"c"]), st.integers(1, 9), min_size=1

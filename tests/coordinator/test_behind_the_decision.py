@@ -20,7 +20,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.end_txn import EndTxnRequest
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.test_power_cuts import (
     NAME,
     STATE_ROW,

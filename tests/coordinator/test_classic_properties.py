@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from mpbroker.coordinator.classic_group import ClassicGroup
-from mpbroker.coordinator.classic_group import ClassicGroupState as S
+from mpbroker.coordinator.groups.classic_group import ClassicGroup
+from mpbroker.coordinator.groups.classic_group import ClassicGroupState as S
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.leave_group import MemberIdentity

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from mpbroker.coordinator.classic_group import (
+from mpbroker.coordinator.groups.classic_group import (
     PREVIOUS_STATES,
     ClassicGroup,
     ClassicGroupState,

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mpbroker.coordinator.consumer_group import ConsumerGroup, ConsumerGroupState
+from mpbroker.coordinator.groups.consumer_group import ConsumerGroup, ConsumerGroupState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,

@@ -13,22 +13,23 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.group_records import (
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
+from mpbroker.coordinator.groups.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     offset_key,
     offset_value,
     versioned,
 )
-from mpbroker.coordinator.offsets import OffsetAndMetadata
 from mpbroker.coordinator.offsets_topic import LoadedRecord
 from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.message import Message, Struct
+from mpbroker.protocol.fields import Struct
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsResponse,

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
-from mpbroker.protocol.record_batch import iter_records
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.protocol.records.control_record import parse_end_transaction_marker
+from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.test_power_cuts import (
     PARTITIONS,
     SEEDS,

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, LoadedRecord, OffsetsTopic
 from mpbroker.coordinator.outbox import TransactionalRecord
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.protocol.batch_header import iter_batches
-from mpbroker.protocol.compression import Codec
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.protocol.records.batch_header import iter_batches
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.bench import wire
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.support.broker import Broker

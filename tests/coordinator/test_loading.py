@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.coordinator.group_records import (
+from mpbroker.coordinator.groups.group_records import (
     OffsetCommitKey,
     OffsetCommitValue,
     offset_key,
@@ -17,8 +17,8 @@ from mpbroker.coordinator.group_records import (
     versioned,
 )
 from mpbroker.coordinator.offsets_topic import LoadedRecord, newest
-from mpbroker.coordinator.transaction_metadata import TransactionState
-from mpbroker.coordinator.transaction_records import (
+from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
+from mpbroker.coordinator.transactions.transaction_records import (
     read_transaction,
     state_value,
     transaction_key,

@@ -7,9 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mpbroker.coordinator.classic_group import ClassicGroup, ClassicGroupState
-from mpbroker.coordinator.consumer_group import ConsumerGroup
-from mpbroker.coordinator.consumer_protocol import read_assignment, write_assignment
+from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
+from mpbroker.coordinator.groups.consumer_protocol import (
+    read_assignment,
+    write_assignment,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,

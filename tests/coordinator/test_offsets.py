@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.coordinator.classic_group import ClassicGroupState as S
-from mpbroker.coordinator.group_records import (
+from mpbroker.coordinator.groups.classic_group import ClassicGroupState as S
+from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
+from mpbroker.coordinator.groups.group_records import (
     OffsetCommitKey,
     offset_key,
     offset_value,
     read_record,
 )
 from mpbroker.coordinator.java_hash import java_hash
-from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest

@@ -10,13 +10,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.protocol.batch_header import iter_batches
-from mpbroker.protocol.compression import Codec
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.protocol.records.batch_header import iter_batches
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.storage.log.partition_log import PartitionLog
 
 CONFIGURED = 5
 

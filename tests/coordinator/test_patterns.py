@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.coordinator.group_records import read_record
+from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.protocol.acl import AclOperation
 from tests.coordinator.rig import Rig
 from tests.coordinator.test_consumer_protocol import Consumer, settle

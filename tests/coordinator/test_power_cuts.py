@@ -24,19 +24,17 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
-from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.transaction_config import TransactionConfig
-from mpbroker.coordinator.transactions import Transactions
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transactions import Transactions
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.batch_header import iter_batches
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import parse_end_transaction_marker
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
@@ -56,10 +54,12 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import iter_records
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.own_appends import OwnAppends
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.protocol.records.batch_header import iter_batches
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.control_record import parse_end_transaction_marker
+from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.storage.log.own_appends import OwnAppends
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics
 from tests.coordinator.test_durability import FakeNotices
 from tests.storage.batches import Validated, batch

@@ -12,19 +12,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.offsets import OffsetAndMetadata
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
 from mpbroker.coordinator.outbox import AppendedMarker, Markers, Outbox
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.transaction_markers import MarkerWriter
-from mpbroker.ipc.partition_table import PartitionTable
+from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.own_appends import OwnAppends
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.topic_names import OFFSETS_TOPIC
+from mpbroker.storage.log.own_appends import OwnAppends
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.rig import FakeTopics
 from tests.storage.batches import batch
 

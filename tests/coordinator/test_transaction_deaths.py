@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from mpbroker.coordinator.group_records import offset_key
+from mpbroker.coordinator.groups.group_records import offset_key
 from mpbroker.coordinator.outbox import Call, Markers
-from mpbroker.coordinator.transaction_markers import SharedOpenTransactions
-from mpbroker.coordinator.transaction_metadata import MAX_EPOCH, TransactionState
-from mpbroker.coordinator.transaction_records import read_markers, read_transaction
-from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.coordinator.transactions.transaction_markers import SharedOpenTransactions
+from mpbroker.coordinator.transactions.transaction_metadata import (
+    MAX_EPOCH,
+    TransactionState,
+)
+from mpbroker.coordinator.transactions.transaction_records import (
+    read_markers,
+    read_transaction,
+)
+from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.delete_groups import DeleteGroupsRequest
 from mpbroker.protocol.messages.offset_delete import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.coordinator.offsets import GroupOffsets, OffsetAndMetadata
+from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from tests.coordinator.transaction_asks import (

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.coordinator.outbox import AppendedMarker
-from mpbroker.coordinator.transaction_metadata import (
+from mpbroker.coordinator.transactions.transaction_metadata import (
     MAX_EPOCH,
     PREVIOUS,
     IllegalTransitionError,
     TransactionMetadata,
     TransactionState,
 )
-from mpbroker.coordinator.transaction_records import (
+from mpbroker.coordinator.transactions.transaction_records import (
     MarkedPartition,
     MarkedTopic,
     PartitionsSchema,

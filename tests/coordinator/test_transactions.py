@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpbroker.coordinator.transaction_metadata import TransactionState
-from mpbroker.coordinator.transaction_records import transaction_key
+from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
+from mpbroker.coordinator.transactions.transaction_records import transaction_key
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

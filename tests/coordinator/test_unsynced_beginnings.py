@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mpbroker.coordinator.transaction_metadata import MAX_EPOCH
-from mpbroker.coordinator.transaction_records import read_markers, read_transaction
+from mpbroker.coordinator.transactions.transaction_metadata import MAX_EPOCH
+from mpbroker.coordinator.transactions.transaction_records import (
+    read_markers,
+    read_transaction,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from tests.coordinator.transaction_asks import (
     OFFSETS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpbroker.coordinator.transaction_metadata import TransactionState
+from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
 from mpbroker.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
@@ -21,7 +21,7 @@ from mpbroker.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.coordinator.transaction_rig import TransactionRig
 
 OFFSETS = "__consumer_offsets"

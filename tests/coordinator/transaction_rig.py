@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from mpbroker.coordinator.group_config import GroupConfig
-from mpbroker.coordinator.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.group_records import read_record
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_records import read_record
 from mpbroker.coordinator.outbox import (
     AppendedMarker,
     Call,
@@ -19,13 +19,17 @@ from mpbroker.coordinator.outbox import (
     rests_on,
 )
 from mpbroker.coordinator.timers import Timers
-from mpbroker.coordinator.transaction_config import TransactionConfig
-from mpbroker.coordinator.transaction_coordinator import TransactionCoordinator
-from mpbroker.coordinator.transaction_listing import TransactionListing
-from mpbroker.coordinator.transaction_markers import MarkerRequests
-from mpbroker.coordinator.transaction_offsets import TransactionOffsets
-from mpbroker.coordinator.transaction_partitions import TransactionPartitions
-from mpbroker.coordinator.transaction_records import read_transaction
+from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from mpbroker.coordinator.transactions.transaction_listing import TransactionListing
+from mpbroker.coordinator.transactions.transaction_markers import MarkerRequests
+from mpbroker.coordinator.transactions.transaction_offsets import TransactionOffsets
+from mpbroker.coordinator.transactions.transaction_partitions import (
+    TransactionPartitions,
+)
+from mpbroker.coordinator.transactions.transaction_records import read_transaction
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.message import Message
 from tests.coordinator.rig import FakeTopics

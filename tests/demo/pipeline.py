@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.spark.pipeline.run import run_file
 from tests.demo.flights import (
     EXPECTED,

@@ -49,7 +49,7 @@ def known(tmp_path_factory):
     with Broker(tmp_path_factory.mktemp("known") / "data", METRICS) as broker:
         text = get(broker)[1]
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    source = DEPLOY.parent / "mpbroker" / "supervisor" / "metrics"
+    source = DEPLOY.parent / "mpbroker" / "exporter"
     for file in source.glob("*.py"):
         names |= set(re.findall(r'"(mpbroker_[a-z_]+)"', file.read_text()))
     return names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.config import BrokerConfig
 from tests.supervisor.load import Load, children, create_topic, read_log

@@ -20,7 +20,7 @@ def main() -> int:
         from tests.supervisor.newcomer import use_another_layout
 
         use_another_layout()
-    from mpbroker.coordinator.transactions import Transactions
+    from mpbroker.coordinator.transactions.transactions import Transactions
 
     load = Transactions.replay_partition
 

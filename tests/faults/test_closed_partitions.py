@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.protocol.error_code import ErrorCode
 from tests.bench import wire
 from tests.bench.transactions import RECORDS

@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.coordinator.transaction_metadata import TransactionState
-from mpbroker.coordinator.transaction_records import read_markers, read_transaction
-from mpbroker.protocol.batch_header import BatchHeader, iter_batches, set_base_offset
+from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
+from mpbroker.coordinator.transactions.transaction_records import (
+    read_markers,
+    read_transaction,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from mpbroker.protocol.messages.produce import ProduceResponse
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.records.batch_header import (
+    BatchHeader,
+    iter_batches,
+    set_base_offset,
+)
+from mpbroker.protocol.records.record_batch import iter_records
 from tests.bench import wire
 from tests.bench.transactions import RECORDS, RawProducer
 from tests.faults.test_kill_the_whole_tree import address_of

@@ -14,7 +14,7 @@ import pytest
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.supervisor.leases import process_state
+from mpbroker.supervisor.repair.leases import process_state
 from tests.bench import wire
 from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from mpbroker.protocol.batch_header import iter_batches
+from mpbroker.protocol.records.batch_header import iter_batches
 from tests.faults.transaction_writers import Outcome, Written
 
 Place = tuple[str, int]

@@ -12,7 +12,7 @@ from mpbroker.cli import main
 from mpbroker.network import processor
 from mpbroker.server import request_handler
 from mpbroker.server.dispatcher import RequestDispatcher
-from mpbroker.supervisor import leases
+from mpbroker.supervisor.repair import leases
 
 request_handler._IDLE_POLL_S = processor._IDLE_POLL_S = 0.05
 processor._HOUSEKEEPING_NS = 50_000_000

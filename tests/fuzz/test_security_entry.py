@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from mpbroker.ipc.authentication_counts import AuthenticationResult as R
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.conftest import make_rig  # noqa: F401
 from tests.network.rig import frame

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.ipc import client_instances
-from mpbroker.ipc.client_instances import PROBES, ClientInstances
+from mpbroker.ipc.tables import client_instances
+from mpbroker.ipc.tables.client_instances import PROBES, ClientInstances
 from tests.support.children import fork, kill_at_line
 
-FILES = ("mpbroker/ipc/client_instances.py",)
+FILES = ("mpbroker/ipc/tables/client_instances.py",)
 NAMES = ("asked_ns", "pushed_ns", "refusal", "is_terminating")
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.ipc.client_software import (
-    OTHER,
-    UNKNOWN,
-    ClientSoftware,
-    software_of,
-)
-from mpbroker.ipc.error_counts import ErrorCounts, read_errors
+from mpbroker.ipc.counters.error_counts import ErrorCounts, read_errors
 from mpbroker.ipc.layout import (
     CONNECTION_COOKIE,
     SOFTWARE_ENTRIES,
     connection_row,
+)
+from mpbroker.ipc.tables.client_software import (
+    OTHER,
+    UNKNOWN,
+    ClientSoftware,
+    software_of,
 )
 from tests.support.memory import broker_memory
 

@@ -16,7 +16,7 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.support.children import (
     deaths,
     die,

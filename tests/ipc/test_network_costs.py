@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from mpbroker.ipc.counters.network_costs import NetworkCosts, network_ns
 from mpbroker.ipc.layout import (
     CONTROL_WORDS,
     PROCESSOR_BEAT,
@@ -14,7 +15,6 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     processor_row,
 )
-from mpbroker.ipc.network_costs import NetworkCosts, network_ns
 from mpbroker.ipc.segment import Segment
 
 PROCESSOR = 2

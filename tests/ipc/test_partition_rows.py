@@ -15,7 +15,7 @@ from mpbroker.ipc.layout import (
     RowStatus,
     slot_row,
 )
-from mpbroker.ipc.partition_table import LogState, PartitionTable
+from mpbroker.ipc.tables.partition_table import LogState, PartitionTable
 from tests.support.children import (
     deaths,
     die,
@@ -26,7 +26,7 @@ from tests.support.children import (
     wait_until,
 )
 
-FILES = ("mpbroker/ipc/partition_table.py",)
+FILES = ("mpbroker/ipc/tables/partition_table.py",)
 SLOT = 5
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.ipc import principals
 from mpbroker.ipc.errors import DamagedSegmentError
-from mpbroker.ipc.principals import (
+from mpbroker.ipc.tables import principals
+from mpbroker.ipc.tables.principals import (
     ANONYMOUS,
     MAX_PRINCIPALS,
     MAX_TEXT_BYTES,
@@ -22,7 +22,7 @@ from mpbroker.ipc.principals import (
 )
 from tests.support.children import fork, kill_at_line, running, wait_until
 
-FILES = ("mpbroker/ipc/principals.py",)
+FILES = ("mpbroker/ipc/tables/principals.py",)
 
 
 @pytest.fixture

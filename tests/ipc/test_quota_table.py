@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.ipc import quota_table
 from mpbroker.ipc.quota_layout import (
     MAX_QUOTA_ROWS,
     QUOTA_CHARGED,
     QUOTA_REFUSED,
     quota_row,
 )
-from mpbroker.ipc.quota_table import (
+from mpbroker.ipc.tables import quota_table
+from mpbroker.ipc.tables.quota_table import (
     GONE,
     PROBES,
     QuotaKind,

@@ -10,7 +10,7 @@ import posix_ipc
 import pytest
 
 from mpbroker.ipc.errors import IpcError
-from mpbroker.ipc.telemetry import (
+from mpbroker.ipc.named_segment import (
     Telemetry,
     brokers,
     read_telemetry,

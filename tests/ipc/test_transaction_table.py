@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.ipc.segment import Segment
-from mpbroker.ipc.transaction_table import CAPACITY, MAX_ENTRIES, TransactionTable
+from mpbroker.ipc.tables.transaction_table import (
+    CAPACITY,
+    MAX_ENTRIES,
+    TransactionTable,
+)
 
 SEGMENT = TransactionTable.create_segment()
 
@@ -43,7 +47,7 @@ def test_it_is_a_map_from_producer_and_partition_to_epoch(steps):
 
 
 def test_neighbours_that_collide_are_found_when_those_before_them_are_gone(monkeypatch):
-    module = "mpbroker.ipc.transaction_table._start"
+    module = "mpbroker.ipc.tables.transaction_table._start"
     monkeypatch.setattr(module, lambda producer_id, row: CAPACITY - 2)
     table = TransactionTable(TransactionTable.create_segment())
     for producer in range(5):  # round the end of the table, too

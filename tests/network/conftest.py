@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mpbroker.network.listener_security import SaslSettings
+from mpbroker.network.security.listener_authentication import SaslSettings
 from tests.network.rig import Rig
 from tests.network.secure_rig import Certificates, SecureRig, security
 from tests.support.memory import broker_memory

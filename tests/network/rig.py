@@ -23,7 +23,7 @@ from mpbroker.ipc.layout import (
     processor_row,
     slots_in_use,
 )
-from mpbroker.network.hand_over import HAND_OVER, HandOver
+from mpbroker.network.moves.hand_over import HAND_OVER, HandOver
 from mpbroker.network.processor import Processor
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.supervisor.memory import BrokerMemory

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import trustme
 
-from mpbroker.ipc.authentication_counts import (
+from mpbroker.ipc.counters.authentication_counts import (
     AuthenticationResult,
     read_authentications,
 )
@@ -21,11 +21,14 @@ from mpbroker.ipc.layout import (
     HEADER_COUNTERS,
     connection_row,
 )
-from mpbroker.network.hand_over import pack_adopt
-from mpbroker.network.listener_security import ListenerSecurity, SaslSettings
+from mpbroker.network.moves.hand_over import pack_adopt
 from mpbroker.network.processor import Processor
-from mpbroker.network.secure_processor import SecureProcessor
-from mpbroker.network.tls import TlsSettings
+from mpbroker.network.security.listener_authentication import (
+    ListenerSecurity,
+    SaslSettings,
+)
+from mpbroker.network.security.secure_processor import SecureProcessor
+from mpbroker.network.security.tls import TlsSettings
 from tests.network import rig
 from tests.network.rig import Client, Rig, connected_pair, frame
 from tests.network.sasl.conversation import authenticate, handshake

@@ -29,7 +29,7 @@ from mpbroker.ipc.limits_page import (
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import AcceptorCounter, ConnectionQuotas
 from mpbroker.network.connection_rows import address_words
-from mpbroker.network.hand_over import HAND_OVER
+from mpbroker.network.moves.hand_over import HAND_OVER
 from mpbroker.network.processor import NEW_CONNECTIONS
 from tests.support.children import fork, running, wait_until
 from tests.support.memory import broker_memory

@@ -19,11 +19,11 @@ from mpbroker.ipc.limits_page import BrokerLimits, Limits, LimitsPage
 from mpbroker.network import acceptor_guard
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
-from mpbroker.network.hand_over import KEEP, MAX_SOCKETS, RESCUED
+from mpbroker.network.moves.hand_over import KEEP, MAX_SOCKETS, RESCUED
 from tests.support.children import Child, deaths, kill_at_line, running, wait_until
 from tests.support.memory import broker_memory
 
-FILES = ("network/acceptor.py", "network/hand_over.py", "ipc/fdpass.py")
+FILES = ("network/acceptor.py", "network/moves/hand_over.py", "ipc/fdpass.py")
 LINES = 110  # of those files: a start, and one connection
 
 

@@ -18,17 +18,17 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.network.connection_rows import live_rows
-from mpbroker.network.departures import ALL
-from mpbroker.network.hand_over import HAND_OVER, HandOver
-from mpbroker.supervisor.connections import (
+from mpbroker.network.moves.departures import ALL
+from mpbroker.network.moves.hand_over import HAND_OVER, HandOver
+from mpbroker.network.moves.keeper import Keeper
+from mpbroker.supervisor.connection_moves import (
     is_moved,
     move_connections,
     rebalance,
     rescue_connections,
     stop_accepting,
 )
-from mpbroker.supervisor.keeper import Keeper
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.network.descriptors import descriptors_left
 from tests.network.rig import Rig, connected_pair, echo, frame
 
@@ -436,7 +436,7 @@ def test_a_successor_without_descriptors_goes_on_when_it_has_some(two):
 def test_whom_a_successor_gives_up_is_told_though_the_keeper_has_the_socket(
     two, monkeypatch, is_new
 ):
-    monkeypatch.setattr("mpbroker.network.arrivals._DELIVERY_S", 0)
+    monkeypatch.setattr("mpbroker.network.moves.arrivals._DELIVERY_S", 0)
     clients = three_that_are_served(two)
     if is_new:  # it has not looked yet whether they are in rows, and hands them on
         assert two.keeper._new
@@ -503,7 +503,9 @@ def test_connections_given_to_one_that_is_no_more_are_given_to_another(two):
 def test_the_counters_are_doubted_at_the_start_or_never(
     two, monkeypatch, before, found, then
 ):
-    monkeypatch.setattr("mpbroker.supervisor.keeper.counters_are_exact", lambda: found)
+    monkeypatch.setattr(
+        "mpbroker.network.moves.keeper.counters_are_exact", lambda: found
+    )
     words = two.memory.control.words
     words[HEADER + HEADER_COUNTERS] = before
     phase, two.memory.phase = two.memory.phase, Phase.STOPPED

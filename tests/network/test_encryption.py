@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from mpbroker.network.encryption import (
+from mpbroker.network.security.encryption import (
     encryption_names,
     encryption_word,
     registered_name,

@@ -12,7 +12,7 @@ from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import PROCESSOR_COUNTERS, processor_row
 from mpbroker.ipc.layout import ProcessorCounter as C
 from mpbroker.network.polls import Polls
-from mpbroker.network.secure_selector import SecureSelector
+from mpbroker.network.security.secure_selector import SecureSelector
 from tests.network.rig import frame
 from tests.support.memory import broker_memory
 

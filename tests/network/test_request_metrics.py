@@ -8,6 +8,15 @@ import struct
 import pytest
 
 from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.ipc.counters.network_costs import network_ns
+from mpbroker.ipc.counters.request_metrics import (
+    Stage,
+    bounds_s,
+    bucket_of,
+    log_above,
+    read_apis,
+    read_logged,
+)
 from mpbroker.ipc.layout import (
     API_ROWS,
     LOG_ENTRIES,
@@ -16,15 +25,6 @@ from mpbroker.ipc.layout import (
     SLOT_PARKED,
     SLOT_RECEIVED,
     slot_row,
-)
-from mpbroker.ipc.network_costs import network_ns
-from mpbroker.ipc.request_metrics import (
-    Stage,
-    bounds_s,
-    bucket_of,
-    log_above,
-    read_apis,
-    read_logged,
 )
 from tests.network.rig import Rig, echo, frame
 from tests.support.memory import broker_memory

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from mpbroker.ipc.authentication_counts import AuthenticationResult as R
-from mpbroker.ipc.authentication_counts import read_reauthentication
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
+from mpbroker.ipc.counters.authentication_counts import read_reauthentication
 from mpbroker.ipc.layout import ConnectionSecurity
-from mpbroker.ipc.principals import PrincipalsFullError
-from mpbroker.network import secure_processor
-from mpbroker.network.connection_export import KeptSocket, export_connections
+from mpbroker.ipc.tables.principals import PrincipalsFullError
 from mpbroker.network.connection_rows import security_of
-from mpbroker.network.hand_over import HAS_ROW
-from mpbroker.network.listener_security import SaslSettings
+from mpbroker.network.moves.hand_over import HAS_ROW
+from mpbroker.network.security import secure_processor
+from mpbroker.network.security.listener_authentication import SaslSettings
 from mpbroker.protocol.api_key import ApiKey
+from mpbroker.supervisor.upgrade.connection_export import KeptSocket, export_connections
 from tests.network.rig import frame
 from tests.network.sasl.conversation import (
     authenticate,
@@ -182,7 +182,7 @@ def test_nobody_stays_awake_for_those_who_have_proved_it(sasl_rig, monkeypatch):
     rig = sasl_rig()
     rig.log_in(rig.connect())
     rig.turns()
-    monkeypatch.setattr("mpbroker.network.secure_processor.time", HoursLater)
+    monkeypatch.setattr("mpbroker.network.security.secure_processor.time", HoursLater)
     monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 1.0)
     assert rig.processor._wait_s() == 1.0
     monkeypatch.setattr("mpbroker.network.processor._IDLE_POLL_S", 0)

@@ -16,7 +16,7 @@ from mpbroker.ipc.layout import (
     connection_row,
 )
 from mpbroker.ipc.response_parts import FilePart
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.network.rig import connected_pair, echo, frame
 
 SIZE = 20_000_000

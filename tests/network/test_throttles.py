@@ -20,7 +20,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.network import processor as processor_module
 from mpbroker.network.channel import Channel
 from mpbroker.network.throttles import Throttles
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.network.rig import echo, frame
 from tests.network.test_departures import Two
 

@@ -9,7 +9,7 @@ import ssl
 
 import pytest
 
-from mpbroker.ipc.authentication_counts import AuthenticationResult as R
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
 from mpbroker.ipc.layout import (
     CONNECTION_ENCRYPTION,
     ConnectionSecurity,
@@ -17,7 +17,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.response_parts import FilePart
 from mpbroker.network.connection_rows import security_of
-from mpbroker.network.encryption import encryption_names, registered_name
+from mpbroker.network.security.encryption import encryption_names, registered_name
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.rig import frame
 from tests.network.sasl.conversation import request

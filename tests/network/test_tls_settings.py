@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.config_def import ConfigError
-from mpbroker.network.listener_security import PlainUsers
-from mpbroker.network.sasl.jwt_validator import JwtSettings, JwtValidator
-from mpbroker.network.ssl_principal import (
+from mpbroker.base.config_def import ConfigError
+from mpbroker.network.security.listener_authentication import PlainUsers
+from mpbroker.network.security.sasl.jwt_validator import JwtSettings, JwtValidator
+from mpbroker.network.security.ssl_principal import (
     NoRuleError,
     PrincipalMapper,
     distinguished_name,
 )
-from mpbroker.network.tls import TlsSettings, make_context
+from mpbroker.network.security.tls import TlsSettings, make_context
 
 
 def refusal(certificates, **options) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from mpbroker.network.unix_processor import UnixProcessor
-from mpbroker.supervisor.connections import is_moved, move_connections
+from mpbroker.supervisor.connection_moves import is_moved, move_connections
 from tests.network import rig
 from tests.network.rig import Rig, frame
 

@@ -24,7 +24,7 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.network.processor import Processor
-from mpbroker.supervisor.connections import is_moved, move_connections
+from mpbroker.supervisor.connection_moves import is_moved, move_connections
 from tests.network.rig import Client, Rig, frame
 from tests.support.children import running, wait_until
 from tests.support.memory import MAX_REQUEST_BYTES, broker_memory

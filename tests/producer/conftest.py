@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import EARLIEST, LATEST, create_topic, list_offsets
+from mpbroker.client.admin.topic_admin import (
+    EARLIEST,
+    LATEST,
+    create_topic,
+    list_offsets,
+)
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.fetcher import READ_COMMITTED, Fetcher
+from mpbroker.client.consumer.fetcher import READ_COMMITTED, Fetcher
 from mpbroker.producer import DeliveryTimeoutError, Producer
-from mpbroker.protocol.record_batch import Record, iter_records
+from mpbroker.protocol.records.record_batch import Record, iter_records
 
 TIMEOUT_S = 90
 

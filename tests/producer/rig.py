@@ -17,7 +17,6 @@ from mpbroker.producer.metrics import ProducerMetrics
 from mpbroker.producer.sender import Sender
 from mpbroker.producer.transactions import TransactionManager
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.batch_header import BatchHeader, parse_batch_header
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.find_coordinator import FindCoordinatorResponse
 from mpbroker.protocol.messages.init_producer_id import InitProducerIdResponse
@@ -29,7 +28,8 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.records.batch_header import BatchHeader, parse_batch_header
+from mpbroker.protocol.records.record_batch import iter_records
 from tests.client.fake_wire import FakeWire, Sent
 
 PRODUCER_ID = 4000

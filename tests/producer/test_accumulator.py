@@ -31,8 +31,8 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.latch import Latch
 from mpbroker.producer.sticky import StickyPartitioner
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_batch import iter_records
 from tests.support.children import wait_until
 
 NODES = {0: Address("b0", 1), 1: Address("b1", 1)}

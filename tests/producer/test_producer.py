@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import pytest
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.client.partitioner import partition_for_key
-from mpbroker.config_def import ConfigError
 from mpbroker.producer import (
     BufferExhaustedError,
     DeliveryTimeoutError,

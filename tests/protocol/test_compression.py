@@ -14,14 +14,14 @@ from aiokafka import codec as aiokafka_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.compression import (
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.records.compression import (
     Codec,
     DecompressionError,
     DecompressionLimitError,
     compress,
     decompress,
 )
-from mpbroker.protocol.errors import ProtocolError
 from tests.support.kafka_python import codec as kafka_codec
 
 REAL_CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]

@@ -10,21 +10,21 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol import log_validator, record_walk
-from mpbroker.protocol.compression import Codec, compress
-from mpbroker.protocol.control_record import (
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records import log_validator, record_walk
+from mpbroker.protocol.records.compression import Codec, compress
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.log_validator import (
+from mpbroker.protocol.records.log_validator import (
     RecordError,
     ValidatedBatch,
     ValidationPolicy,
     validate_produce,
 )
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.record_batch import (
     NO_TIMESTAMP,
     RecordBatchBuilder,
     compute_crc,

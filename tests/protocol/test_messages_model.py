@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.fields import FOREVER
 from mpbroker.protocol.headers import FLEXIBLE_FROM
-from mpbroker.protocol.message import FOREVER, Message
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.messages.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,

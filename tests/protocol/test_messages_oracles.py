@@ -17,7 +17,8 @@ import pytest
 from kio import serial as kio_serial
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import Message, Struct
+from mpbroker.protocol.fields import Struct
+from mpbroker.protocol.message import Message
 from tests.support.message_cases import PAIRS, pair_name, random_message
 
 # kafka-python reads its schemas by a deprecated function

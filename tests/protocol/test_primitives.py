@@ -16,7 +16,7 @@ from mpbroker.protocol.primitives import (
     skip_tagged_fields,
     write_unsigned_varint,
 )
-from mpbroker.protocol.record_batch import read_varint, write_varint
+from mpbroker.protocol.records.record_batch import read_varint, write_varint
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ from aiokafka.record.default_records import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.compression import Codec, DecompressionLimitError
-from mpbroker.protocol.control_record import (
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.records.compression import Codec, DecompressionLimitError
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
     parse_control_type,
     parse_end_transaction_marker,
 )
-from mpbroker.protocol.crc32c import crc32c
-from mpbroker.protocol.errors import ProtocolError
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.crc32c import crc32c
+from mpbroker.protocol.records.record_batch import (
     BATCH_HEADER_SIZE,
     LOG_APPEND_TIME,
     BatchHeader,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.protocol import record_columns
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records import record_columns
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_batch import (
     BATCH_HEADER_SIZE,
     LOG_APPEND_TIME,
     Record,
@@ -22,7 +22,7 @@ from mpbroker.protocol.record_batch import (
     parse_batch_header,
     set_base_offset,
 )
-from mpbroker.protocol.record_columns import (
+from mpbroker.protocol.records.record_columns import (
     RecordColumns,
     read_columns,
     read_columns_in_python,

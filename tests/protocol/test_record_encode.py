@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.protocol import record_encode
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records import record_encode
+from mpbroker.protocol.records.record_batch import (
     BATCH_HEADER_SIZE,
     RecordBatchBuilder,
     parse_batch_header,

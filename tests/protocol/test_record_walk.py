@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol import record_walk as walk
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records import record_walk as walk
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.support.batch_forgery import record, varint
 
 needs_extension = pytest.mark.skipif(

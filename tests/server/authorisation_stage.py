@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import RequestHeader
-from mpbroker.server.authorisation import Authorisation
-from mpbroker.server.authorizer import Authorizer
-from mpbroker.server.denial_log import DenialLog
+from mpbroker.server.authorization.authorization import Authorisation
+from mpbroker.server.authorization.authorizer import Authorizer
+from mpbroker.server.authorization.denial_log import DenialLog
 from mpbroker.server.request import Request
 from mpbroker.server.request_context import Sender
 

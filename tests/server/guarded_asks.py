@@ -7,10 +7,10 @@ from typing import Any
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.message import Struct
+from mpbroker.protocol.fields import Struct
 from mpbroker.server.api_messages import request_class, response_class
 from mpbroker.server.apis import error_answer
-from mpbroker.server.authorisation_rules import guarded
+from mpbroker.server.authorization.authorization_rules import guarded
 from tests.server.authorisation_stage import (
     TOPIC_ID,
     Granting,

@@ -22,7 +22,9 @@ from mpbroker.ipc.layout import (
     slot_row,
 )
 from mpbroker.ipc.response_parts import FilePart, read_parts
-from mpbroker.ipc.transaction_table import TransactionTable
+from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -31,20 +33,18 @@ from mpbroker.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from mpbroker.server.authorisation import Authorisation
-from mpbroker.server.authorizer import Authorizer
+from mpbroker.server.authorization.authorization import Authorisation
+from mpbroker.server.authorization.authorizer import Authorizer
+from mpbroker.server.core_cache import PlainRequests
 from mpbroker.server.dispatcher import Api, RequestDispatcher
-from mpbroker.server.fetch_session import FetchSessions
-from mpbroker.server.fetching import FetchService
+from mpbroker.server.fetch.fetch_service import FetchService
+from mpbroker.server.fetch.fetch_session import FetchSessions
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.server.plain_requests import PlainRequests
-from mpbroker.server.producing import ProduceService
+from mpbroker.server.produce.produce_service import ProduceService
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.server.request_handler import RequestHandler
 from mpbroker.storage.log_directory import open_log_directories
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
-from mpbroker.storage.topics import TopicRegistry
 from mpbroker.supervisor.memory import BrokerMemory
 from tests.server.authorisation_stage import Contexts
 from tests.server.test_group_commit import Disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.metadata.acl_records import MetadataAcls
 from mpbroker.protocol.acl import (
     AclBinding,
     AclFilter,
@@ -20,7 +21,7 @@ from mpbroker.protocol.messages.delete_acls import (
     DeleteAclsRequest,
 )
 from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
-from mpbroker.server.authorizer import Authorizer, StandardAuthorizer
+from mpbroker.server.authorization.authorizer import Authorizer, StandardAuthorizer
 from mpbroker.server.handlers import acls as handlers
 from mpbroker.server.handlers.acls import (
     Asker,
@@ -28,7 +29,6 @@ from mpbroker.server.handlers.acls import (
     handle_delete_acls,
     handle_describe_acls,
 )
-from mpbroker.storage.acl_records import MetadataAcls
 from tests.server.test_authorizer import sender
 from tests.support.metadata import start
 

@@ -7,7 +7,7 @@ import pytest
 from mpbroker.protocol.acl import AclOperation as Op
 from mpbroker.server.api_messages import request_class
 from mpbroker.server.apis import COORDINATOR_APIS, SERVED
-from mpbroker.server.authorisation_rules import RULES, guarded
+from mpbroker.server.authorization.authorization_rules import RULES, guarded
 from mpbroker.server.request import CLOSE, PARKED
 from tests.server.authorisation_stage import (
     Granting,

@@ -9,7 +9,7 @@ import pytest
 from mpbroker.protocol.acl import AclOperation as Op
 from mpbroker.protocol.acl import ResourceType
 from mpbroker.server.api_messages import request_class, response_class
-from mpbroker.server.authorisation_rules import RULES, guarded
+from mpbroker.server.authorization.authorization_rules import RULES, guarded
 from tests.server.authorisation_stage import (
     OTHER_ID,
     TOPIC_ID,

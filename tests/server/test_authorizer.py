@@ -19,7 +19,12 @@ from mpbroker.protocol.acl import (
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.server.authorizer import CLUSTER, Authorizer, Resource, StandardAuthorizer
+from mpbroker.server.authorization.authorizer import (
+    CLUSTER,
+    Authorizer,
+    Resource,
+    StandardAuthorizer,
+)
 from mpbroker.server.request_context import RequestContext
 
 Op = AclOperation

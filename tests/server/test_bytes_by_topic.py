@@ -6,18 +6,18 @@ import os
 
 import pytest
 
-from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.fetched_bytes import first_word, read_fetched_bytes
-from mpbroker.ipc.layout import COORDINATOR, HANDLER_IDS, MAX_PARTITIONS, ROW_WORDS
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.protocol.messages.fetch import FetchResponse
-from mpbroker.supervisor.metrics.topic_traffic import (
+from mpbroker.exporter.topic_traffic import (
     FETCHED,
     PRODUCED,
     TOPIC_FETCHED,
     TOPIC_PRODUCED,
     topic_families,
 )
+from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.ipc.counters.fetched_bytes import first_word, read_fetched_bytes
+from mpbroker.ipc.layout import COORDINATOR, HANDLER_IDS, MAX_PARTITIONS, ROW_WORDS
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.protocol.messages.fetch import FetchResponse
 from tests.server.plain_stage import Stage
 from tests.server.test_plain_fetches import FOREVER, Consumer, batch
 from tests.support.children import fork

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.ipc import quota_table
 from mpbroker.ipc.layout import (
     CONNECTION_MUTED_UNTIL,
     CONNECTION_PRINCIPAL,
@@ -24,8 +23,10 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
-from mpbroker.ipc.quota_table import PROBES, QuotaKind, QuotaTable
 from mpbroker.ipc.segment import Segment
+from mpbroker.ipc.tables import quota_table
+from mpbroker.ipc.tables.quota_table import PROBES, QuotaKind, QuotaTable
+from mpbroker.metadata.quota_records import ClientQuotasImage, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -33,10 +34,9 @@ from mpbroker.protocol.headers import RequestHeader
 from mpbroker.protocol.messages.heartbeat import HeartbeatResponse
 from mpbroker.protocol.messages.metadata import MetadataResponse
 from mpbroker.protocol.messages.produce import ProduceResponse
-from mpbroker.server.quotas import ClientQuotas
+from mpbroker.server.quotas.client_quotas import ClientQuotas
+from mpbroker.server.quotas.throttled_answers import with_throttle_time
 from mpbroker.server.request import CLOSE, FORWARDED, NO_RESPONSE, PARKED, Request
-from mpbroker.server.throttled_answers import with_throttle_time
-from mpbroker.storage.quota_records import ClientQuotasImage, client_quota_record
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.server.fetching import read_small
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.fetch.fetch_service import read_small
 from tests.server.plain_stage import Stage, produce_request
 
 

@@ -21,7 +21,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.supervisor.load import ask, create_topic, dial, frame, receive_frame
 
 VERSION = 12

@@ -10,11 +10,7 @@ import pytest
 
 from mpbroker.ipc.session_layout import SESSION_ID, SESSION_MAX_ENTRIES
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.server.fetch_session import (
-    NO_SESSION,
-    FetchSessions,
-    SessionEntry,
-)
+from mpbroker.server.fetch.fetch_session import NO_SESSION, FetchSessions, SessionEntry
 from tests.support.children import fork
 
 MINUTE = 60 * 1_000_000_000

@@ -12,8 +12,8 @@ from mpbroker.protocol.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.server.fetch_session import FetchSessions
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.fetch.fetch_session import FetchSessions
 from tests.server.plain_stage import Stage, produce_request
 
 VERSION = 12

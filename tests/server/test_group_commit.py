@@ -8,12 +8,12 @@ import os
 import pytest
 
 from mpbroker.ipc.layout import ROW_SYNC_OWNER, ROW_SYNC_WAITERS, RowStatus
-from mpbroker.ipc.partition_table import LogState
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.server.group_commit import GroupCommit
-from mpbroker.storage.disk_sync import SyncDone
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.storage.log.disk_sync import SyncDone
+from mpbroker.supervisor.repair.recovery import Repair
 
 
 class Disk:

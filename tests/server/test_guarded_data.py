@@ -6,6 +6,7 @@ import pytest
 
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import ResponseKind as Kind
+from mpbroker.metadata.acl_records import MetadataAcls, create_acls, delete_acls
 from mpbroker.protocol.acl import (
     AclBinding,
     AclFilter,
@@ -29,10 +30,9 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.server.authorizer import StandardAuthorizer
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.authorization.authorizer import StandardAuthorizer
 from mpbroker.server.request_context import Sender
-from mpbroker.storage.acl_records import MetadataAcls, create_acls, delete_acls
 from tests.server.plain_stage import Stage
 from tests.support.memory import broker_memory
 

@@ -22,11 +22,7 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from mpbroker.server.handlers.fetch import (
-    Target,
-    check_leader_epoch,
-    read_targets,
-)
+from mpbroker.server.fetch.fetch_handler import Target, check_leader_epoch, read_targets
 from mpbroker.server.handlers.list_offsets import handle_list_offsets
 from mpbroker.server.handlers.metadata import MetadataAnswers
 from mpbroker.server.handlers.offset_for_leader_epoch import (
@@ -116,7 +112,7 @@ def test_epochs_that_cannot_be_read_keep_nobody_from_other_partitions(
         topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
     with monkeypatch.context() as patch:
-        patch.setattr("mpbroker.storage.partition_view.read_leader_epochs", broken)
+        patch.setattr("mpbroker.storage.log.partition_view.read_leader_epochs", broken)
         reading = read_targets(targets, FetchRequest(), 1000)
         assert [each[2] for each in reading.results] == [0, STORAGE]
         listed = handle_list_offsets(request, 7, stage.registry, stage.logs.log)

@@ -7,8 +7,8 @@ import fcntl
 import os
 import threading
 
-from mpbroker.server import line_file
-from mpbroker.server.line_file import LineFile
+from mpbroker.base import line_file
+from mpbroker.base.line_file import LineFile
 
 
 def write(log: LineFile, data: bytes) -> bool:

@@ -29,8 +29,8 @@ from mpbroker.protocol.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.storage.txn_index import AbortedTransaction, append_aborted
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.storage.files.txn_index import AbortedTransaction, append_aborted
 from tests.server.plain_stage import Stage, produce_request
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory, state_of

@@ -29,15 +29,15 @@ from mpbroker.ipc.layout import (
     handler_row,
     slot_row,
 )
-from mpbroker.ipc.quota_table import QuotaTable, read_quotas
+from mpbroker.ipc.tables.quota_table import QuotaTable, read_quotas
+from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import FLEXIBLE_FROM, encode_request_header
 from mpbroker.server.apis import COORDINATOR_APIS, SERVED, forwarded_apis
 from mpbroker.server.dispatcher import Api
-from mpbroker.server.quotas import ClientQuotas
+from mpbroker.server.quotas.client_quotas import ClientQuotas
 from mpbroker.server.request import FORWARDED
-from mpbroker.storage.quota_records import CLIENT_ID, client_quota_record
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.server.plain_stage import Stage, produce_request
 from tests.server.test_plain_requests import batch
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of

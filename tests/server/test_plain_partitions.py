@@ -18,7 +18,6 @@ from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import ROW_INTENT, ROW_WAITERS, SLOT_INTENT, slot_row
 from mpbroker.ipc.layout import ResponseKind as Kind
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -26,7 +25,8 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of
@@ -98,7 +98,7 @@ def stages(directory, *, syncs=False):
         for stage in pair:
             for name, count in PARTITIONS.items():
                 with patch(
-                    "mpbroker.storage.topics.random_uuid", lambda n=name: IDS[n]
+                    "mpbroker.metadata.topics.random_uuid", lambda n=name: IDS[n]
                 ):
                     stage.registry.create_topic(name, count)
             warm(stage)

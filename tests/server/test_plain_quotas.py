@@ -18,7 +18,8 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.layout import slot_row as slot_words
-from mpbroker.ipc.quota_table import QuotaKind, QuotaTable, read_quotas
+from mpbroker.ipc.tables.quota_table import QuotaKind, QuotaTable, read_quotas
+from mpbroker.metadata.quota_records import CLIENT_ID, client_quota_record
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.produce import (
@@ -27,9 +28,8 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.server.quotas import ClientQuotas
-from mpbroker.storage.quota_records import CLIENT_ID, client_quota_record
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.quotas.client_quotas import ClientQuotas
 from tests.server.plain_stage import Stage, produce_request
 from tests.support.children import fork, kill_at_step, steps_of
 from tests.support.memory import broker_memory

@@ -24,9 +24,9 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.layout import ResponseKind as Kind
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.compression import Codec
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage, produce_request
 from tests.storage.batches import read_all
 from tests.support.children import deaths, die, fork, kill_at_step, steps_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.transaction_table import CAPACITY
+from mpbroker.ipc.tables.transaction_table import CAPACITY
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
 from tests.server.transaction_stage import (

@@ -17,7 +17,7 @@ from mpbroker.ipc.layout import (
     handler_row,
     slot_row,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage, produce_request
 from tests.support.memory import broker_memory, state_of
 

@@ -8,7 +8,7 @@ from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.layout import ResponseKind
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.produce import ProduceResponse
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage, produce_request
 from tests.support.memory import broker_memory
 

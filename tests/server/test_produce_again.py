@@ -14,7 +14,8 @@ from mpbroker.ipc.layout import (
     SLOT_PROGRESS_OFFSET,
     slot_row,
 )
-from mpbroker.ipc.partition_table import LogState
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -23,11 +24,10 @@ from mpbroker.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.server.handlers.produce import ProduceHandler
-from mpbroker.server.producing import SlotProgress
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.partition_log import AppendResult
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.server.produce.produce_handler import ProduceHandler
+from mpbroker.server.produce.produce_service import SlotProgress
+from mpbroker.storage.log.partition_log import AppendResult
 
 SLOT = 3
 NOW = 1_700_000_000_000

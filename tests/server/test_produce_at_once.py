@@ -17,7 +17,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage
 from tests.support.memory import broker_memory
 

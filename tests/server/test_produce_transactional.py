@@ -13,7 +13,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage
 
 

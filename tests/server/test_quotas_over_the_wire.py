@@ -35,7 +35,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.supervisor.load import create_topic, dial, receive_frame
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA

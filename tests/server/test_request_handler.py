@@ -21,7 +21,7 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
-from mpbroker.ipc.partition_table import LogState
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
@@ -30,7 +30,7 @@ from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory, sync_key
 from mpbroker.server.request import CLOSE, NO_RESPONSE, PARKED
 from mpbroker.server.request_handler import RequestHandler
-from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log.disk_sync import DiskSync
 from tests.server.test_group_commit import Disk, Log
 from tests.support.children import running, wait_until
 from tests.support.memory import claimer_of

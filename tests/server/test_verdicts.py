@@ -21,6 +21,7 @@ from mpbroker.ipc.layout import (
     connection_row,
     slot_row,
 )
+from mpbroker.metadata.acl_records import MetadataAcls, create_acls, delete_acls
 from mpbroker.protocol.acl import (
     AclBinding,
     AclFilter,
@@ -39,10 +40,13 @@ from mpbroker.protocol.messages.fetch import (
     FetchTopic,
 )
 from mpbroker.protocol.messages.produce import ProduceResponse
-from mpbroker.server import verdicts
-from mpbroker.server.authorizer import Authorizer, Resource, StandardAuthorizer
+from mpbroker.server.authorization import verdicts
+from mpbroker.server.authorization.authorizer import (
+    Authorizer,
+    Resource,
+    StandardAuthorizer,
+)
 from mpbroker.server.request_context import RequestContexts
-from mpbroker.storage.acl_records import MetadataAcls, create_acls, delete_acls
 from tests.server.plain_stage import Stage, produce_request
 from tests.server.test_guarded_data import batch
 from tests.support.memory import broker_memory

@@ -7,11 +7,6 @@ import time
 from unittest.mock import patch
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import (
-    EndTransactionMarker,
-    build_end_transaction_marker,
-)
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.produce import (
     PartitionProduceData,
@@ -19,7 +14,12 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
+)
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.server.plain_stage import Stage
 from tests.storage.batches import read_all, validated
 from tests.support.children import fork
@@ -120,7 +120,7 @@ def stages(directory, *, syncs=False):
         for stage in pair:
             for name, count in PARTITIONS.items():
                 with patch(
-                    "mpbroker.storage.topics.random_uuid", lambda n=name: IDS[n]
+                    "mpbroker.metadata.topics.random_uuid", lambda n=name: IDS[n]
                 ):
                     stage.registry.create_topic(name, count)
         yield pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from mpbroker.ipc.partition_table import LogState
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.supervisor.memory import BrokerMemory
 

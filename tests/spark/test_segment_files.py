@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.errors import MpbrokerError
-from mpbroker.protocol.control_record import (
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.crc32c import crc32c
-from mpbroker.protocol.record_batch import RecordBatchBuilder, set_base_offset
+from mpbroker.protocol.records.crc32c import crc32c
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder, set_base_offset
 from mpbroker.spark.offsets import DataLossError
 from mpbroker.spark.options import OptionError
 from mpbroker.spark.segment_index import (

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.record_batch import (
     BatchHeader,
     Codec,
     RecordBatchBuilder,
@@ -10,7 +10,7 @@ from mpbroker.protocol.record_batch import (
     iter_records,
     parse_batch_header,
 )
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.log.partition_log import PartitionLog
 
 
 class Validated(NamedTuple):

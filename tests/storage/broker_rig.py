@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.storage.log_config import LogConfig
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.log_upkeep import LogUpkeep
 
 
 class Topic(NamedTuple):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.storage.log_cleaner import LogCleaner
-from mpbroker.storage.log_config import LogConfig
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.storage.cleaning.log_cleaner import LogCleaner
+from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
+from mpbroker.storage.log.log_loader import LoadHints
+from mpbroker.storage.log.partition_log import PartitionLog
 from mpbroker.storage.log_directory import open_log_directories
-from mpbroker.storage.log_loader import LoadHints
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.log_upkeep import LogUpkeep
-from mpbroker.storage.partition_log import PartitionLog
 from tests.storage.broker_rig import Broker, Rows, Start, Topics
 
 OpenLog = Callable[..., PartitionLog]

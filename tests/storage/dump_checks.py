@@ -8,7 +8,7 @@ largest timestamp of its records, and timestamps rise; offsets in the log rise.
 import struct
 from pathlib import Path
 
-from mpbroker.protocol.record_batch import (
+from mpbroker.protocol.records.record_batch import (
     BatchHeader,
     compute_crc,
     iter_records,

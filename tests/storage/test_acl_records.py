@@ -8,6 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.metadata.acl_records import (
+    access_control_entry_record,
+    create_acls,
+    delete_acls,
+    remove_access_control_entry_record,
+)
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.metadata_log import recover_metadata_log
 from mpbroker.protocol.acl import (
     AclBinding,
     AclFilter,
@@ -16,15 +25,6 @@ from mpbroker.protocol.acl import (
     PatternType,
     ResourceType,
 )
-from mpbroker.storage.acl_records import (
-    access_control_entry_record,
-    create_acls,
-    delete_acls,
-    remove_access_control_entry_record,
-)
-from mpbroker.storage.errors import CorruptLogError
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.metadata_log import recover_metadata_log
 from tests.support.metadata import (
     NOW_MS,
     DyingLog,

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.control_record import (
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.record_batch import BatchHeader, Codec, iter_records
-from mpbroker.storage import compaction
-from mpbroker.storage.compaction import Compaction
-from mpbroker.storage.key_map import KeyMap
-from mpbroker.storage.log_cleaner import assess
-from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.retention import apply_retention, rename_deleted
+from mpbroker.protocol.records.record_batch import BatchHeader, Codec, iter_records
+from mpbroker.storage.cleaning import compaction
+from mpbroker.storage.cleaning.compaction import Compaction
+from mpbroker.storage.cleaning.key_map import KeyMap
+from mpbroker.storage.cleaning.log_cleaner import assess
+from mpbroker.storage.cleaning.retention import apply_retention, rename_deleted
+from mpbroker.storage.log.log_loader import LoadHints
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import (
     batch,
     batches_in,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_cleaner import LogCleaner
-from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.cleaning.log_cleaner import LogCleaner
+from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
 from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.partition_directory import parse_directory_name
 from tests.storage.batches import batch, read_all
 from tests.storage.broker_rig import Broker, Start, Topics

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mpbroker.storage.disk_sync import DiskSync
+from mpbroker.storage.log.disk_sync import DiskSync
 from tests.support.children import wait_until
 
 

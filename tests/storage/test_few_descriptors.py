@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.network.descriptors import descriptors_left
 from tests.storage.batches import batch
 from tests.storage.conftest import OpenLog

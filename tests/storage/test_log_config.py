@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.config_def import type_of
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_config import LogConfig, defaults_of_broker
-from mpbroker.storage.log_config_def import (
+from mpbroker.base.config_def import type_of
+from mpbroker.metadata.log_config import LogConfig, defaults_of_broker
+from mpbroker.metadata.log_config_def import (
     BROKER_SYNONYMS,
     LOG_CONFIG_DEF,
     broker_log_keys,
 )
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
 
 
 def refusal(**overrides: str) -> str:

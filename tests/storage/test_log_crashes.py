@@ -16,10 +16,10 @@ from mpbroker.ipc.layout import (
     RowStatus,
     slot_row,
 )
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_segment import LogSegment
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import Validated, batch, read_all
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory

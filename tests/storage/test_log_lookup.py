@@ -5,7 +5,7 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpbroker.protocol.record_batch import RecordBatchBuilder
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.storage.batches import Validated, validated
 from tests.storage.conftest import OpenLog
 

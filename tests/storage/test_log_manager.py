@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.base.storage_errors import LogDirectoryError, LogDirectoryLockedError
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.storage import log_manager
-from mpbroker.storage.checkpoints import CheckpointError, read_offsets, write_offsets
-from mpbroker.storage.errors import LogDirectoryError, LogDirectoryLockedError
-from mpbroker.storage.log_config import LogConfig
+from mpbroker.storage.cleaning.log_upkeep import LogUpkeep
+from mpbroker.storage.files.checkpoints import (
+    CheckpointError,
+    read_offsets,
+    write_offsets,
+)
 from mpbroker.storage.log_manager import LogManager
-from mpbroker.storage.log_upkeep import LogUpkeep
 from mpbroker.storage.partition_directory import (
     partition_directories,
     read_topic_id,

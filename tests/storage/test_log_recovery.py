@@ -9,12 +9,9 @@ import pytest
 
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.leader_epochs import (
-    EpochEntry,
-    read_leader_epochs,
-)
-from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.partition_log import PartitionLog
+from mpbroker.storage.files.leader_epochs import EpochEntry, read_leader_epochs
+from mpbroker.storage.log.log_loader import LoadHints
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory

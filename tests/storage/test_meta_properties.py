@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.storage.errors import LogDirectoryError
-from mpbroker.storage.meta_properties import (
+from mpbroker.base.storage_errors import LogDirectoryError
+from mpbroker.metadata.meta_properties import (
     open_data_directories,
     random_uuid,
     read_meta_properties,

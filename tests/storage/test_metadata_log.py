@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.record_batch import iter_batches
-from mpbroker.storage.errors import CorruptLogError, LogDirectoryError
-from mpbroker.storage.metadata_log import (
+from mpbroker.base.storage_errors import CorruptLogError, LogDirectoryError
+from mpbroker.metadata.metadata_log import (
     MetadataLog,
     metadata_log_path,
     recover_metadata_log,
 )
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.record_batch import iter_batches
 from tests.support.metadata import (
     NOW_MS,
     DyingLog,

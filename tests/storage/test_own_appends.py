@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from mpbroker.coordinator.offsets_topic import _append, _cut
 from mpbroker.ipc.compiled import IS_COMPILED
-from mpbroker.ipc.partition_table import PartitionTable
-from mpbroker.protocol.compression import Codec
-from mpbroker.protocol.control_record import (
+from mpbroker.ipc.tables.partition_table import PartitionTable
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.record_batch import iter_records
-from mpbroker.storage.own_appends import OwnAppends
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.retention import apply_retention
+from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.storage.cleaning.retention import apply_retention
+from mpbroker.storage.log.own_appends import OwnAppends
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import batch, batches_in, read_all, read_bytes, validated
 from tests.storage.conftest import OpenLog
 from tests.support.children import die, fork, kill_at_step, steps_of

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.offset_index import OffsetIndex
-from mpbroker.storage.time_index import TimeIndex, TimestampOffset
+from mpbroker.storage.files.offset_index import OffsetIndex
+from mpbroker.storage.files.time_index import TimeIndex, TimestampOffset
 from tests.storage.batches import batch, batches_in, read_all, read_bytes
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory

@@ -8,25 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.protocol.control_record import (
+from mpbroker.base.storage_errors import CorruptLogError, CorruptSnapshotError
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.record_batch import RecordBatchBuilder
-from mpbroker.storage import log_loader, producer_recall, producer_replay
-from mpbroker.storage.errors import CorruptLogError, CorruptSnapshotError
-from mpbroker.storage.log_loader import LoadHints
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.producer_replay import parse_marker, replay_range
-from mpbroker.storage.producer_snapshot import decode_snapshot, encode_snapshot
-from mpbroker.storage.producer_state import (
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder
+from mpbroker.storage.files.txn_index import ENTRY_BYTES
+from mpbroker.storage.log import log_loader
+from mpbroker.storage.log.log_loader import LoadHints
+from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.producers import producer_recall, producer_replay
+from mpbroker.storage.producers.producer_replay import parse_marker, replay_range
+from mpbroker.storage.producers.producer_snapshot import (
+    decode_snapshot,
+    encode_snapshot,
+)
+from mpbroker.storage.producers.producer_state import (
     AppendedBatch,
     ProducerEntry,
     ProducerState,
 )
-from mpbroker.storage.txn_index import ENTRY_BYTES
 from tests.storage.batches import Validated, batch, read_all, validated
 from tests.storage.conftest import OpenLog
 

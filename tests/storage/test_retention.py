@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.ipc.layout import RowStatus
+from mpbroker.metadata.log_config import LogConfig
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.retention import SegmentAge, apply_retention, expired_segments
+from mpbroker.storage.cleaning.retention import (
+    SegmentAge,
+    apply_retention,
+    expired_segments,
+)
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import batch, read_all
 from tests.storage.conftest import OpenLog
 from tests.storage.dump_checks import check_directory

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.metadata.topic_names import check_topic_name, is_legal_topic_name
+from mpbroker.metadata.topics import NewTopic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
-from mpbroker.storage.errors import CorruptLogError
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
-from mpbroker.storage.topic_names import check_topic_name, is_legal_topic_name
-from mpbroker.storage.topics import NewTopic
 from tests.support.metadata import (
     NOW_MS,
     DyingLog,

@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
-from mpbroker.protocol.control_record import (
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.control_record import (
     EndTransactionMarker,
     build_end_transaction_marker,
 )
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
-from mpbroker.protocol.record_batch import iter_records
-from mpbroker.storage.compaction import Compaction
-from mpbroker.storage.log_cleaner import assess
-from mpbroker.storage.partition_log import PartitionLog
-from mpbroker.storage.txn_index import ENTRY_BYTES, AbortedTransaction, append_aborted
+from mpbroker.protocol.records.record_batch import iter_records
+from mpbroker.storage.cleaning.compaction import Compaction
+from mpbroker.storage.cleaning.log_cleaner import assess
+from mpbroker.storage.files.txn_index import (
+    ENTRY_BYTES,
+    AbortedTransaction,
+    append_aborted,
+)
+from mpbroker.storage.log.partition_log import PartitionLog
 from tests.storage.batches import Validated, batch, batches_in, validated
 from tests.storage.conftest import OpenLog
 from tests.storage.forks import kill_at_line

@@ -16,17 +16,18 @@ ROLE, POINTS, MEAN = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if POINTS == "lines":
     os.environ["MPBROKER_PURE_PYTHON"] = "1"  # before anything is imported
 
+from mpbroker.broker.roles import Roles
 from mpbroker.cli import main
 from mpbroker.network.acceptor_guard import AcceptorGuard
-from mpbroker.supervisor import child, recovery, supervisor
-from mpbroker.supervisor.roles import Roles
+from mpbroker.supervisor import child, supervisor
+from mpbroker.supervisor.repair import recovery
 from tests.support.children import kill_at_line, kill_at_step
 
 FILES = tuple(
     f"mpbroker/{name}.py"
     for name in (
         "ipc/ring",
-        "ipc/partition_table",
+        "ipc/tables/partition_table",
         "ipc/arena",
         "ipc/robust_mutex",
         "ipc/fdpass",
@@ -37,18 +38,18 @@ FILES = tuple(
         "network/response_sender",
         "network/connection_rows",
         "network/connections",
-        "network/arrivals",
-        "network/departures",
-        "network/hand_over",
-        "network/succession",
-        "network/tcp_counters",
-        "supervisor/keeper",
+        "network/moves/arrivals",
+        "network/moves/departures",
+        "network/moves/hand_over",
+        "network/moves/succession",
+        "network/moves/tcp_counters",
+        "network/moves/keeper",
         "server/request_handler",
         "server/purgatory",
         "server/group_commit",
-        "server/producing",
-        "server/handlers/produce",
-        "storage/partition_log",
+        "server/produce/produce_service",
+        "server/produce/produce_handler",
+        "storage/log/partition_log",
     )
 )
 
@@ -62,10 +63,10 @@ ADMIN_FILES = tuple(
         "server/handlers/create_topics",
         "server/handlers/delete_topics",
         "server/request_handler",
-        "storage/acl_records",
+        "metadata/acl_records",
         "storage/log_manager",
-        "storage/metadata_log",
-        "storage/topics",
+        "metadata/metadata_log",
+        "metadata/topics",
     )
 )
 

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.batch_header import iter_batches
 from mpbroker.protocol.headers import encode_request_header, response_header_version
 from mpbroker.protocol.messages.create_topics import (
     CreatableTopic,
@@ -26,7 +25,8 @@ from mpbroker.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from mpbroker.protocol.record_batch import RecordBatchBuilder, iter_records
+from mpbroker.protocol.records.batch_header import iter_batches
+from mpbroker.protocol.records.record_batch import RecordBatchBuilder, iter_records
 from tests.support.broker import Broker
 
 TIMEOUT_S: Final = 90.0

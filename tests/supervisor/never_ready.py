@@ -3,9 +3,9 @@
 import sys
 import time
 
+from mpbroker.broker.roles import Roles
 from mpbroker.cli import main
 from mpbroker.supervisor import supervisor
-from mpbroker.supervisor.roles import Roles
 
 supervisor._READY_TIMEOUT_S = 0.2
 supervisor._DRAIN_S = 0.2

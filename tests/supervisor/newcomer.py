@@ -80,7 +80,7 @@ def main() -> int:
 
         pool_settings.PoolSettings.sizes = broken
     if "descriptors" in faults and not is_trial:
-        from mpbroker.supervisor import broker
+        from mpbroker.broker import broker
 
         def lacking(*_: object) -> None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -9,7 +9,7 @@ import time
 
 from mpbroker.cli import main
 from mpbroker.server.dispatcher import RequestDispatcher
-from mpbroker.supervisor import quarantine
+from mpbroker.supervisor.repair import quarantine
 from tests.support.children import die
 
 SLOW_S = 0.5

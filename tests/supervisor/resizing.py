@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.incremental_alter_configs import (
     AlterableConfig,

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from mpbroker.base.exit_status import explain_exit
 from mpbroker.supervisor.child import (
     TRANSITIONS,
     Child,
@@ -16,7 +17,6 @@ from mpbroker.supervisor.child import (
     ChildState,
     IllegalTransitionError,
     Role,
-    explain_exit,
 )
 from tests.support.children import quiet_fork
 

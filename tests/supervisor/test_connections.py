@@ -12,7 +12,7 @@ import pytest
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import FetchResponse
-from mpbroker.protocol.record_batch import iter_records
+from mpbroker.protocol.records.record_batch import iter_records
 from tests.chaos.peek import Peek
 from tests.supervisor.load import (
     api_versions,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mpbroker.supervisor.control_attach import attach
+from mpbroker.inspect.attach import attach
 
 
 @pytest.mark.parametrize("name", ["control", "partitions", "black-boxes"])

@@ -6,10 +6,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from mpbroker.inspect.control_protocol import encode_frame
 from mpbroker.ipc.layout import MAX_PARTITIONS
-from mpbroker.ipc.transaction_table import Closed
-from mpbroker.supervisor.control_commands import ControlCommands
-from mpbroker.supervisor.control_protocol import encode_frame
+from mpbroker.ipc.tables.transaction_table import Closed
+from mpbroker.supervisor.control.control_commands import ControlCommands
 
 LONGEST_NAME = "t" * 249
 

@@ -7,9 +7,10 @@ import socket
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.base.config_def import ConfigError
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.config import BrokerConfig
-from mpbroker.config_def import ConfigError
+from mpbroker.inspect.attach import attach
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HEADER,
@@ -22,8 +23,7 @@ from mpbroker.ipc.layout import (
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from mpbroker.supervisor.control_attach import attach
-from mpbroker.supervisor.recovery import Repair
+from mpbroker.supervisor.repair.recovery import Repair
 from tests.supervisor.load import (
     api_versions,
     ask,

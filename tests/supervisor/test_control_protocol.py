@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.supervisor.control_protocol import (
+from mpbroker.inspect.control_protocol import (
     MAX_REQUEST_BYTES,
     ControlProtocolError,
     ControlSocketError,

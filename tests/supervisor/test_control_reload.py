@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mpbroker.config import BrokerConfig
-from mpbroker.supervisor.control_reload import Reload
+from mpbroker.supervisor.control.control_reload import Reload
 
 
 class _NoPools:

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpbroker.errors import MpbrokerError
-from mpbroker.supervisor import control_server
-from mpbroker.supervisor.control_protocol import (
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.inspect.control_protocol import (
     MAX_ANSWER_BYTES,
     ControlSocketError,
     FrameReader,
     encode_frame,
 )
-from mpbroker.supervisor.control_server import MAX_SESSIONS, ControlServer
+from mpbroker.supervisor.control import control_server
+from mpbroker.supervisor.control.control_server import MAX_SESSIONS, ControlServer
 from tests.support.children import Child, die, fork
 
 NOBODY = 65534

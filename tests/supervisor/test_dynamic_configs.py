@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.base.config_def import ConfigKey, ConfigType, UpdateMode
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.config import BROKER_CONFIG_DEF
 from mpbroker.config.live_keys import PER_LISTENER, Reader, reader_of
-from mpbroker.config_def import ConfigKey, ConfigType, UpdateMode
+from mpbroker.inspect.control_protocol import (
+    MAX_ANSWER_BYTES,
+    FrameReader,
+    encode_frame,
+    socket_address,
+)
 from mpbroker.ipc.limits_page import Limits, LimitsPage
 from mpbroker.ipc.segment import Segment
 from mpbroker.protocol.api_key import ApiKey
@@ -38,12 +44,6 @@ from mpbroker.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
-)
-from mpbroker.supervisor.control_protocol import (
-    MAX_ANSWER_BYTES,
-    FrameReader,
-    encode_frame,
-    socket_address,
 )
 from tests.supervisor.load import api_versions, ask, children, dial
 from tests.supervisor.resizing import BROKER, OF_ALL, alter, settle

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import (
+from mpbroker.client.admin.group_admin import alter_offsets, committed_offsets
+from mpbroker.client.admin.topic_admin import (
     LATEST,
     create_partitions,
     create_topic,
@@ -17,7 +18,6 @@ from mpbroker.client.admin import (
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import BrokerUnavailableError
-from mpbroker.client.group_admin import alter_offsets, committed_offsets
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

@@ -22,12 +22,12 @@ from mpbroker.ipc.layout import (
     connection_row,
     processor_row,
 )
-from mpbroker.network.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
+from mpbroker.network.moves.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
+from mpbroker.network.moves.keeper import Keeper
 from mpbroker.supervisor.child import Child, ChildRecord, Role
-from mpbroker.supervisor.keeper import Keeper
-from mpbroker.supervisor.keeper_sockets import sockets_of_keeper
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.supervisor import Supervisor
+from mpbroker.supervisor.upgrade.keeper_sockets import sockets_of_keeper
 from tests.network.rig import connected_pair
 from tests.support.children import Child as Process
 from tests.support.children import die, wait_until

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mpbroker.inspect.attach import attach
 from mpbroker.ipc.layout import CONTROL_WORDS, HANDLER_STEPS, handler_row
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.delete_topics import DeleteTopicsRequest
 from mpbroker.supervisor.child import Child, Role
-from mpbroker.supervisor.control_attach import attach
-from mpbroker.supervisor.leases import LEASE_SAMPLES, Leases
+from mpbroker.supervisor.repair.leases import LEASE_SAMPLES, Leases
 from tests.supervisor.load import TOPIC, ask, create_topic, dial
 from tests.support.broker import Broker
 
@@ -57,7 +57,7 @@ def test_a_handler_is_left_alone_while_it_takes_steps_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Our cat does wait in a system call on files, and is not to be excused for it.
-    monkeypatch.setattr("mpbroker.supervisor.leases._DISK", frozenset())
+    monkeypatch.setattr("mpbroker.supervisor.repair.leases._DISK", frozenset())
     words = memoryview(mmap.mmap(-1, CONTROL_WORDS * 8)).cast("q")
     leases = Leases(owner, words)
     for sample in range(3 * LEASE_SAMPLES):

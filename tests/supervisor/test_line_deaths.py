@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode

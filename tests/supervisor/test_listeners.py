@@ -11,7 +11,7 @@ import pytest
 
 from mpbroker.config.broker_config import BrokerConfig
 from mpbroker.config.listeners import EndPoint, parse_listeners
-from mpbroker.supervisor.listeners import (
+from mpbroker.supervisor.listen_sockets import (
     AddressError,
     Origin,
     close_listeners,

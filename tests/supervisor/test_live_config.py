@@ -9,8 +9,8 @@ import pytest
 
 from mpbroker.config import BrokerConfig
 from mpbroker.ipc.layout import MAX_PARTITIONS
-from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
-from mpbroker.storage.topics import TopicRegistry
+from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.supervisor.live_config import LiveConfig
 from tests.support.memory import broker_memory
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from mpbroker.metadata.metadata_log import metadata_log_path
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
-from mpbroker.storage.metadata_log import metadata_log_path
 from tests.config.test_live_configs import OF_A_LISTENER
 from tests.network.sasl.conversation import (
     authenticate,

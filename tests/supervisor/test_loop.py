@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpbroker.supervisor.child import Child
-from mpbroker.supervisor.leases import Leases, may_one_be_stopped
 from mpbroker.supervisor.loop import Loop
+from mpbroker.supervisor.repair.leases import Leases, may_one_be_stopped
 from mpbroker.supervisor.signals import HANDLED, SignalSocket
 
 _TURN_S = 1.0

@@ -15,7 +15,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.protocol.messages.produce import ProduceResponse
-from mpbroker.supervisor.quarantine import (
+from mpbroker.supervisor.repair.quarantine import (
     MAX_FILE_BYTES,
     MAX_FILES,
     answer_to,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.ipc.layout import (
     CONNECTION_OWNER,
     CONNECTION_STATE,

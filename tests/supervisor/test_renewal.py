@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from mpbroker.supervisor import upgrade
 from mpbroker.supervisor.child import ChildState, Role
-from mpbroker.supervisor.upgrade import Renewal
+from mpbroker.supervisor.upgrade import upgrade
+from mpbroker.supervisor.upgrade.upgrade import Renewal
 
 
 class Child:

@@ -31,11 +31,11 @@ from mpbroker.ipc.layout import (
     processor_row,
     slot_row,
 )
-from mpbroker.ipc.partition_table import LogState
+from mpbroker.ipc.tables.partition_table import LogState
 from mpbroker.network.request_channel import HandlerEnd, ProcessorEnd
-from mpbroker.supervisor.last_tries import MAX_EXCUSED
 from mpbroker.supervisor.memory import BrokerMemory
-from mpbroker.supervisor.recovery import MAX_RETRIES, Repair
+from mpbroker.supervisor.repair.last_tries import MAX_EXCUSED
+from mpbroker.supervisor.repair.recovery import MAX_RETRIES, Repair
 from tests.support.children import (
     deaths,
     die,
@@ -51,7 +51,7 @@ DEATHS: Final = int(os.environ.get("MPBROKER_TEST_DEATHS", "150"))
 FILES: Final = (
     "mpbroker/ipc/ring.py",
     "mpbroker/network/request_channel.py",
-    "mpbroker/ipc/partition_table.py",
+    "mpbroker/ipc/tables/partition_table.py",
 )
 FREE, READY, CLAIMED = SlotState.FREE, SlotState.READY, SlotState.CLAIMED
 

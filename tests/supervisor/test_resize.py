@@ -9,7 +9,8 @@ import signal
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.inspect.attach import attach
 from mpbroker.ipc.layout import (
     HANDLER_ACTIVE,
     HEADER,
@@ -31,7 +32,6 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
-from mpbroker.supervisor.control_attach import attach
 from tests.supervisor.load import (
     Load,
     api_versions,

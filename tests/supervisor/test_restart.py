@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from tests.supervisor.load import (
     Load,
     api_versions,

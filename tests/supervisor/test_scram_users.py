@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mpbroker.network.sasl.mechanism import NotYetError
-from mpbroker.network.sasl.scram import ScramServer
-from mpbroker.storage.scram_credentials import ScramMechanism
-from mpbroker.supervisor.listener_settings import Credentials
+from mpbroker.broker.listener_setup import Credentials
+from mpbroker.metadata.scram_credentials import ScramMechanism
+from mpbroker.network.security.sasl.mechanism import NotYetError
+from mpbroker.network.security.sasl.scram import ScramServer
 
 FIRST = b"n,,n=alice,r=nonceofclient"
 

@@ -15,9 +15,10 @@ import time
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.inspect.attach import attach
 from mpbroker.ipc.layout import HANDLER_BUSY_SLOT, handler_row
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -26,7 +27,6 @@ from mpbroker.protocol.messages.alter_client_quotas import (
     OpData,
 )
 from mpbroker.protocol.messages.metadata import MetadataRequest
-from mpbroker.supervisor.control_attach import attach
 from tests.supervisor.load import (
     Load,
     api_versions,

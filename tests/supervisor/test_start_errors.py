@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.broker.broker import Broker
 from mpbroker.config import BrokerConfig
-from mpbroker.errors import MpbrokerError
-from mpbroker.supervisor.broker import Broker
 
 
 @pytest.mark.parametrize("serves", [False, True])

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
-from mpbroker.config_def import ConfigError
+from mpbroker.base.config_def import ConfigError
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.supervisor import systemd
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
 from tests.supervisor.load import api_versions, children, dial

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
-from mpbroker.supervisor.trial_directory import TrialDirectory, remove_left_directories
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.supervisor.upgrade.trial_directory import (
+    TrialDirectory,
+    remove_left_directories,
+)
 from tests.supervisor.load import children, kill, states
 from tests.support.broker import Broker
 from tests.support.children import fork, wait_until

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tests.supervisor.load import api_versions, ask, create_topic, states

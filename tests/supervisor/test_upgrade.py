@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.cli.ctl_connection import ControlClient
+from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.cli.exit_codes import CliError
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.inspect.control_protocol import encode_frame
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
 )
-from mpbroker.supervisor.control_protocol import encode_frame
 from tests.supervisor.load import (
     TOPIC,
     Load,

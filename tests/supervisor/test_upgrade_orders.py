@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.supervisor.takeover import Manifest
-from mpbroker.supervisor.upgrade import (
+from mpbroker.supervisor.upgrade.takeover import Manifest
+from mpbroker.supervisor.upgrade.upgrade import (
     Renewal,
     Upgrade,
     UpgradeError,
@@ -24,8 +24,8 @@ KILLED = 9
 TAKES_OVER = """
 import os, signal, sys
 from mpbroker.supervisor.signals import SignalSocket
-from mpbroker.supervisor.takeover import Manifest
-from mpbroker.supervisor.upgrade import replace_program
+from mpbroker.supervisor.upgrade.takeover import Manifest
+from mpbroker.supervisor.upgrade.upgrade import replace_program
 signals = SignalSocket()
 os.kill(os.getpid(), signal.SIGTERM)  # when nobody looks any more
 says = "import signal; print([n.name for n in signal.sigpending()])"

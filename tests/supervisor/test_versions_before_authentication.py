@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.broker.listener_setup import ApiVersionsAnswers
 from mpbroker.config import BrokerConfig
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import (
     ApiVersionsRequest,
     ApiVersionsResponse,
 )
-from mpbroker.supervisor.listener_settings import ApiVersionsAnswers
 
 TELEMETRY = {ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY}
 RECEIVERS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpbroker.protocol.record_batch import BatchHeader, compute_crc, pack_header
+from mpbroker.protocol.records.record_batch import BatchHeader, compute_crc, pack_header
 
 NOW_MS = 1_700_000_000_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import select
@@ -12,9 +13,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import mpbroker
 from mpbroker.ipc.compiled import core
 
 # Generous: a loaded machine must not fail a test, a child that hangs must.
@@ -121,7 +124,19 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> An
 # -- death by line ------------------------------------------------------------------
 
 
+@functools.cache
+def _check_sources(files: tuple[str, ...]) -> None:
+    """Refuse a name that no source has: its lines would never be counted."""
+    sources = [str(path) for path in Path(mpbroker.__file__).parent.rglob("*.py")]
+    for name in files:
+        assert any(path.endswith(name) for path in sources), (
+            f"no source ends with {name}"
+        )
+
+
 def _counting(files: tuple[str, ...], each_line: Callable[[], None]) -> Any:
+    _check_sources(files)
+
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         if not frame.f_code.co_filename.endswith(files):
             return None

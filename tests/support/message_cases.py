@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import mpbroker.protocol.messages
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     BYTES,
     FLOAT64,
@@ -17,9 +17,9 @@ from mpbroker.protocol.message import (
     UUID,
     Field,
     Kind,
-    Message,
     Struct,
 )
+from mpbroker.protocol.message import Message
 
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _TEXTS = ["", "a", "hello", "größer", "日本語", "x" * 126, "y" * 127, "z" * 300]

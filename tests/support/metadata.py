@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mpbroker.ipc.layout import CONTROL_WORDS, METADATA_CELL
 from mpbroker.ipc.segment import Segment
-from mpbroker.ipc.shared_log_cell import SharedLogCell
-from mpbroker.storage.metadata_log import MetadataLog, recover_metadata_log
-from mpbroker.storage.topics import TopicRegistry
+from mpbroker.ipc.tables.shared_log_cell import SharedLogCell
+from mpbroker.metadata.metadata_log import MetadataLog, recover_metadata_log
+from mpbroker.metadata.topics import TopicRegistry
 
 NOW_MS = 1_700_000_000_000
 

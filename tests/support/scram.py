@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from mpbroker.storage.scram_credentials import (
+from mpbroker.metadata.scram_credentials import (
     ScramCredential,
     ScramMechanism,
     credential_of_salted_password,

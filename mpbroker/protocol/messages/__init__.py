@@ -1,0 +1,1 @@
+"""One module an API: its messages as tables of fields."""

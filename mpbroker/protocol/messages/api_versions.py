@@ -8,17 +8,17 @@ Source: Kafka protocol guide, "ApiVersions"; KIP-511 for client software and fea
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT16,
     INT32,
     INT64,
     STRING,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class ApiVersionsRequest(

@@ -6,18 +6,18 @@ Source: Kafka protocol guide, "ConsumerGroupDescribe"; KIP-848.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
     INT16,
     INT32,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class ConsumerGroupDescribeRequest(

@@ -9,16 +9,8 @@ Source: Kafka protocol guide, "ConsumerGroupHeartbeat"; KIP-848.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
-    INT16,
-    INT32,
-    STRING,
-    UUID,
-    Message,
-    Struct,
-    array,
-    field,
-)
+from mpbroker.protocol.fields import INT16, INT32, STRING, UUID, Struct, array, field
+from mpbroker.protocol.message import Message
 
 
 class TopicPartitions(Struct):

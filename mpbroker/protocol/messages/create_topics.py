@@ -9,18 +9,18 @@ Source: Kafka protocol guide, "CreateTopics".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
     INT16,
     INT32,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class CreatableReplicaAssignment(Struct):

@@ -6,18 +6,18 @@ Source: Kafka protocol guide, "DescribeClientQuotas".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     FLOAT64,
     INT8,
     INT16,
     INT32,
     STRING,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class ComponentData(Struct):

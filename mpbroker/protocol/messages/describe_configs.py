@@ -8,17 +8,17 @@ Source: Kafka protocol guide, "DescribeConfigs".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
     INT16,
     INT32,
     STRING,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class DescribeConfigsResource(Struct):

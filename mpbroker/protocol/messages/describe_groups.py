@@ -6,17 +6,17 @@ Source: Kafka protocol guide, "DescribeGroups".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     BYTES,
     INT16,
     INT32,
     STRING,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
 

@@ -6,16 +6,8 @@ Source: Kafka protocol guide, "DescribeProducers".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
-    INT16,
-    INT32,
-    INT64,
-    STRING,
-    Message,
-    Struct,
-    array,
-    field,
-)
+from mpbroker.protocol.fields import INT16, INT32, INT64, STRING, Struct, array, field
+from mpbroker.protocol.message import Message
 
 
 class TopicRequest(Struct):

@@ -6,17 +6,17 @@ Source: Kafka protocol guide, "DescribeTopicPartitions"; KIP-966.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT16,
     INT32,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class TopicRequest(Struct):

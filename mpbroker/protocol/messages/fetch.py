@@ -11,7 +11,7 @@ KIP-951 for the current leader of a partition.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     INT8,
     INT16,
     INT32,
@@ -19,12 +19,11 @@ from mpbroker.protocol.message import (
     RECORDS,
     STRING,
     UUID,
-    Message,
-    SizedRegion,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message, SizedRegion
 from mpbroker.protocol.primitives import Buffer
 
 

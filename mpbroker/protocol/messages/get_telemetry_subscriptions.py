@@ -6,17 +6,17 @@ Source: KIP-714; Kafka protocol guide, "GetTelemetrySubscriptions".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
     INT16,
     INT32,
     STRING,
     UUID,
-    Message,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class GetTelemetrySubscriptionsRequest(

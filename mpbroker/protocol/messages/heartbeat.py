@@ -6,7 +6,8 @@ Source: Kafka protocol guide, "Heartbeat".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import INT16, INT32, STRING, Message, field
+from mpbroker.protocol.fields import INT16, INT32, STRING, field
+from mpbroker.protocol.message import Message
 
 
 class HeartbeatRequest(

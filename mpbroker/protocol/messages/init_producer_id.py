@@ -8,15 +8,8 @@ Source: Kafka protocol guide, "InitProducerId".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
-    BOOLEAN,
-    INT16,
-    INT32,
-    INT64,
-    STRING,
-    Message,
-    field,
-)
+from mpbroker.protocol.fields import BOOLEAN, INT16, INT32, INT64, STRING, field
+from mpbroker.protocol.message import Message
 
 
 class InitProducerIdRequest(

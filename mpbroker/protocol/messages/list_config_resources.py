@@ -6,16 +6,8 @@ Source: Kafka protocol guide, "ListConfigResources".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
-    INT8,
-    INT16,
-    INT32,
-    STRING,
-    Message,
-    Struct,
-    array,
-    field,
-)
+from mpbroker.protocol.fields import INT8, INT16, INT32, STRING, Struct, array, field
+from mpbroker.protocol.message import Message
 
 _CLIENT_METRICS = 16
 

@@ -9,17 +9,17 @@ Source: Kafka protocol guide, "Metadata"; KIP-516 for topic ids.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT16,
     INT32,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class MetadataRequestTopic(Struct):

@@ -6,17 +6,17 @@ Source: Kafka protocol guide, "OffsetCommit".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     INT16,
     INT32,
     INT64,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class OffsetCommitRequestPartition(Struct):

@@ -8,18 +8,18 @@ Source: Kafka protocol guide, "OffsetFetch".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT16,
     INT32,
     INT64,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class OffsetFetchRequestTopic(Struct):

@@ -9,18 +9,18 @@ Source: Kafka protocol guide, "Produce"; KIP-951 for the current leader of a par
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     INT16,
     INT32,
     INT64,
     RECORDS,
     STRING,
     UUID,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
 

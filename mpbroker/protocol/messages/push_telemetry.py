@@ -6,16 +6,8 @@ Source: KIP-714; Kafka protocol guide, "PushTelemetry".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
-    BOOLEAN,
-    BYTES,
-    INT8,
-    INT16,
-    INT32,
-    UUID,
-    Message,
-    field,
-)
+from mpbroker.protocol.fields import BOOLEAN, BYTES, INT8, INT16, INT32, UUID, field
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
 

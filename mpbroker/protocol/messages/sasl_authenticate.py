@@ -6,7 +6,8 @@ Source: Kafka protocol guide, "SaslAuthenticate".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import BYTES, INT16, INT64, STRING, Message, field
+from mpbroker.protocol.fields import BYTES, INT16, INT64, STRING, field
+from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
 

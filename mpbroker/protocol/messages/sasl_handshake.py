@@ -8,7 +8,8 @@ Source: Kafka protocol guide, "SaslHandshake".
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import INT16, STRING, Message, array, field
+from mpbroker.protocol.fields import INT16, STRING, array, field
+from mpbroker.protocol.message import Message
 
 
 class SaslHandshakeRequest(

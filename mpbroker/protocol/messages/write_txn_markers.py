@@ -6,18 +6,18 @@ Source: Kafka protocol guide, "WriteTxnMarkers"; KIP-664, KIP-1228.
 from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.message import (
+from mpbroker.protocol.fields import (
     BOOLEAN,
     INT8,
     INT16,
     INT32,
     INT64,
     STRING,
-    Message,
     Struct,
     array,
     field,
 )
+from mpbroker.protocol.message import Message
 
 
 class WritableTxnMarkerTopic(Struct):

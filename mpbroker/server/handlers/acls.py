@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from mpbroker.metadata.meta_properties import random_uuid
 from mpbroker.protocol.acl import (
     CLUSTER_NAME,
     AclBinding,
@@ -40,10 +41,9 @@ from mpbroker.protocol.messages.describe_acls import (
     DescribeAclsResource,
     DescribeAclsResponse,
 )
-from mpbroker.server.authorizer import Authorizer
+from mpbroker.server.authorization.authorizer import Authorizer
 from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
 from mpbroker.server.request_context import RequestContext
-from mpbroker.storage.meta_properties import random_uuid
 
 # Kafka's MAX_RECORDS_PER_USER_OP.
 MAX_ENTRIES: Final = 10_000

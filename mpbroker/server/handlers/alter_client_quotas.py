@@ -10,6 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.quota_records import (
+    CLIENT_ID,
+    IP,
+    USER,
+    QuotaEntity,
+    client_quota_record,
+    described,
+    quota_entity,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.alter_client_quotas import (
@@ -18,16 +28,6 @@ from mpbroker.protocol.messages.alter_client_quotas import (
     EntityData,
     EntryResult,
     OpData,
-)
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.quota_records import (
-    CLIENT_ID,
-    IP,
-    USER,
-    QuotaEntity,
-    client_quota_record,
-    described,
-    quota_entity,
 )
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpbroker.config_def import ConfigDef
+from mpbroker.base.config_def import ConfigDef
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.alter_configs import (
@@ -16,11 +16,7 @@ from mpbroker.protocol.messages.alter_configs import (
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
 )
-from mpbroker.server.handlers.config_resources import (
-    NamedOnce,
-    Registry,
-    alter_resource,
-)
+from mpbroker.server.configs.config_resources import NamedOnce, Registry, alter_resource
 
 
 def handle_alter_configs(

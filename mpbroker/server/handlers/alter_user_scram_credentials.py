@@ -12,6 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.scram_credentials import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    ScramCredentials,
+    ScramMechanism,
+    credential_of_salted_password,
+    remove_scram_credential_record,
+    scram_credential_record,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -21,16 +31,6 @@ from mpbroker.protocol.messages.alter_user_scram_credentials import (
     ScramCredentialUpsertion,
 )
 from mpbroker.server.intent import NO_INTENT, Intent
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.scram_credentials import (
-    MAX_ITERATIONS,
-    MIN_ITERATIONS,
-    ScramCredentials,
-    ScramMechanism,
-    credential_of_salted_password,
-    remove_scram_credential_record,
-    scram_credential_record,
-)
 
 _MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
 _MAX_SALT_BYTES: Final = 1024  # Kafka's clients make 32

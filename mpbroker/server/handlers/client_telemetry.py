@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mpbroker.protocol.compression import (
-    Codec,
-    DecompressionError,
-    DecompressionLimitError,
-    decompress,
-)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsResponse,
 )
 from mpbroker.protocol.messages.push_telemetry import PushTelemetryRequest
-from mpbroker.server.handlers.client_metrics_config import Subscription
+from mpbroker.protocol.records.compression import (
+    Codec,
+    DecompressionError,
+    DecompressionLimitError,
+    decompress,
+)
+from mpbroker.server.configs.client_metrics_config import Subscription
 
 # What a client may compress with, the best first; it takes the first that it can.
 ACCEPTED: Final = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_partitions import (
@@ -19,7 +20,6 @@ from mpbroker.protocol.messages.create_partitions import (
     CreatePartitionsTopicResult,
 )
 from mpbroker.server.intent import NO_INTENT, Intent
-from mpbroker.storage.topics import Topic
 
 # Of its own Kafka says that they "should not change after deployment": groups and
 # transactions would be looked for where they are not.

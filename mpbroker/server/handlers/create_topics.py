@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.topics import NewTopic, Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.create_topics import (
@@ -20,9 +23,6 @@ from mpbroker.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
-from mpbroker.storage.log_config import LogConfig
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
-from mpbroker.storage.topics import NewTopic, Topic
 
 # Of any version, as in Kafka, whose own client alone heeds that it is of version 4.
 _BROKER_DEFAULT: Final = -1

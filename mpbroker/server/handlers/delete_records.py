@@ -19,8 +19,8 @@ from mpbroker.protocol.messages.delete_records import (
 )
 
 if TYPE_CHECKING:
-    from mpbroker.storage.partition_log import PartitionLog
-    from mpbroker.storage.topics import Topic
+    from mpbroker.metadata.topics import Topic
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 _NO_WATERMARK: Final = -1
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.delete_topics import (
@@ -18,7 +19,6 @@ from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicState,
 )
 from mpbroker.server.intent import NO_ID, NO_INTENT, Intent, id_words, noted_ids
-from mpbroker.storage.topics import Topic
 
 _GONE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 

@@ -8,6 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from mpbroker.metadata.quota_records import (
+    CLIENT_ID,
+    IP,
+    USER,
+    ClientQuotasImage,
+    QuotaEntity,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_client_quotas import (
@@ -17,13 +24,6 @@ from mpbroker.protocol.messages.describe_client_quotas import (
     EntityData,
     EntryData,
     ValueData,
-)
-from mpbroker.storage.quota_records import (
-    CLIENT_ID,
-    IP,
-    USER,
-    ClientQuotasImage,
-    QuotaEntity,
 )
 
 _EXACT: Final = 0

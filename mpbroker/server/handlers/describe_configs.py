@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from mpbroker.config_def import ConfigDef, ConfigKey, UpdateMode
+from mpbroker.base.config_def import ConfigDef, ConfigKey, UpdateMode
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.topic_names import check_topic_name
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import (
@@ -20,12 +24,12 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from mpbroker.server.handlers.broker_loggers import BrokerLoggers
-from mpbroker.server.handlers.client_metrics_config import (
+from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs.client_metrics_config import (
     CLIENT_METRICS_CONFIG_DEF,
     check_subscription_name,
 )
-from mpbroker.server.handlers.config_entries import (
+from mpbroker.server.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -35,21 +39,17 @@ from mpbroker.server.handlers.config_entries import (
     Synonym,
     canonical,
 )
-from mpbroker.server.handlers.config_resources import (
+from mpbroker.server.configs.config_resources import (
     NamedOnce,
     broker_configs,
     check_broker_name,
     unsupported_resource,
 )
-from mpbroker.server.handlers.group_config_def import (
+from mpbroker.server.configs.group_config_def import (
     GROUP_CONFIG_DEF,
     check_group_name,
     group_default,
 )
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.topic_names import check_topic_name
-from mpbroker.storage.topics import Topic
 
 
 class Registry(Protocol):

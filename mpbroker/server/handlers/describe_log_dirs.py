@@ -20,7 +20,7 @@ from mpbroker.protocol.messages.describe_log_dirs import (
 )
 
 if TYPE_CHECKING:
-    from mpbroker.storage.topics import Topic
+    from mpbroker.metadata.topics import Topic
 
 
 class LogDir(NamedTuple):

@@ -19,8 +19,8 @@ from mpbroker.protocol.messages.describe_producers import (
 )
 
 if TYPE_CHECKING:
-    from mpbroker.storage.partition_log import PartitionLog
-    from mpbroker.storage.topics import Topic
+    from mpbroker.metadata.topics import Topic
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 
 class Topics(Protocol):

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from mpbroker.metadata.topic_names import is_legal_topic_name
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.describe_topic_partitions import (
     Cursor,
@@ -24,8 +26,6 @@ from mpbroker.server.handlers.metadata import (
     LeaderEpoch,
     all_are_first,
 )
-from mpbroker.storage.topic_names import is_legal_topic_name
-from mpbroker.storage.topics import Topic
 
 # Kafka's default of max.request.partition.size.limit.
 MAX_PARTITIONS_PER_PAGE: Final = 2000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from mpbroker.metadata.scram_credentials import ScramCredentials
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.describe_user_scram_credentials import (
     CredentialInfo,
@@ -14,7 +15,6 @@ from mpbroker.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
-from mpbroker.storage.scram_credentials import ScramCredentials
 
 
 def handle_describe_user_scram_credentials(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -14,7 +15,6 @@ from mpbroker.protocol.messages.elect_leaders import (
     PartitionResult,
     ReplicaElectionResult,
 )
-from mpbroker.storage.topics import Topic
 
 _PREFERRED: Final = 0
 _UNCLEAN: Final = 1

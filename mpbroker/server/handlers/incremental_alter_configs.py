@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from mpbroker.config_def import ConfigDef, ConfigType
+from mpbroker.base.config_def import ConfigDef, ConfigType
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.incremental_alter_configs import (
@@ -18,24 +19,21 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from mpbroker.server.handlers.broker_loggers import BrokerLoggers
-from mpbroker.server.handlers.client_metrics_config import (
-    CLIENT_METRICS_CONFIG_DEF,
-)
-from mpbroker.server.handlers.config_entries import (
+from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs.client_metrics_config import CLIENT_METRICS_CONFIG_DEF
+from mpbroker.server.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
-from mpbroker.server.handlers.config_resources import (
+from mpbroker.server.configs.config_resources import (
     NamedOnce,
     Registry,
     alter_resource,
     broker_configs,
 )
-from mpbroker.server.handlers.group_config_def import GROUP_CONFIG_DEF
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
+from mpbroker.server.configs.group_config_def import GROUP_CONFIG_DEF
 
 
 class OpType(IntEnum):

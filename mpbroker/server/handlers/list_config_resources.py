@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.list_config_resources import (
     ConfigResource,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from mpbroker.server.handlers.client_metrics_config import subscription_names
-from mpbroker.server.handlers.config_entries import (
+from mpbroker.server.configs.client_metrics_config import subscription_names
+from mpbroker.server.configs.config_entries import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.topics import Topic
 
 _KNOWN: Final = (
     TOPIC_RESOURCE,

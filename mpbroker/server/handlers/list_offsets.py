@@ -18,13 +18,13 @@ from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from mpbroker.server.handlers.fetch import check_leader_epoch
+from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 
 if TYPE_CHECKING:
-    from mpbroker.server.handlers.produce import Topics
-    from mpbroker.storage.log_lookup import EmptyLog
-    from mpbroker.storage.partition_log import PartitionLog
-    from mpbroker.storage.topics import Topic
+    from mpbroker.metadata.topics import Topic
+    from mpbroker.server.produce.produce_handler import Topics
+    from mpbroker.storage.log.log_lookup import EmptyLog
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 LATEST: Final = -1
 EARLIEST: Final = -2

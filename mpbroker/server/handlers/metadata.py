@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from mpbroker.metadata.topic_names import check_topic_name
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.metadata import (
@@ -22,9 +24,7 @@ from mpbroker.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from mpbroker.storage.leader_epochs import UNDEFINED
-from mpbroker.storage.topic_names import check_topic_name
-from mpbroker.storage.topics import Topic
+from mpbroker.storage.files.leader_epochs import UNDEFINED
 
 _MAX_TOPICS: Final = 20_000
 # Bits of org.apache.kafka.common.acl.AclOperation that apply to each resource: without

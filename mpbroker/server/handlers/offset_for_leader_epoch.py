@@ -16,12 +16,12 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-from mpbroker.server.handlers.fetch import check_leader_epoch
+from mpbroker.server.fetch.fetch_handler import check_leader_epoch
 
 if TYPE_CHECKING:
-    from mpbroker.server.handlers.produce import Topics
-    from mpbroker.storage.partition_log import PartitionLog
-    from mpbroker.storage.topics import Topic
+    from mpbroker.metadata.topics import Topic
+    from mpbroker.server.produce.produce_handler import Topics
+    from mpbroker.storage.log.partition_log import PartitionLog
 
 
 def handle_offset_for_leader_epoch(

@@ -34,7 +34,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from mpbroker.errors import MpbrokerError
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.spark.file_systems import absolute
 
 JOBS: Final = ("ingest", "aggregate", "replay", "report")

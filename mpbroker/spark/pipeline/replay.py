@@ -21,9 +21,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mpbroker.client.admin import list_offsets
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.admin.topic_admin import list_offsets
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.errors import MpbrokerError
 from mpbroker.producer import Producer
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from mpbroker.client import admin
 from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin import topic_admin
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer import Consumer
+from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.producer import Producer
 from tests.compat.adapters.adapter import TIMEOUT_S, Adapter, Message, Outgoing
 
@@ -32,7 +32,7 @@ class OwnAdapter(Adapter):
     def create_topic(
         self, topic: str, partitions: int, config: Mapping[str, str] | None = None
     ) -> None:
-        admin.create_topic(
+        topic_admin.create_topic(
             self._cluster,
             topic,
             partitions=partitions,
@@ -42,17 +42,17 @@ class OwnAdapter(Adapter):
         self._cluster.topic(topic, auto_create=True)  # until it is known everywhere
 
     def create_partitions(self, topic: str, total: int) -> None:
-        admin.create_partitions(self._cluster, topic, total)
+        topic_admin.create_partitions(self._cluster, topic, total)
 
     def delete_topic(self, topic: str) -> None:
-        admin.delete_topic(self._cluster, topic)
+        topic_admin.delete_topic(self._cluster, topic)
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         where = TopicPartition(topic, partition)
         leaders = {where: self._leader(where)}
-        return admin.delete_records(self._cluster, {where: before_offset}, leaders)[
-            where
-        ]
+        return topic_admin.delete_records(
+            self._cluster, {where: before_offset}, leaders
+        )[where]
 
     def _leader(self, where: TopicPartition) -> int:
         topic = self._cluster.topic(where.topic)
@@ -61,11 +61,11 @@ class OwnAdapter(Adapter):
         ]
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        entries = admin.describe_topic_configs(self._cluster, [topic])[topic]
+        entries = topic_admin.describe_topic_configs(self._cluster, [topic])[topic]
         return {entry.name: entry.value or "" for entry in entries}
 
     def alter_topic_config(self, topic: str, changes: Mapping[str, str]) -> None:
-        admin.alter_topic_configs(self._cluster, topic, changes, ())
+        topic_admin.alter_topic_configs(self._cluster, topic, changes, ())
 
     def produce(
         self,
@@ -125,13 +125,13 @@ class OwnAdapter(Adapter):
     def offsets(self, topic: str, partition: int) -> tuple[int, int]:
         where = TopicPartition(topic, partition)
         with self._consumer() as consumer:
-            first = consumer.offsets_for([where], admin.EARLIEST)[where]
-            return first, consumer.offsets_for([where], admin.LATEST)[where]
+            first = consumer.offsets_for([where], topic_admin.EARLIEST)[where]
+            return first, consumer.offsets_for([where], topic_admin.LATEST)[where]
 
     def offset_for_time(
         self, topic: str, partition: int, timestamp_ms: int
     ) -> int | None:
         where = TopicPartition(topic, partition)
         leaders = {where: self._leader(where)}
-        answer = admin.list_offsets(self._cluster, {where: timestamp_ms}, leaders)
+        answer = topic_admin.list_offsets(self._cluster, {where: timestamp_ms}, leaders)
         return None if answer[where].offset < 0 else answer[where].offset

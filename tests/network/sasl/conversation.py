@@ -6,7 +6,8 @@ import hashlib
 import hmac
 from base64 import b64decode, b64encode
 
-from mpbroker.network.sasl.authenticator import SaslServerAuthenticator
+from mpbroker.metadata.scram_credentials import ScramMechanism
+from mpbroker.network.security.sasl.authenticator import SaslServerAuthenticator
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header, parse_response_header
 from mpbroker.protocol.messages.sasl_authenticate import (
@@ -17,7 +18,6 @@ from mpbroker.protocol.messages.sasl_handshake import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from mpbroker.storage.scram_credentials import ScramMechanism
 
 
 def request(

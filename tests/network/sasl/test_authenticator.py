@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpbroker.ipc.authentication_counts import AuthenticationResult as R
-from mpbroker.network.sasl.authenticator import (
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
+from mpbroker.network.security.sasl.authenticator import (
     AuthenticatorState,
     SaslServerAuthenticator,
     Session,
 )
-from mpbroker.network.sasl.mechanism import NotYetError, SaslError
-from mpbroker.network.sasl.plain import PlainServer
+from mpbroker.network.security.sasl.mechanism import NotYetError, SaslError
+from mpbroker.network.security.sasl.plain import PlainServer
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from tests.network.sasl.conversation import (

@@ -12,9 +12,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from mpbroker.config_def import ConfigError
-from mpbroker.network.sasl.jwt_validator import JwtSettings, JwtValidator
-from mpbroker.network.sasl.mechanism import NotYetError, SaslError
+from mpbroker.base.config_def import ConfigError
+from mpbroker.network.security.sasl.jwt_validator import JwtSettings, JwtValidator
+from mpbroker.network.security.sasl.mechanism import NotYetError, SaslError
 from tests.support.children import wait_until
 
 KEY = ec.generate_private_key(ec.SECP256R1())

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mpbroker.config_def import ConfigError
-from mpbroker.ipc.authentication_counts import AuthenticationResult as R
-from mpbroker.network.sasl.jaas import users_of_jaas
-from mpbroker.network.sasl.mechanism import SaslError
-from mpbroker.network.sasl.oauthbearer import OAuthBearerServer, Token
-from mpbroker.network.sasl.plain import PlainServer
-from mpbroker.network.sasl.scram import ScramServer
-from mpbroker.storage.scram_credentials import ScramMechanism
+from mpbroker.base.config_def import ConfigError
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
+from mpbroker.metadata.scram_credentials import ScramMechanism
+from mpbroker.network.security.sasl.jaas import users_of_jaas
+from mpbroker.network.security.sasl.mechanism import SaslError
+from mpbroker.network.security.sasl.oauthbearer import OAuthBearerServer, Token
+from mpbroker.network.security.sasl.plain import PlainServer
+from mpbroker.network.security.sasl.scram import ScramServer
 from tests.network.sasl.conversation import ScramClient
 from tests.support.scram import credential_of_password
 
@@ -79,7 +79,7 @@ def test_plain_takes_as_long_wherever_a_password_differs(monkeypatch, token, pas
         return mine == theirs
 
     monkeypatch.setattr(
-        "mpbroker.network.sasl.plain.hmac.compare_digest", compare_digest
+        "mpbroker.network.security.sasl.plain.hmac.compare_digest", compare_digest
     )
     with suppress(SaslError):
         plain().evaluate(token)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.base.logger import LEVELS
 from mpbroker.config import BROKER_CONFIG_DEF
-from mpbroker.logger import LEVELS
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
 from mpbroker.protocol.messages import incremental_alter_configs as incremental
+from mpbroker.server.configs.broker_loggers import BrokerLoggers
+from mpbroker.server.configs.logger_names import logger_names
 from mpbroker.server.handlers.alter_configs import handle_alter_configs
-from mpbroker.server.handlers.broker_loggers import BrokerLoggers
 from mpbroker.server.handlers.describe_configs import handle_describe_configs
 from mpbroker.server.handlers.incremental_alter_configs import (
     handle_incremental_alter_configs,
 )
-from mpbroker.server.logger_names import logger_names
 from tests.support.metadata import start
 
 BROKER_LOGGER = 8
@@ -211,10 +211,10 @@ def test_all_loggers_of_the_broker_can_be_named():
         "root",
         "mpbroker",
         "mpbroker.network",
-        "mpbroker.network.sasl",
-        "mpbroker.network.sasl.jwt_validator",
-        "mpbroker.server.handlers.broker_loggers",
-        "mpbroker.supervisor.metrics.http_server",
+        "mpbroker.network.security.sasl",
+        "mpbroker.network.security.sasl.jwt_validator",
+        "mpbroker.server.configs.broker_loggers",
+        "mpbroker.exporter.http_server",
     } <= names
     assert not any(name.startswith("mpbroker.client") for name in names)
     assert all(name.rpartition(".")[0] in {*names, ""} for name in names)

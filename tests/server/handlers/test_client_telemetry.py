@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.config import BROKER_CONFIG_DEF
-from mpbroker.ipc.client_instances import ClientInstance
-from mpbroker.protocol.compression import compress
+from mpbroker.ipc.tables.client_instances import ClientInstance
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import (
@@ -24,7 +23,8 @@ from mpbroker.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
 )
 from mpbroker.protocol.messages.push_telemetry import PushTelemetryRequest
-from mpbroker.server.handlers.client_metrics_config import (
+from mpbroker.protocol.records.compression import compress
+from mpbroker.server.configs.client_metrics_config import (
     Client,
     Subscription,
     subscription_of,

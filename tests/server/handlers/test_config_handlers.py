@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.config import BROKER_CONFIG_DEF
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages import alter_configs as alter
 from mpbroker.protocol.messages import describe_configs as describe
@@ -20,7 +21,6 @@ from mpbroker.server.handlers.incremental_alter_configs import (
 from mpbroker.server.handlers.list_config_resources import (
     handle_list_config_resources,
 )
-from mpbroker.storage.log_config_def import LOG_CONFIG_DEF
 from tests.support.metadata import start
 
 TOPIC, BROKER, BROKER_LOGGER, GROUP = 2, 4, 8, 32

@@ -2,15 +2,15 @@
 
 import pytest
 
-from mpbroker.protocol.control_record import (
-    EndTransactionMarker,
-    build_end_transaction_marker,
-)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     TopicRequest,
+)
+from mpbroker.protocol.records.control_record import (
+    EndTransactionMarker,
+    build_end_transaction_marker,
 )
 from mpbroker.server.handlers.describe_producers import handle_describe_producers
 from tests.storage.batches import batch, validated

@@ -1,8 +1,8 @@
 """A topic that a request names often is described once."""
 
+from mpbroker.metadata.topics import Topic
 from mpbroker.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from mpbroker.server.handlers.metadata import MetadataAnswers
-from mpbroker.storage.topics import Topic
 
 
 class NoTopics:

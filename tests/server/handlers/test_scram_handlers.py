@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.metadata.metadata_image import MetadataImage
+from mpbroker.metadata.scram_credentials import (
+    ScramCredentialReader,
+    ScramMechanism,
+    credential_of_salted_password,
+)
 from mpbroker.protocol.error_code import ErrorCode as E
 from mpbroker.protocol.messages import alter_user_scram_credentials as alter
 from mpbroker.protocol.messages import describe_user_scram_credentials as describe
@@ -14,12 +20,6 @@ from mpbroker.server.handlers.describe_user_scram_credentials import (
     handle_describe_user_scram_credentials,
 )
 from mpbroker.server.intent import NO_INTENT
-from mpbroker.storage.metadata_image import MetadataImage
-from mpbroker.storage.scram_credentials import (
-    ScramCredentialReader,
-    ScramMechanism,
-    credential_of_salted_password,
-)
 from tests.support.scram import credential_of_password
 
 SALT = b"s" * 16

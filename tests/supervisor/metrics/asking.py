@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 
-from mpbroker.ipc.telemetry import read_telemetry, start_time
+from mpbroker.ipc.named_segment import read_telemetry, start_time
 from tests.support.broker import Broker
 
 METRICS = {"metrics.listeners": "HTTP://127.0.0.1:0"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mpbroker.ipc.authentication_counts import (
+from mpbroker.exporter.collector import Collector
+from mpbroker.ipc.counters.authentication_counts import (
     AuthenticationCounts,
     AuthenticationResult,
     read_authentications,
 )
-from mpbroker.supervisor.metrics.collector import Collector
 from tests.support.memory import broker_memory
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.exporter.client_ids import ClientIds
 from mpbroker.ipc.compiled import IS_COMPILED
+from mpbroker.ipc.counters.request_metrics import log_above, read_logged
 from mpbroker.ipc.layout import (
     CONNECTION_OPENED,
     SLOT_RECEIVED,
     connection_row,
     slot_row,
 )
-from mpbroker.ipc.request_metrics import log_above, read_logged
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.supervisor.metrics.client_ids import ClientIds
 from tests.network.rig import Rig, echo, frame
 from tests.support.memory import broker_memory
 

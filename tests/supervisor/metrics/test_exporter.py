@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpbroker.cli.ctl_connection import ControlClient
-from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS
+from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.exporter.http_server import MAX_CONNECTIONS
 from tests.server.plain_stage import produce_request
 from tests.supervisor.load import api_versions, dial
 from tests.supervisor.metrics.asking import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpbroker.supervisor.metrics import collector
-from mpbroker.supervisor.metrics.collector import Collector
-from mpbroker.supervisor.metrics.partitions import PartitionFigures
+from mpbroker.exporter import collector
+from mpbroker.exporter.collector import Collector
+from mpbroker.exporter.partitions import PartitionFigures
 from tests.support.memory import broker_memory
 
 

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from mpbroker.supervisor.metrics.http_server import MAX_CONNECTIONS, HttpServer, Page
+from mpbroker.exporter.http_server import MAX_CONNECTIONS, HttpServer, Page
 from tests.supervisor.metrics.asking import wait_until
 
 

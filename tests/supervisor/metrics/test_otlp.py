@@ -18,12 +18,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from mpbroker.config.metrics_keys import parse_headers, shown_endpoint
-from mpbroker.ipc.request_metrics import Histogram, bounds_s
+from mpbroker.exporter import otlp_push
+from mpbroker.exporter.exposition import counter, gauge, histogram, summary
+from mpbroker.exporter.otlp_push import OtlpPusher, Target, otlp_metrics
+from mpbroker.ipc.counters.request_metrics import Histogram, bounds_s
 from mpbroker.protocol.otlp_encode import encode_metrics
 from mpbroker.protocol.otlp_metrics import read_metrics
-from mpbroker.supervisor.metrics import otlp
-from mpbroker.supervisor.metrics.exposition import counter, gauge, histogram, summary
-from mpbroker.supervisor.metrics.otlp import OtlpPusher, Target, otlp_metrics
 from tests.chaos.peek import Peek
 from tests.supervisor.metrics.asking import get, pids_of, samples, told, wait_until
 from tests.supervisor.metrics.collecting import collector
@@ -150,7 +150,7 @@ def test_the_official_package_reads_the_same():
 
 @pytest.fixture
 def receiver(monkeypatch):
-    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(otlp_push, "_LONGEST_PAUSE_S", 0.01)
     with collector() as made:
         yield made
 
@@ -209,7 +209,7 @@ def test_one_that_refuses_is_not_and_the_log_says_so_once(receiver, caplog):
             push_and_wait(made)
         assert len(receiver.pushes) == 3
         [line] = warnings(caplog)
-        assert line.startswith(f"otlp.endpoint={receiver.url}: ")
+        assert line.startswith(f"otlp_push.endpoint={receiver.url}: ")
         assert "it answers 400 Bad Request" in line
         push_and_wait(made)
         assert "takes metrics again" in caplog.records[-1].getMessage()
@@ -230,7 +230,7 @@ def test_tries_are_bounded(receiver, caplog):
 def test_nobody_there_and_nobody_who_speaks_http_are_told_to_the_log(
     monkeypatch, caplog
 ):
-    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(otlp_push, "_LONGEST_PAUSE_S", 0.001)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     made = pusher(f"http://127.0.0.1:{port}/")
@@ -256,7 +256,7 @@ def test_while_a_push_waits_nothing_else_does(receiver):
 def test_an_answer_a_byte_at_a_time_is_not_waited_for_to_its_end(
     monkeypatch, caplog, beginning
 ):
-    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(otlp_push, "_LONGEST_PAUSE_S", 0.001)
 
     class Dripping(socketserver.BaseRequestHandler):
         def handle(self):
@@ -297,10 +297,10 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
     with collector() as receiver:
         config = {
             "metrics.listeners": "HTTP://127.0.0.1:0",
-            "otlp.endpoint": receiver.url,
-            "otlp.interval.ms": "200",
-            "otlp.headers": "x-tenant=a%20b",
-            "otlp.resource.attributes": "deployment.environment.name=test",
+            "otlp_push.endpoint": receiver.url,
+            "otlp_push.interval.ms": "200",
+            "otlp_push.headers": "x-tenant=a%20b",
+            "otlp_push.resource.attributes": "deployment.environment.name=test",
         }
         with Broker(tmp_path / "data", config) as made:
             wait_until(lambda: len(receiver.pushes) > 2)
@@ -328,7 +328,7 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
 
 def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
     with collector() as receiver:
-        config = {"otlp.endpoint": receiver.url, "otlp.interval.ms": "200"}
+        config = {"otlp_push.endpoint": receiver.url, "otlp_push.interval.ms": "200"}
         with Broker(tmp_path / "data", config) as made:
             wait_until(lambda: receiver.pushes)
             assert pids_of(made, "exporter") and "metrics" not in told(made)
@@ -336,7 +336,10 @@ def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
 
 def test_what_was_counted_last_is_pushed_when_a_broker_stops(tmp_path):
     with collector() as receiver:
-        config = {"otlp.endpoint": receiver.url, "otlp.interval.ms": "3600000"}
+        config = {
+            "otlp_push.endpoint": receiver.url,
+            "otlp_push.interval.ms": "3600000",
+        }
         with Broker(tmp_path / "data", config) as made:
             producer = Producer({"bootstrap.servers": made.bootstrap})
             producer.produce("t", b"x")
@@ -353,7 +356,7 @@ def test_what_was_counted_last_is_pushed_when_a_broker_stops(tmp_path):
 def test_who_stops_does_not_wait_for_a_collector_that_hangs(
     receiver, monkeypatch, is_at_one
 ):
-    monkeypatch.setattr(otlp, "_LAST_PUSH_S", 0.05)
+    monkeypatch.setattr(otlp_push, "_LAST_PUSH_S", 0.05)
     receiver.may_answer.clear()
     made = pusher(receiver.url)
     if is_at_one:
@@ -365,8 +368,8 @@ def test_who_stops_does_not_wait_for_a_collector_that_hangs(
 
 
 def test_who_stops_ends_a_pause_and_pushes_what_is_so_now(receiver, monkeypatch):
-    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 90.0)
-    monkeypatch.setattr(otlp, "_LAST_PUSH_S", 90.0)
+    monkeypatch.setattr(otlp_push, "_LONGEST_PAUSE_S", 90.0)
+    monkeypatch.setattr(otlp_push, "_LAST_PUSH_S", 90.0)
     receiver.statuses = (503, 200)
     receiver.retry_after = "90"
     made = pusher(receiver.url)
@@ -385,11 +388,13 @@ def test_a_content_type_of_ones_own_is_not_a_second_one(receiver):
 
 
 def test_of_an_endpoint_the_log_shows_no_query(monkeypatch, caplog):
-    monkeypatch.setattr(otlp, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(otlp_push, "_LONGEST_PAUSE_S", 0.001)
     assert shown_endpoint("HTTPS://[::1]/in?key=secret") == "https://[::1]:443/in"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     push_and_wait(pusher(f"http://127.0.0.1:{port}/in?key=secret"))
     [line] = warnings(caplog)
-    assert line.startswith(f"otlp.endpoint=http://127.0.0.1:{port}/in: cannot push")
+    assert line.startswith(
+        f"otlp_push.endpoint=http://127.0.0.1:{port}/in: cannot push"
+    )
     assert "secret" not in line

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
 from mpbroker.config.metrics_keys import parse_headers, parse_otlp_endpoint
-from mpbroker.config_def import ConfigError
-from mpbroker.supervisor.metrics import otlp
-from mpbroker.supervisor.metrics.otlp import Target
+from mpbroker.exporter import otlp_push
+from mpbroker.exporter.otlp_push import Target
 
 
 def load(environ=None, **settings):
@@ -19,7 +19,7 @@ def load(environ=None, **settings):
 
 def test_unless_somebody_asks_for_it_nothing_is_pushed():
     assert load().otlp_endpoint is None
-    assert otlp.target_of(load(), {}) is None
+    assert otlp_push.target_of(load(), {}) is None
 
 
 def test_opentelemetrys_own_variables_are_the_defaults():
@@ -35,7 +35,7 @@ def test_opentelemetrys_own_variables_are_the_defaults():
         }
     )
     assert config.otlp_interval_ms == 15_000
-    target = otlp.target_of(config, {"cluster_id": "abc", "version": "1.2"})
+    target = otlp_push.target_of(config, {"cluster_id": "abc", "version": "1.2"})
     assert target == Target(
         "http://collector:4318/v1/metrics",
         {"api-key": "k=1"},
@@ -121,7 +121,9 @@ def test_headers_that_cannot_be_sent_are_refused_and_not_repeated(text):
     )
     assert config.otlp_endpoint and config.otlp_headers is None
     [warning] = config.warnings
-    assert warning.startswith("OTEL_EXPORTER_OTLP_HEADERS is not used: otlp.headers: ")
+    assert warning.startswith(
+        "OTEL_EXPORTER_OTLP_HEADERS is not used: otlp_push.headers: "
+    )
     assert "secret" not in warning
 
 
@@ -177,7 +179,7 @@ def test_commas_too_many_and_services_with_commas_are_no_harm():
         }
     )
     assert not config.warnings
-    target = otlp.target_of(config, {})
+    target = otlp_push.target_of(config, {})
     assert target is not None and target.headers == {"x": "1"}
     assert target.resource["team"] == "a"
     assert target.resource["service.name"] == "50%25, all"

@@ -2,9 +2,9 @@
 
 import time
 
-from mpbroker.ipc.quota_table import QuotaKind, QuotaTable
-from mpbroker.supervisor.metrics.exposition import render
-from mpbroker.supervisor.metrics.quotas import quota_families
+from mpbroker.exporter.exposition import render
+from mpbroker.exporter.quota_metrics import quota_families
+from mpbroker.ipc.tables.quota_table import QuotaKind, QuotaTable
 
 S = 1_000_000_000
 

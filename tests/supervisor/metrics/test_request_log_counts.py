@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from mpbroker.supervisor.metrics.partitions import PartitionFigures
-from mpbroker.supervisor.metrics.request_log_counts import (
-    INTERVAL_NS,
-    RequestLogCounts,
-)
+from mpbroker.exporter.partitions import PartitionFigures
+from mpbroker.exporter.request_log_counts import INTERVAL_NS, RequestLogCounts
 
 
 class Broker:

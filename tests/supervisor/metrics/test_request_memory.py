@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.exporter.request_memory import request_memory
 from mpbroker.ipc.arena import REQUEST_PAGE_BYTES
 from mpbroker.ipc.layout import PROCESSOR_LISTENER, processor_row
-from mpbroker.supervisor.metrics.request_memory import request_memory
 from tests.network.rig import Rig, frame
 from tests.support.memory import broker_memory
 

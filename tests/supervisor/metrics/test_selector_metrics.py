@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpbroker.ipc.authentication_counts import AuthenticationCounts
+from mpbroker.exporter.collector import Collector
+from mpbroker.exporter.selector_names import SelectorNames
+from mpbroker.ipc.counters.authentication_counts import AuthenticationCounts
 from mpbroker.ipc.layout import (
     CONNECTION_ENCRYPTION,
     CONNECTION_OWNER,
@@ -17,8 +19,6 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 from mpbroker.ipc.layout import ProcessorCounter as C
-from mpbroker.supervisor.metrics.collector import Collector
-from mpbroker.supervisor.metrics.selector_names import SelectorNames
 from tests.support.memory import broker_memory
 
 S = 1_000_000_000

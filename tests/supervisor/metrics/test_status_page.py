@@ -15,7 +15,7 @@ from tests.supervisor.metrics.asking import METRICS, get, url_of
 from tests.support.broker import Broker
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PAGE = Path(__file__).parents[3] / "mpbroker" / "supervisor" / "metrics" / "page.html"
+PAGE = Path(__file__).parents[3] / "mpbroker" / "exporter" / "page.html"
 
 
 class Cells(HTMLParser):

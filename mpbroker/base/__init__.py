@@ -1,0 +1,1 @@
+"""What every floor may use: errors, logging, definitions of configuration keys."""

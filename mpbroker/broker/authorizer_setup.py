@@ -1,0 +1,95 @@
+"""Builds what asks the authorizer, for each process that executes requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpbroker.base.config_def import ConfigError
+from mpbroker.config import BrokerConfig
+from mpbroker.config.authorizer_keys import (
+    is_standard_authorizer,
+    load_authorizer_class,
+    parse_super_users,
+)
+from mpbroker.supervisor.listen_sockets import Listener
+from mpbroker.supervisor.memory import BrokerMemory
+
+if TYPE_CHECKING:
+    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorizer import Authorizer
+    from mpbroker.server.request_context import RequestContexts
+
+
+def check_authorizer(config: BrokerConfig) -> None:
+    """Import an authorizer of somebody else's, and see that it takes the settings.
+
+    Once, before the first fork: what is wrong with it is said by the command, and no
+    child need import it again.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    parse_super_users(config.super_users)
+    name = config.authorizer_class_name
+    if name and not is_standard_authorizer(name):
+        _foreign_authorizer(config)
+
+
+def _foreign_authorizer(config: BrokerConfig) -> Authorizer:
+    name = config.authorizer_class_name
+    authorizer = load_authorizer_class(name)()
+    try:
+        authorizer.configure(config.static_texts())
+    except ValueError as error:
+        raise ConfigError(f"authorizer.class.name={name}: {error}") from error
+    return authorizer
+
+
+def request_contexts(
+    memory: BrokerMemory, listeners: Sequence[Listener]
+) -> RequestContexts:
+    """What a process asks about the senders of requests."""
+    from mpbroker.server.request_context import RequestContexts
+
+    return RequestContexts(
+        memory.control.words,
+        memory.principals.name,
+        [
+            (listener.endpoint.listener_name, listener.endpoint.security_protocol)
+            for listener in listeners
+        ],
+    )
+
+
+def make_authorisation(
+    config: BrokerConfig,
+    memory: BrokerMemory,
+    listeners: Sequence[Listener],
+    registry: TopicRegistry,
+) -> Authorisation | None:
+    """Return what a process asks; None: everybody may do everything."""
+    name = config.authorizer_class_name
+    if not name:
+        return None
+    # Imported here: most brokers have no authorizer.
+    from mpbroker.metadata.acl_records import MetadataAcls
+    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorizer import StandardAuthorizer
+
+    authorizer: Authorizer
+    if is_standard_authorizer(name):
+        authorizer = StandardAuthorizer(
+            MetadataAcls(registry),
+            parse_super_users(config.super_users),
+            allow_everyone_if_no_acl_found=config.allow_everyone_if_no_acl_found,
+        )
+    else:
+        authorizer = _foreign_authorizer(config)
+    return Authorisation(
+        authorizer,
+        request_contexts(memory, listeners),
+        registry,
+        auto_create_topics=config.auto_create_topics_enable,
+    )

@@ -1,0 +1,269 @@
+"""Compose the coordinator: its log, its state machines, its loop."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.broker.internal_topics import internal_topics
+from mpbroker.broker.quota_setup import client_quotas
+from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.durability import Durability
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_records import KEYS
+from mpbroker.coordinator.offsets_topic import OffsetsTopic
+from mpbroker.coordinator.outbox import Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_records import (
+    VALUE_VERSION,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+from mpbroker.coordinator.transactions.transactions import Transactions
+from mpbroker.ipc.layout import COORDINATOR
+from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
+from mpbroker.network.connection_rows import connection_name, peer_address
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.records.compression import Codec
+from mpbroker.server.apis import error_answer
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.storage.log.disk_sync import DiskSync
+from mpbroker.storage.log.own_appends import OwnAppends
+from mpbroker.storage.partition_directory import directory_name
+
+if TYPE_CHECKING:
+    from mpbroker.config import BrokerConfig
+    from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.storage.log_directory import LogDirectory
+    from mpbroker.storage.log_manager import LogManager
+    from mpbroker.supervisor.memory import BrokerMemory
+
+_MS_PER_MINUTE: Final = 60_000
+# What clients ask a successor: modules to be imported before it is needed.
+_FIRST_ASKED: Final = (
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.END_TXN,
+)
+
+
+def warm_up() -> None:
+    """Make what each new coordinator would make first: its log's decoders."""
+    for key_version, (key, value) in KEYS.items():
+        key.decoder(key_version)
+        value.decoder(value.valid_versions[min(3, len(value.valid_versions) - 1)])
+    TransactionLogKey.decoder(0)
+    TransactionLogValue.decoder(VALUE_VERSION)
+    for api_key in _FIRST_ASKED:
+        importlib.import_module(f"mpbroker.protocol.messages.{api_key.name.lower()}")
+
+
+class RegistryTopics:
+    """What the coordinator asks about topics, out of the registry."""
+
+    def __init__(self, registry: TopicRegistry) -> None:
+        self._registry = registry
+
+    def partition_count(self, topic: str) -> int:
+        found = self._registry.topic(topic)
+        return 0 if found is None else len(found.partitions)
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        found = self._registry.topic_by_id(topic_id)
+        return None if found is None else found.name
+
+    def topic_id(self, topic: str) -> bytes | None:
+        found = self._registry.topic(topic)
+        return None if found is None else found.topic_id
+
+    def topic_names(self) -> Iterable[str]:
+        return [topic.name for topic in self._registry.topics()]
+
+    def version(self) -> int:
+        return self._registry.version
+
+
+def group_config(config: BrokerConfig) -> GroupConfig:
+    """The coordinator's part of the broker's settings."""
+    return GroupConfig(
+        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+        group_max_size=config.group_max_size,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        message_max_bytes=min(
+            config.message_max_bytes, config.offsets_topic_segment_bytes
+        ),
+        offsets_retention_ms=config.offsets_retention_minutes * _MS_PER_MINUTE,
+        offsets_retention_check_interval_ms=(
+            config.offsets_retention_check_interval_ms
+        ),
+        rebalance_protocols=tuple(config.group_coordinator_rebalance_protocols),
+        group_consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
+        group_consumer_heartbeat_interval_ms=(
+            config.group_consumer_heartbeat_interval_ms
+        ),
+        group_consumer_max_size=config.group_consumer_max_size,
+        group_consumer_assignors=tuple(config.group_consumer_assignors),
+        group_consumer_migration_policy=config.group_consumer_migration_policy,
+    )
+
+
+def transaction_config(config: BrokerConfig) -> TransactionConfig:
+    """The transaction coordinator's part of them."""
+    return TransactionConfig(
+        config.transaction_max_timeout_ms,
+        config.transactional_id_expiration_ms,
+        config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
+        config.transaction_remove_expired_transaction_cleanup_interval_ms,
+        config.transaction_partition_verification_enable,
+    )
+
+
+class CoordinatorRole:
+    """One coordinator process's objects.
+
+    Its registry tells it, by ``topic_removed``, which topics are gone.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        memory: BrokerMemory,
+        directories: Sequence[LogDirectory],
+        authorisation: Callable[[TopicRegistry], Authorisation | None],
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._directories = directories
+        self._authorisation = authorisation
+        self._process: CoordinatorProcess | None = None
+        self._coordinator: GroupCoordinator | None = None
+
+    def topic_removed(self, topic: Topic, logs: LogManager) -> None:
+        """A topic was deleted, perhaps our own."""
+        logs.forget(topic)
+        if self._process is None or self._coordinator is None:
+            return
+        if topic.name in (OFFSETS_TOPIC, TRANSACTION_TOPIC):
+            self._process.must_restart = True
+        else:
+            self._coordinator.topic_deleted(topic.name)
+
+    def run(self, registry: TopicRegistry, logs: LogManager) -> None:
+        """Serve until the broker stops."""
+        config, memory = self._config, self._memory
+        outbox, timers, clock = Outbox(), Timers(), Clock()
+        made = internal_topics(config)
+        own_appends = OwnAppends(memory.table)
+        topic = OffsetsTopic(
+            registry,
+            logs.log,
+            self._exists,
+            num_partitions=made[OFFSETS_TOPIC].num_partitions,
+            overrides=made[OFFSETS_TOPIC].overrides,
+            codec=Codec(config.offsets_topic_compression_codec),
+            load_bytes=config.offsets_load_buffer_size,
+            own_appends=own_appends,
+        )
+        self._coordinator = coordinator = GroupCoordinator(
+            group_config(config),
+            outbox,
+            timers,
+            RegistryTopics(registry),
+            topic.num_partitions,
+            lambda: str(uuid.uuid4()),
+            overrides=registry.group_overrides,
+        )
+        purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
+        disk = DiskSync()
+
+        def sync_ended(row: int, handlers: int) -> None:
+            durability.sync_ended(row)
+            if others := handlers & ~(1 << COORDINATOR):
+                purgatory.notify(row, others)
+
+        commit = GroupCommit(COORDINATOR, disk, sync_ended, memory.control.words)
+        durability = Durability(
+            commit.want, memory.notices[COORDINATOR], commit.sync_at_once
+        )
+        channel = HandlerEnd(
+            COORDINATOR,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.ring,
+            memory.responses,
+        )
+        transactions = Transactions(
+            transaction_config(config),
+            OffsetsTopic(
+                registry,
+                logs.log,
+                self._exists,
+                num_partitions=made[TRANSACTION_TOPIC].num_partitions,
+                overrides=made[TRANSACTION_TOPIC].overrides,
+                codec=Codec.NONE,
+                load_bytes=config.transaction_state_log_load_buffer_size,
+                name=TRANSACTION_TOPIC,
+                own_appends=own_appends,
+            ),
+            coordinator,
+            outbox,
+            timers,
+            RegistryTopics(registry),
+            registry,
+            logs.log,
+            TransactionTable(memory.transactions),
+            lambda call: channel.give_back(call.request.slot),
+            lambda log: purgatory.notify_waiters(log.row),
+            config.offset_metadata_max_bytes,
+            own_appends,
+        )
+        words = memory.control.words
+        self._process = CoordinatorProcess(
+            memory.control,
+            memory.lane,
+            channel,
+            memory.handler_bells[COORDINATOR],
+            coordinator,
+            outbox,
+            timers,
+            clock,
+            topic,
+            transactions,
+            purgatory,
+            commit,
+            durability,
+            disk,
+            registry.catch_up,
+            lambda connection: f"/{peer_address(words, connection)[0]}",
+            lambda connection: connection_name(words, connection),
+            error_answer,
+            sync=True,
+            authorisation=self._authorisation(registry),
+        )
+        self._process.quotas = client_quotas(config, memory, registry)
+        self._process.run()
+
+    def _exists(self, topic: Topic, partition: int) -> bool:
+        name = directory_name(topic.name, partition)
+        return any(
+            os.path.isdir(f"{directory.path}/{name}") for directory in self._directories
+        )

@@ -1,0 +1,65 @@
+"""Builds what serves clients' metrics, where anybody wants to receive them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpbroker.base.config_def import ConfigError
+from mpbroker.broker.authorizer_setup import request_contexts
+from mpbroker.config.telemetry_keys import RECEIVER_KEY, load_receiver_class
+from mpbroker.server.telemetry.client_telemetry_receiver import Receivers, TelemetryLog
+from mpbroker.server.telemetry_apis import TelemetryApis
+
+if TYPE_CHECKING:
+    from mpbroker.config import BrokerConfig
+    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryReceiver,
+    )
+    from mpbroker.supervisor.listen_sockets import Listener
+    from mpbroker.supervisor.memory import BrokerMemory
+
+
+def check_receiver(config: BrokerConfig) -> None:
+    """Import a receiver of somebody else's, and see that it takes the settings.
+
+    Once, before the first fork: what is wrong with it is said by the command.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    _foreign_receiver(config)
+
+
+def _foreign_receiver(config: BrokerConfig) -> ClientTelemetryReceiver:
+    name = config.client_telemetry_receiver_class_name
+    receiver = load_receiver_class(name)()
+    try:
+        receiver.configure(config.static_texts())
+    except ValueError as error:
+        raise ConfigError(f"{RECEIVER_KEY}={name}: {error}") from error
+    return receiver
+
+
+def telemetry_apis(
+    config: BrokerConfig,
+    memory: BrokerMemory,
+    listeners: Sequence[Listener],
+    registry: TopicRegistry,
+) -> TelemetryApis:
+    """Return what answers clients that have metrics; somebody must want them."""
+    path = config.client_telemetry_log_path
+    receivers: list[ClientTelemetryReceiver] = []
+    if path:
+        receivers.append(TelemetryLog(path, config.client_telemetry_log_max_bytes))
+    if config.client_telemetry_receiver_class_name:
+        receivers.append(_foreign_receiver(config))
+    return TelemetryApis(
+        memory.control.words,
+        registry,
+        memory.client_instances,
+        request_contexts(memory, listeners),
+        Receivers(receivers),
+        config.telemetry_max_bytes,
+    )

@@ -1,0 +1,288 @@
+"""`mpbroker config get`, `set` and `unset`: configs of a running broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    complete_topic,
+    format_option,
+    open_cluster,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.client.admin import config_admin
+from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.cluster import Cluster
+from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
+
+_SOURCES: Final = {
+    1: "topic",
+    2: "broker (dynamic)",
+    3: "all brokers (dynamic)",
+    4: "broker (static)",
+    5: "default",
+    6: "logger",
+    7: "client metrics",
+    8: "group",
+}
+_DEFAULT: Final = 5
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def complete_key(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
+    """Offer the keys of a topic, or else of the broker and of topics."""
+    from mpbroker.config import BROKER_CONFIG_DEF
+    from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+
+    names = {key.name for key in LOG_CONFIG_DEF}
+    if not ctx.params.get("topic"):
+        names |= {key.name for key in BROKER_CONFIG_DEF}
+    return sorted(name for name in names if name.startswith(text))
+
+
+def _complete_change(
+    ctx: click.Context, param: click.Parameter, text: str
+) -> list[str]:
+    return [f"{name}=" for name in complete_key(ctx, param, text)]
+
+
+def _resource_options(function: _F) -> _F:
+    for option in (
+        click.option(
+            "--topic",
+            metavar="NAME",
+            help="Of a topic.",
+            shell_complete=complete_topic,
+        ),
+        click.option("--group", metavar="ID", help="Of a consumer group."),
+        click.option(
+            "--client-metrics",
+            metavar="NAME",
+            help="Of a subscription to clients' metrics.",
+        ),
+        click.option("--all-brokers", is_flag=True, help="Of all brokers together."),
+        click.option("--loggers", is_flag=True, help="Levels of the broker's loggers."),
+    ):
+        function = option(function)
+    return function
+
+
+def _resource(
+    cluster: Cluster,
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
+) -> Resource:
+    if topic is not None:
+        return Resource(ResourceType.TOPIC, topic)
+    if group is not None:
+        return Resource(ResourceType.GROUP, group)
+    if client_metrics is not None:
+        return Resource(ResourceType.CLIENT_METRICS, client_metrics)
+    if all_brokers:
+        return Resource(ResourceType.BROKER, "")
+    kind = ResourceType.BROKER_LOGGER if loggers else ResourceType.BROKER
+    return Resource(kind, str(cluster.metadata([]).controller_id))
+
+
+def _check_one(
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
+) -> None:
+    named = sum(name is not None for name in (topic, group, client_metrics))
+    if named + all_brokers + loggers > 1:
+        raise CliError(
+            "--topic, --group, --client-metrics, --all-brokers and --loggers exclude"
+            " one another",
+            ExitCode.USAGE,
+        )
+
+
+@click.command("get", short_help="Show what is set of a running broker.")
+@click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=complete_key)
+@_resource_options
+@click.option("--all", "everything", is_flag=True, help="Also what is at its default.")
+@bootstrap_option
+@timeout_option
+@format_option
+def get(
+    keys: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
+    everything: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> int:
+    """Show what is set of a running broker, a topic or a group: value and source.
+
+    Of passwords only that they are set.
+    """
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
+        found = config_admin.describe_configs(cluster, resource, keys)
+    if not all_brokers:  # of whom only what is set is told
+        _refuse_missing(resource, keys, found)
+    shown = sorted(
+        (
+            each
+            for each in found
+            if keys or everything or each.config_source != _DEFAULT
+        ),
+        key=lambda each: each.name,
+    )
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "value": each.value,
+                    "source": _SOURCES.get(each.config_source, "?"),
+                    "read_only": each.read_only,
+                    "sensitive": each.is_sensitive,
+                }
+                for each in shown
+            ]
+        )
+    else:
+        rows = [
+            [
+                each.name,
+                "[hidden]" if each.is_sensitive else each.value or "",
+                _SOURCES.get(each.config_source, "?"),
+            ]
+            for each in shown
+        ]
+        print_table(["SETTING", "VALUE", "SOURCE"], rows)
+    return ExitCode.OK
+
+
+@click.command("set", short_help="Set configs of a running broker.")
+@click.argument(
+    "changes",
+    nargs=-1,
+    required=True,
+    metavar="KEY=VALUE...",
+    shell_complete=_complete_change,
+)
+@_resource_options
+@bootstrap_option
+@timeout_option
+@format_option
+def set_(
+    changes: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Set configs of a running broker, or of a topic or group: all of them or none.
+
+    Of --loggers: what each logs from which level on, TRACE, DEBUG, INFO, WARN, ERROR or
+    FATAL, until the broker is started again; root is the default of all.
+
+    Of --client-metrics: metrics (what their names begin with, or *), interval.ms and
+    match (NAME=PATTERN,...: client_id, client_software_name and the like).
+    """
+    put = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not (key and equals):
+            # The value of a password must not be shown.
+            raise CliError("a change is KEY=VALUE", ExitCode.USAGE)
+        put[key] = value
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
+        config_admin.alter_configs(cluster, resource, put)
+    _done(resource, "set", put, output_format)
+
+
+@click.command("unset")
+@click.argument(
+    "keys", nargs=-1, required=True, metavar="KEY...", shell_complete=complete_key
+)
+@_resource_options
+@bootstrap_option
+@timeout_option
+@format_option
+def unset(
+    keys: Sequence[str],
+    topic: str | None,
+    group: str | None,
+    client_metrics: str | None,
+    all_brokers: bool,
+    loggers: bool,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    """Take configs away: what was before counts again. One that is not set may stay so.
+
+    Exits with 10, and changes nothing, if there is no such setting.
+    """
+    _check_one(topic, group, client_metrics, all_brokers, loggers)
+    with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = _resource(
+            cluster, topic, group, client_metrics, all_brokers, loggers
+        )
+        refuse_unknown(cluster, resource, keys)
+        # Each once.
+        config_admin.alter_configs(cluster, resource, {}, dict.fromkeys(keys))
+    _done(resource, "unset", keys, output_format)
+
+
+def refuse_unknown(cluster: Cluster, resource: Resource, keys: Sequence[str]) -> None:
+    """Refuse to take away what there is not: a broker takes that for done.
+
+    Raises:
+        CliError: NOT_FOUND, with the names.
+    """
+    found = config_admin.describe_configs(cluster, resource, keys)
+    if resource == (ResourceType.BROKER, ""):  # of whom only what is set is told
+        one = Resource(ResourceType.BROKER, str(cluster.metadata([]).controller_id))
+        found += config_admin.describe_configs(cluster, one, keys)
+    _refuse_missing(resource, keys, found)
+
+
+def _refuse_missing(
+    resource: Resource,
+    keys: Iterable[str],
+    found: Iterable[DescribeConfigsResourceResult],
+) -> None:
+    missing = set(keys) - {each.name for each in found}
+    if missing:
+        told = ", ".join(sorted(missing))
+        raise CliError(f"{resource} has no setting {told}", ExitCode.NOT_FOUND)
+
+
+def _done(
+    resource: Resource, what: str, keys: Iterable[str], output_format: str
+) -> None:
+    if output_format == "json":
+        print_json({what: list(keys), "of": str(resource)})
+    else:
+        print(f"{resource}: {what} {', '.join(keys)}")

@@ -1,0 +1,1 @@
+"""`mpbroker ctl` and its commands."""

@@ -1,0 +1,59 @@
+"""`mpbroker ctl`: look after a running broker, through its control socket."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from mpbroker.cli.exit_codes import EXIT_CODE_HELP
+
+# command -> (module, name of the click command there, one line for --help).
+_COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "status": ("ctl_status", "status", "Say how the broker is."),
+    "top": ("ctl_top", "top", "Watch processes, APIs and clients at work."),
+    "connections": ("ctl_connections", "connections", "List client connections."),
+    "blackbox": ("ctl_blackbox", "blackbox", "Show what the dead noted last."),
+    "doctor": ("ctl_doctor", "doctor", "Check what the broker depends on."),
+    "resize": ("ctl_actions", "resize", "Change the number of processes."),
+    "restart": ("ctl_actions", "restart", "Replace one process by a new one."),
+    "upgrade": ("ctl_actions", "upgrade", "Replace the whole broker in place."),
+    "reload": ("ctl_actions", "reload", "Read the configuration file again."),
+    "drain": ("ctl_actions", "drain", "Accept nobody more, then stop."),
+    "stop": ("ctl_actions", "stop", "Stop the broker."),
+    "inject": ("ctl_actions", "inject", "Make something fail, for tests."),
+}
+
+
+class _Commands(click.Group):
+    """A group that imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        command = getattr(import_module(f"mpbroker.cli.ctl.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, text) for name, (_, _, text) in _COMMANDS.items()]
+            )
+
+
+@click.group("ctl", cls=_Commands, epilog="\b\n" + EXIT_CODE_HELP)
+def command() -> None:
+    """Look after a running broker.
+
+    It is found by --data-dir or --socket; neither is needed where only one runs.
+    `status`, `top --once`, `connections` and `blackbox` tell what they can of a broker
+    whose supervisor does not answer, too.
+    """

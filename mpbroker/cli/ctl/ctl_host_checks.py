@@ -1,0 +1,286 @@
+"""What a broker depends on and does not own: limits, clock, disks, shared memory.
+
+Each check looks at the machine as the broker's process has it, and returns findings; a
+finding that is not ok says what to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mpbroker.cli.ctl.ctl_text import duration, size
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+# A broker has some 300 descriptors of its own; the supervisor, or a keeper, holds one
+# of each connection beside its processor's.
+_OWN_FILES: Final = 300
+_FEW_FILES: Final = 10_000
+_SHM_NEEDED: Final = 1 * _MIB
+_SHM_COMFORTABLE: Final = 16 * _MIB
+_DISK_NEEDED: Final = 100 * _MIB
+_DISK_COMFORTABLE: Final = 0.1
+_SYNCS: Final = 16
+_SYNC_BYTES: Final = 4096
+_SLOW_SYNC_S: Final = 0.05
+# Less than any disk or its cache can do, and what memory does.
+_IMPOSSIBLE_SYNC_S: Final = 15e-6
+_TIME_ERROR: Final = 5  # adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES: Final = 256
+_LAST_SYSTEM_UID: Final = 999  # SYS_UID_MAX of login.defs(5)
+_VOLATILE: Final = ("tmpfs", "ramfs")
+_REMOTE: Final = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+)
+_LOCAL: Final = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs", "bcachefs")
+
+
+class Finding(NamedTuple):
+    """One line of the doctor's."""
+
+    level: str
+    check: str
+    text: str
+    fix: str = ""
+
+
+def check_open_files(pid: int, connections: int) -> Finding:
+    """The limit of open files of a running process."""
+    name = "open files"
+    soft = _limit_of(pid, "Max open files")
+    if soft is None:
+        return Finding(
+            WARN,
+            name,
+            f"/proc/{pid}/limits cannot be read",
+            "run it as the broker's user",
+        )
+    text = f"{soft:,} allowed, {connections:,} connections now"
+    fix = "raise it: LimitNOFILE= in the unit, or ulimit -n before mpbroker serve"
+    if soft < _OWN_FILES + connections * 2:
+        return Finding(FAIL, name, text, fix)
+    return Finding(WARN if soft < _FEW_FILES else OK, name, text, fix)
+
+
+def _limit_of(pid: int, name: str) -> int | None:
+    try:
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines():
+            if line.startswith(name):
+                soft = line[len(name) :].split()[0]
+                return 1 << 62 if soft == "unlimited" else int(soft)
+    except OSError:
+        return None
+    return None
+
+
+def check_shared_memory(path: str = "/dev/shm") -> Finding:
+    """Room for the named segment, and that it is really memory."""
+    name = path
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return Finding(
+            FAIL, name, f"not there: {error.strerror}", f"mount a tmpfs at {path}"
+        )
+    free = found.f_bavail * found.f_frsize
+    text = f"{size(free)} free of {size(found.f_blocks * found.f_frsize)}"
+    fix = f"free some, or mount -o remount,size=64m {path} (docker: --shm-size)"
+    if free < _SHM_NEEDED:
+        return Finding(FAIL, name, text, fix)
+    return Finding(WARN if free < _SHM_COMFORTABLE else OK, name, text, fix)
+
+
+def check_clock(jumps: Sequence[float] | None) -> Iterator[Finding]:
+    """Whether the wall clock is kept right, and has run evenly since the start.
+
+    Args:
+        jumps: seconds, as the supervisor has seen them; None: it does not say.
+    """
+    name = "clock"
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: only asks
+    if ctypes.CDLL(None).adjtimex(buffer) == _TIME_ERROR:
+        yield Finding(
+            WARN,
+            name,
+            "not synchronised: times of records may be wrong",
+            "run chrony or systemd-timesyncd, on the host if this is a container",
+        )
+    else:
+        yield Finding(OK, name, "synchronised")
+    if jumps:
+        largest = max(jumps, key=abs)
+        yield Finding(
+            WARN,
+            name,
+            f"has jumped {len(jumps)} times since the start, by up to {largest:+.1f} s;"
+            " retention and offsets by time go by it",
+            "slew the clock instead of stepping it (chrony: makestep 1 3)",
+        )
+
+
+def check_disk_space(path: str) -> Finding:
+    """Room in a data directory."""
+    name = f"disk of {path}"
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return Finding(FAIL, name, f"{error.strerror}", "mount it, or stop the broker")
+    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    text = f"{size(free)} free of {size(total)}"
+    fix = "lower log.retention.bytes or .hours, delete topics, or add disk"
+    if free < _DISK_NEEDED:
+        return Finding(FAIL, name, text, fix)
+    scarce = free < _GIB or free < total * _DISK_COMFORTABLE
+    return Finding(WARN if scarce else OK, name, text, fix)
+
+
+def check_file_system(path: str) -> Finding:
+    """What kind of file system a data directory is on."""
+    name = f"disk of {path}"
+    kind = file_system_of(path, Path("/proc/self/mountinfo").read_text())
+    if kind in _VOLATILE:
+        return Finding(
+            FAIL,
+            name,
+            f"{kind}: all is lost when the machine stops",
+            "set log.dirs to a directory on a disk",
+        )
+    if kind in _REMOTE:
+        return Finding(
+            WARN,
+            name,
+            f"{kind}: over a network; a lost connection stops every partition",
+            "prefer a local disk",
+        )
+    if kind in _LOCAL:
+        return Finding(OK, name, f"{kind}")
+    return Finding(
+        WARN,
+        name,
+        f"{kind}: not known to keep what fdatasync was told to keep",
+        "prefer ext4 or xfs; in a container, a volume instead of its own layer",
+    )
+
+
+def file_system_of(path: str, mount_info: str) -> str:
+    """The type of the mount that holds a path.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    path = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in mount_info.splitlines():
+        before, _, after = line.partition(" - ")
+        # A space or backslash in a path is written as a backslash and octal digits.
+        mount = before.split()[4].encode().decode("unicode_escape")
+        inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, after.split()[0]
+    return kind
+
+
+def check_sync(path: str) -> Finding:
+    """How long the disk takes to make 4 KiB durable: the latency of acks=all."""
+    name = f"disk of {path}"
+    file = os.path.join(path, f".doctor-{os.getpid()}")
+    times = []
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for number in range(_SYNCS):
+                os.pwrite(fd, b"\0" * _SYNC_BYTES, number * _SYNC_BYTES)
+                started = time.monotonic()
+                os.fdatasync(fd)
+                times.append(time.monotonic() - started)
+        finally:
+            os.close(fd)
+            os.unlink(file)
+    except PermissionError:
+        return Finding(
+            WARN,
+            name,
+            "fdatasync was not tried: not ours",
+            "run it as the broker's user",
+        )
+    except OSError as error:
+        return Finding(
+            FAIL,
+            name,
+            f"cannot be written: {error.strerror}",
+            "see the log; check dmesg",
+        )
+    times.sort()
+    middle, worst = times[len(times) // 2], times[-1]
+    text = f"fdatasync takes {duration(middle)}, at worst {duration(worst)}"
+    if middle < _IMPOSSIBLE_SYNC_S:
+        return Finding(
+            WARN,
+            name,
+            f"fdatasync takes {middle * 1e6:.0f} us: it does not reach a disk",
+            "a power cut may lose what was answered to acks=all; check the volume",
+        )
+    return Finding(
+        WARN if worst > _SLOW_SYNC_S else OK,
+        name,
+        text,
+        "acks=all waits for it: use a faster disk, or fewer writers on this one",
+    )
+
+
+def check_remove_ipc(uid: int, etc: Path = Path("/etc/systemd")) -> Finding | None:
+    """Whether logind removes the named segment when the broker's user logs out."""
+    if uid <= _LAST_SYSTEM_UID or not (etc / "logind.conf").exists():
+        return None
+    name = "RemoveIPC"
+    files = [etc / "logind.conf", *sorted((etc / "logind.conf.d").glob("*.conf"))]
+    value = "yes"  # systemd's default
+    for file in files:
+        for line in file.read_text(errors="replace").splitlines():
+            key, equals, text = line.strip().partition("=")
+            if key.strip() == "RemoveIPC" and equals:
+                value = text.strip().lower()
+    if value in ("no", "false", "0", "off"):
+        return Finding(OK, name, f"{value}: what a user leaves in /dev/shm stays")
+    return Finding(
+        WARN,
+        name,
+        f"{value}, and the broker runs as user {uid}, who is no system user: its name"
+        " in /dev/shm goes when that user logs out, and ctl finds it no more",
+        "RemoveIPC=no in /etc/systemd/logind.conf, or run it as a system user",
+    )
+
+
+def check_python(python: str, core: str, machine: str) -> Iterator[Finding]:
+    """The interpreter, and whether the compiled core is used."""
+    compiled = core == "compiled core"
+    if not compiled and machine != "x86_64":
+        yield Finding(
+            FAIL,
+            "python",
+            f"{python}, {core}, on {machine}: shared memory needs x86-64's order of"
+            " stores, or the compiled core",
+            "install a C compiler and Python's headers, and mpbroker again",
+        )
+    else:
+        yield Finding(
+            OK if compiled else WARN,
+            "python",
+            f"{python}, {core}",
+            "install a C compiler and Python's headers, and mpbroker again",
+        )

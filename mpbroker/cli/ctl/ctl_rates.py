@@ -1,0 +1,324 @@
+"""What `mpbroker ctl top` reckons: rates between two looks, and the bottleneck.
+
+No clock, terminal or broker here: two looks go in, a page and a verdict come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from mpbroker.cli.ctl.ctl_text import size
+
+_BUSY: Final = 0.85
+_FULL: Final = 0.5
+_SPARE_CORES: Final = 0.3
+_IDLE_RATE: Final = 1.0
+_MAX_HANDLERS: Final = 59
+_MAX_PROCESSORS: Final = 16
+_WAITING: Final = ("waits_for_slot", "waits_for_extent")
+
+
+class Look(NamedTuple):
+    """One look at a broker."""
+
+    figures: dict[str, Any]  # of the control socket
+    cpu_s: Mapping[int, float]  # used so far, by process id
+    idle_s: float  # of the whole machine, over all cores
+    clients: Mapping[str, tuple[int, int, int]]  # address: connections, bytes in, out
+
+
+class ProcessLoad(NamedTuple):
+    """One process between two looks; shares are of one core, or of the time."""
+
+    role: str
+    id: int
+    pid: int
+    state: str
+    cpu: float
+    busy: float | None  # share of the time that it did not wait for something to do
+    rate: float | None  # requests a second
+    note: str
+
+
+class ApiLoad(NamedTuple):
+    """One API between two looks."""
+
+    name: str
+    rate: float
+    mean_ms: float  # time of a handler for one request
+    share: float  # of the handlers' time in requests
+
+
+class ClientLoad(NamedTuple):
+    """One address between two looks."""
+
+    address: str
+    connections: int
+    in_rate: float  # bytes a second
+    out_rate: float
+
+
+class Page(NamedTuple):
+    """All of it."""
+
+    seconds: float
+    requests: float
+    in_rate: float
+    out_rate: float
+    queue: int
+    queue_limit: int
+    parked: int
+    connections: int
+    spare_cores: float
+    processes: list[ProcessLoad]
+    apis: list[ApiLoad]
+    clients: list[ClientLoad]
+    verdict: str
+    advice: str
+
+
+def compare(before: Look, after: Look) -> Page:
+    """Reckon the rates between two looks."""
+    old, new = before.figures, after.figures
+    seconds = max(1e-3, (new["at_ns"] - old["at_ns"]) / 1e9)
+    processes = _processes(before, after, seconds)
+    processors = _growth(old["processors"], new["processors"], "requests")
+    page = Page(
+        seconds=seconds,
+        requests=sum(processors) / seconds,
+        in_rate=sum(_growth(old["processors"], new["processors"], "bytes_in"))
+        / seconds,
+        out_rate=(
+            sum(_growth(old["processors"], new["processors"], "bytes_out")) / seconds
+        ),
+        queue=new["ring_waiting"],
+        queue_limit=new["limits"]["queued_max_requests"],
+        parked=sum(each["parked"] for each in new["handlers"]),
+        connections=sum(each["connections"] for each in new["processors"]),
+        spare_cores=max(0.0, (after.idle_s - before.idle_s) / seconds),
+        processes=processes,
+        apis=_apis(old["handlers"], new["handlers"], seconds),
+        clients=_clients(before.clients, after.clients, seconds),
+        verdict="",
+        advice="",
+    )
+    starved = any(
+        sum(_growth(old["processors"], new["processors"], name)) > 0
+        for name in _WAITING
+    )
+    verdict, advice = diagnose(page, starved=starved)
+    return page._replace(verdict=verdict, advice=advice)
+
+
+def diagnose(page: Page, *, starved: bool = False) -> tuple[str, str]:
+    """Name the stage that is at its limit, and suggest what to do.
+
+    Args:
+        starved: connections waited for memory between the two looks.
+    """
+    if page.requests < _IDLE_RATE:
+        return "idle: no requests to speak of", ""
+    handlers = [each for each in page.processes if each.role == "handler"]
+    processors = [each for each in page.processes if each.role == "processor"]
+    handling, networking = _mean_busy(handlers), _mean_busy(processors)
+    queue_full = page.queue >= page.queue_limit * _FULL
+    no_cpu = page.spare_cores < _SPARE_CORES
+    if starved:
+        return (
+            "memory for requests: connections waited for a slot or an extent",
+            "raise queued.max.request.bytes, or send smaller requests",
+        )
+    busy = handling >= _BUSY or networking >= _BUSY or queue_full
+    if busy and no_cpu:
+        return (
+            "the machine's CPU: no core is left",
+            "more processes would only take turns; give it more cores, or less to do",
+        )
+    if (handling >= _BUSY or queue_full) and handling >= networking:
+        more = min(_MAX_HANDLERS, len(handlers) + max(1, len(handlers) // 2))
+        return (
+            f"the handlers: busy {handling:.0%} of the time, {page.queue} requests"
+            " wait",
+            f"mpbroker ctl resize --handlers {more}",
+        )
+    if networking >= _BUSY:
+        more = min(_MAX_PROCESSORS, len(processors) + 1)
+        return (
+            f"the processors: busy {networking:.0%} of the time",
+            f"mpbroker ctl resize --processors {more}",
+        )
+    # Nobody would notice one busy among many idle in their mean.
+    hottest = max(processors, key=lambda each: each.busy or 0.0, default=None)
+    if hottest is not None and (hottest.busy or 0.0) >= _BUSY:
+        return (
+            f"processor {hottest.id}: busy {hottest.busy:.0%} of the time, the others"
+            " are not",
+            f"mpbroker ctl restart processor {hottest.id} spreads its connections",
+        )
+    if page.parked > page.queue and page.parked and handling < _BUSY / 2:
+        return (
+            f"none of its processes: {page.parked} requests wait for data, or for the"
+            " disk",
+            "",
+        )
+    if no_cpu:
+        used = sum(each.cpu for each in page.processes)
+        return (
+            f"the machine's CPU: no core is idle; the broker uses {used:.1f} of them",
+            "look at what else runs there",
+        )
+    return "none of its processes: the clients ask for no more", ""
+
+
+def _mean_busy(processes: list[ProcessLoad]) -> float:
+    shares = [each.busy for each in processes if each.busy is not None]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _growth(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], name: str
+) -> list[int]:
+    """By how much a counter of each row has grown; rows come and go."""
+    before = {each["id"]: each[name] for each in old}
+    return [max(0, each[name] - before.get(each["id"], 0)) for each in new]
+
+
+def _processes(before: Look, after: Look, seconds: float) -> list[ProcessLoad]:
+    old = _rows(before.figures)
+    new = _rows(after.figures)
+    loads = []
+    for child in after.figures["processes"]:
+        key, pid = (child["role"], child["id"]), child["pid"]
+        row, was = new.get(key), old.get(key)
+        cpu = after.cpu_s.get(pid, 0.0) - before.cpu_s.get(
+            pid, after.cpu_s.get(pid, 0.0)
+        )
+        busy = rate = None
+        if row is not None and was is not None and row["pid"] == was["pid"]:
+            idle_s = (row["idle_ns"] - was["idle_ns"]) / 1e9
+            # A wait is counted when it ends. So CPU is the better witness of work, and
+            # time that was neither of both is waiting for a disk, a lock or a core.
+            busy = min(1.0, max(cpu / seconds, 1 - idle_s / seconds))
+            if idle_s == 0:
+                busy = min(1.0, cpu / seconds)
+            rate = max(0.0, (row["requests"] - was["requests"]) / seconds)
+        loads.append(
+            ProcessLoad(
+                *key,
+                pid,
+                child["state"],
+                max(0.0, cpu / seconds),
+                busy,
+                rate,
+                _note(row, child),
+            )
+        )
+    return sorted(loads, key=lambda each: (-round(each.cpu, 2), each.role, each.id))
+
+
+def _rows(figures: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = {("processor", each["id"]): each for each in figures["processors"]}
+    for each in figures["handlers"]:
+        # The coordinator is the only one of its role, whatever its row's number.
+        number = each["id"] if each["role"] == "handler" else 0
+        rows[each["role"], number] = each
+    return rows
+
+
+def _note(row: dict[str, Any] | None, child: dict[str, Any]) -> str:
+    if child["state"] != "READY":
+        return str(child["last_exit"])
+    if row is None:
+        return ""
+    if "connections" in row:
+        return (
+            f"{row['connections']} connections, {row['response_queue']} answers queued"
+        )
+    return f"{row['parked']} parked" if row["parked"] else ""
+
+
+def _apis(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], seconds: float
+) -> list[ApiLoad]:
+    counts: dict[str, list[int]] = {}
+    before = {each["id"]: each["apis"] for each in old}
+    for handler in new:
+        was = before.get(handler["id"], {})
+        for name, (count, spent) in handler["apis"].items():
+            old_count, old_spent = was.get(name, (0, 0))
+            total = counts.setdefault(name, [0, 0])
+            total[0] += max(0, count - old_count)
+            total[1] += max(0, spent - old_spent)
+    spent_in_all = sum(spent for _, spent in counts.values()) or 1
+    loads = [
+        ApiLoad(name, count / seconds, spent / count / 1e6, spent / spent_in_all)
+        for name, (count, spent) in counts.items()
+        if count
+    ]
+    return sorted(loads, key=lambda each: -each.share)
+
+
+def _clients(
+    old: Mapping[str, tuple[int, int, int]],
+    new: Mapping[str, tuple[int, int, int]],
+    seconds: float,
+) -> list[ClientLoad]:
+    loads = []
+    for address, (connections, bytes_in, bytes_out) in new.items():
+        _, in_before, out_before = old.get(address, (0, bytes_in, bytes_out))
+        loads.append(
+            ClientLoad(
+                address,
+                connections,
+                max(0, bytes_in - in_before) / seconds,
+                max(0, bytes_out - out_before) / seconds,
+            )
+        )
+    return sorted(loads, key=lambda each: (-each.in_rate - each.out_rate, each.address))
+
+
+# -- for people ------------------------------------------------------------------------
+
+
+def render(page: Page, title: str, height: int) -> list[str]:
+    """The page as lines of text, the most important first, at most ``height``."""
+    lines = [
+        title,
+        f"{page.requests:,.0f} requests/s   in {size(page.in_rate)}/s   out"
+        f" {size(page.out_rate)}/s   {page.connections:,} connections   queue"
+        f" {page.queue} of {page.queue_limit}   {page.parked} parked  "
+        f" {page.spare_cores:.1f} cores idle",
+        f"Bottleneck: {page.verdict}",
+    ]
+    if page.advice:
+        lines.append(f"Suggestion: {page.advice}")
+    lines += ["", f"{'PROCESS':<16}{'PID':>8}{'CPU':>7}{'BUSY':>7}{'REQ/S':>10}  NOW"]
+    for each in page.processes:
+        name = f"{each.role} {each.id}"
+        lines.append(
+            f"{name:<16}{each.pid:>8}{each.cpu:>7.0%}{_share(each.busy):>7}"
+            f"{'-' if each.rate is None else f'{each.rate:,.0f}':>10}  "
+            f"{'' if each.state == 'READY' else each.state + ' '}{each.note}".rstrip()
+        )
+    left = height - len(lines)
+    if page.apis and left > 3:
+        lines += ["", f"{'API':<28}{'REQ/S':>10}{'MEAN':>11}{'OF ALL':>8}"]
+        for api in page.apis[: max(1, left // 2 - 2)]:
+            lines.append(
+                f"{api.name:<28}{api.rate:>10,.0f}{f'{api.mean_ms:,.3f} ms':>11}"
+                f"{api.share:>8.0%}"
+            )
+    left = height - len(lines)
+    if page.clients and left > 3:
+        lines += ["", f"{'CLIENT':<28}{'CONNS':>8}{'IN/S':>12}{'OUT/S':>12}"]
+        for client in page.clients[: left - 2]:
+            lines.append(
+                f"{client.address:<28}{client.connections:>8,}"
+                f"{size(client.in_rate):>12}{size(client.out_rate):>12}"
+            )
+    return lines[:height]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

@@ -1,0 +1,243 @@
+"""`mpbroker ctl status`: how a broker is, in one screen or one JSON document."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+
+from mpbroker.cli.ctl.ctl_connection import (
+    BrokerUnavailableError,
+    Target,
+    target_options,
+)
+from mpbroker.cli.ctl.ctl_text import duration, moment, plural, size
+from mpbroker.cli.exit_codes import ExitCode
+from mpbroker.cli.output import print_json, print_table
+from mpbroker.inspect.attach import attach, is_running, names_of_rows, process_state
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document instead of text."
+)
+
+_SLOW_REQUEST_MS: Final = 1000.0
+_STOPPED: Final = ("T", "t")
+_ENDED: Final = ("Z", "X")
+
+
+@click.command("status")
+@json_option
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Say nothing; exit 0 if it serves, else 69."
+)
+@target_options
+def status(target: Target, as_json: bool, quiet: bool) -> int:
+    """Say how the broker is: processes, queues, connections, and what is not on disk.
+
+    If the supervisor hangs or has died, what it published and its shared memory are
+    read instead, and the exit code is 69.
+    """
+    try:
+        state = target.request("status") | {"supervisor": "answers"}
+    except BrokerUnavailableError as error:
+        state = status_without_supervisor(target, error)
+    serves = state["supervisor"] == "answers" and state["phase"] == "SERVING"
+    if not quiet:
+        if as_json:
+            print_json(state)
+        else:
+            _print_status(state)
+    return ExitCode.OK if serves else ExitCode.UNAVAILABLE
+
+
+def status_without_supervisor(
+    target: Target, error: BrokerUnavailableError
+) -> dict[str, Any]:
+    """What can be told of a broker whose supervisor does not answer.
+
+    Raises:
+        BrokerUnavailableError: nothing.
+    """
+    found = target.found
+    if found is None or found.state is None:
+        raise error
+    processes = [
+        child | ({} if is_running(child["pid"]) else {"state": "GONE"})
+        for child in found.state.get("children", ())
+    ]
+    state: dict[str, Any] = {
+        **found.state,
+        "processes": processes,
+        "supervisor": supervisor_state(target),
+        "why": str(error),
+        "phase": "UNKNOWN",
+        "uptime_s": round(time.time() - found.state.get("started", 0), 3),
+    }
+    state.pop("children", None)
+    view = attach(found.pid) if found.alive else None
+    if view is not None:
+        state |= view.figures()
+        names = names_of_rows(view, found.state["log_dirs"][0])
+        state["power_cut"] = view.power_cut(view.rows_in_use(), names, None)
+    state["limits"] = found.state.get("limits", {})
+    return state
+
+
+def supervisor_state(target: Target) -> str:
+    """In a word: stopped, hangs, dead."""
+    if target.found is None or not target.found.alive:
+        return "dead"
+    state = process_state(target.pid)
+    if state in _STOPPED:
+        return "stopped"
+    return "hangs" if state and state not in _ENDED else "dead"
+
+
+# -- for people ------------------------------------------------------------------------
+
+
+def warn_of_supervisor(state: dict[str, Any]) -> None:
+    """Say it first if the figures are not the supervisor's own."""
+    how, pid = state["supervisor"], state["pid"]
+    if how == "dead":
+        click.echo(
+            f"The supervisor (process {pid}) is dead; this is the last it published.",
+            err=True,
+        )
+    elif how != "answers":
+        told = {"stopped": "is stopped (SIGSTOP or a debugger)", "hangs": "hangs"}[how]
+        seen = (
+            "read from its shared memory" if "handlers" in state else "published last"
+        )
+        click.echo(
+            f"The supervisor (process {pid}) {told} and does not answer: nothing is"
+            f" started, replaced or stopped until it does. This is {seen}.",
+            err=True,
+        )
+
+
+def _print_status(state: dict[str, Any]) -> None:
+    warn_of_supervisor(state)
+    since = f"up {duration(state['uptime_s'])}, " if state["uptime_s"] > 0 else ""
+    print(
+        f"mpbroker {state['version']}: {state['phase']}"
+        f"{' and resizing' if state.get('resizing') else ''}, {since}process"
+        f" {state['pid']}, cluster {state['cluster_id']}"
+    )
+    for listener in state.get("serving", state["listeners"]):  # an older broker's
+        print(f"  listener     {listener}")
+    print(f"  data         {', '.join(state['log_dirs'])}")
+    if "handlers" in state:
+        _print_queues(state)
+    if "upgrade_at" in state:
+        ago = duration(max(0.0, time.time() - state["upgrade_at"]))
+        print(f"  upgrade      {state['upgrade']} ({ago} ago)")
+    if state.get("why_closed"):
+        print(f"  CLOSED       {state['why_closed']}; see the log")
+    for topic, partition in state.get("offline", ()):
+        print(f"  OFFLINE      {topic}-{partition}: its disk has failed; see the log")
+    unnamed = state.get("offline_partitions", 0) - len(state.get("offline", ()))
+    if unnamed > 0:
+        print(f"  OFFLINE      and {unnamed} more")
+    print()
+    _print_processes(state)
+    if state.get("power_cut", {}).get("partitions"):
+        print()
+        _print_power_cut(state["power_cut"])
+    for death in (
+        state.get("deaths", ()) if isinstance(state.get("deaths"), list) else ()
+    ):
+        print(
+            f"\n{death['role']} {death['id']} died {moment(death['at'])}:"
+            f" {death['reason']}; see mpbroker ctl blackbox"
+        )
+
+
+def _print_queues(state: dict[str, Any]) -> None:
+    limit = state.get("limits", {}).get("queued_max_requests")
+    parked = sum(handler["parked"] for handler in state["handlers"])
+    connections = sum(each["connections"] for each in state["processors"])
+    requests = sum(each["requests"] for each in state["processors"])
+    print(f"  connections  {connections:,}")
+    print(
+        f"  requests     {state['ring_waiting']} waiting"
+        f"{f' of at most {limit}' if limit else ''}, {parked} parked,"
+        f" {requests:,} taken so far"
+    )
+    cut = state["power_cut"]
+    if cut["partitions"]:
+        oldest = (
+            f", the oldest for {duration(cut['oldest_s'])}"
+            if cut["oldest_s"] is not None
+            else ""
+        )
+        print(
+            f"  not on disk  {plural(cut['records'], 'record')}, about"
+            f" {size(cut['bytes'])}{oldest}"
+        )
+    else:
+        print("  not on disk  nothing")
+
+
+def _print_processes(state: dict[str, Any]) -> None:
+    loads = _loads(state)
+    print_table(
+        ["PROCESS", "ID", "PID", "STATE", "UP", "RESTARTS", "DIED OF", "NOW"],
+        [
+            [
+                child["role"],
+                child["id"],
+                child["pid"],
+                child["state"],
+                duration(child["uptime_s"]) if "uptime_s" in child else None,
+                child["restarts"],
+                child["last_exit"] or None,
+                loads.get((child["role"], child["id"]), ""),
+            ]
+            for child in sorted(
+                state["processes"], key=lambda child: (child["role"], child["id"])
+            )
+        ],
+    )
+
+
+def _loads(state: dict[str, Any]) -> dict[tuple[str, int], str]:
+    """What each process has to do, in words."""
+    loads = {}
+    for each in state.get("processors", ()):
+        words = [plural(each["connections"], "connection")]
+        if each["response_queue"]:
+            words.append(f"{plural(each['response_queue'], 'answer')} to send")
+        loads["processor", each["id"]] = ", ".join(words)
+    for each in state.get("handlers", ()):
+        words = [f"{each['requests']:,} done"]
+        if each["parked"]:
+            words.append(f"{each['parked']} parked")
+        if each["busy_ms"] > _SLOW_REQUEST_MS:
+            words.append(f"at one request for {duration(each['busy_ms'] / 1000)}")
+        loads[each["role"], each["id"]] = ", ".join(words)
+    return loads
+
+
+def _print_power_cut(cut: dict[str, Any]) -> None:
+    print(
+        "A power cut now would cost at most (nothing of it was answered to acks=all;"
+        " the kernel writes back by itself):"
+    )
+    print_table(
+        ["TOPIC", "PARTITION", "RECORDS", "ABOUT", "FOR"],
+        [
+            [
+                each["topic"],
+                each["partition"] if each["partition"] >= 0 else None,
+                f"{each['records']:,}",
+                size(each["bytes"]),
+                duration(each["age_s"]) if each["age_s"] is not None else None,
+            ]
+            for each in cut["worst"]
+        ],
+    )
+    rest = cut["partitions"] - len(cut["worst"])
+    if rest > 0:
+        print(f"and {plural(rest, 'partition')} more")

@@ -1,0 +1,1 @@
+"""`mpbroker produce` and `mpbroker consume`: records in, records out."""

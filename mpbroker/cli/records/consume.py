@@ -1,0 +1,461 @@
+"""`mpbroker consume`: records to standard output, in kcat's letters."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+import click
+
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    client_settings,
+    complete_group,
+    complete_topic,
+    open_cluster,
+    timeout_option,
+)
+from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.record_format import (
+    FORMAT_HELP,
+    RecordWriter,
+    format_writer,
+    json_writer,
+    plain_writer,
+)
+from mpbroker.cli.records.start_offset import (
+    Bounds,
+    OffsetRange,
+    parse_offsets,
+    resolve_bounds,
+)
+from mpbroker.client.admin.topic_admin import EARLIEST, LATEST
+from mpbroker.client.cluster import Cluster, TopicPartition
+from mpbroker.client.consumer.consumer import CONSUMER_CONFIG, Consumer, ConsumerRecord
+from mpbroker.client.consumer.fetcher import (
+    FetchedBatch,
+    LeaderLostError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+)
+from mpbroker.client.errors import BrokerUnavailableError
+from mpbroker.protocol.records.record_batch import Record, iter_records
+
+_RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
+
+_HELP = """\
+Write the records of topics to standard output, from all partitions at once.
+
+Without -e, -c or -o e@ it goes on until interrupted. With -e it stops at what is the
+end when it starts, and exits with 10 if there was nothing to write.
+
+\b
+  mpbroker consume -t events -e
+  mpbroker consume -t events -p 0 -o -10 -e -K :
+  mpbroker consume -t events -o s@1700000000000 -f '%p/%o %k: %s\\n'
+  mpbroker consume -t events -J -e | jq .payload
+  mpbroker consume -G readers events
+
+With -G it reads as a member of a consumer group: what the other members do not read,
+from where the group has got to. What was written is committed. -o says where to begin
+where the group has no position: beginning or end. With -e it stops when all that it was
+given is read.
+
+-J writes kcat's JSON, one object a line. Keys, values and headers in it are strings if
+they are UTF-8; otherwise {"base64": "..."}. All other output is bytes as they are.
+"""
+
+
+def _format(text: str) -> str:
+    try:
+        format_writer(text, b"")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+@click.command("consume", help=_HELP)
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topic,
+    help="May be repeated.",
+)
+@click.option(
+    "-G",
+    "--group",
+    "group_id",
+    metavar="GROUP",
+    shell_complete=complete_group,
+    help="Read as a member of this group.",
+)
+@click.argument(
+    "group_topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic
+)
+@bootstrap_option
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this partition; may be repeated. Default: all.",
+)
+@click.option(
+    "-o",
+    "--offset",
+    "offsets",
+    multiple=True,
+    metavar="OFFSET",
+    help="beginning (default), end, an offset, -N (the last N of each partition),"
+    " s@MS (from that time on), e@MS (up to that time).",
+)
+@click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end.")
+@click.option(
+    "-c", "--count", type=click.IntRange(min=1), help="Stop after so many records."
+)
+@click.option("-f", "record_format", type=_format, metavar="FORMAT", help=FORMAT_HELP)
+@click.option("-J", "--json", "as_json", is_flag=True, help="Write JSON lines.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="json is -J.",
+)
+@click.option(
+    "-D",
+    "--delimiter",
+    type=parse_delimiter,
+    metavar="DELIM",
+    default="\\n",
+    show_default=True,
+    help="After each record.",
+)
+@click.option(
+    "-K",
+    "--key-delimiter",
+    type=parse_delimiter,
+    metavar="DELIM",
+    help="Write keys, followed by this.",
+)
+@click.option("-O", "--print-offset", is_flag=True, help="With -K: offsets too.")
+@click.option("-Z", "--null", is_flag=True, help="Write NULL for null, not nothing.")
+@click.option("-u", "--unbuffered", is_flag=True, help="Flush after every record.")
+@click.option("-q", "--quiet", is_flag=True, help="No warnings on stderr.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+    help="Whether what open and aborted transactions wrote is left out.",
+)
+@timeout_option
+def command(
+    topics: Sequence[str],
+    group_id: str | None,
+    group_topics: Sequence[str],
+    bootstrap: str,
+    partitions: Sequence[int],
+    offsets: Sequence[str],
+    exit_at_end: bool,
+    count: int | None,
+    record_format: str | None,
+    as_json: bool,
+    output_format: str,
+    delimiter: bytes,
+    key_delimiter: bytes | None,
+    print_offset: bool,
+    null: bool,
+    unbuffered: bool,
+    quiet: bool,
+    isolation: str,
+    timeout_s: float,
+) -> int:
+    as_json = as_json or output_format == "json"
+    if as_json and record_format is not None:
+        raise click.UsageError("-J and -f exclude each other")
+    if print_offset and key_delimiter is None:
+        raise click.UsageError("-O needs -K: offsets are written before that delimiter")
+    wanted = parse_offsets(offsets)
+    topics = list(dict.fromkeys((*topics, *group_topics)))
+    if not topics:
+        raise click.UsageError("no topic is named: give -t TOPIC")
+    if group_id is None and group_topics:
+        raise click.UsageError(f"give -t {group_topics[0]}, or -G with a group")
+    if group_id is not None:
+        _check_group_options(wanted, partitions)
+
+    null_text = b"NULL" if null else b""
+
+    def make_writer(broker_of: Callable[[TopicPartition], int]) -> RecordWriter:
+        if as_json:
+            return json_writer(broker_of)
+        if record_format is not None:
+            return format_writer(record_format, null_text)
+        return plain_writer(delimiter, key_delimiter, print_offset, null_text)
+
+    # One answer may be large: who reads a topic wants it all.
+    settings: dict[str, object] = {
+        "fetch.max.bytes": 32 * 1024 * 1024,
+        "max.partition.fetch.bytes": 4 * 1024 * 1024,
+        "request.timeout.ms": int(timeout_s * 1000),
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+        **client_settings(bootstrap),
+    }
+    with open_cluster(bootstrap, timeout_s, CONSUMER_CONFIG) as cluster:
+        if group_id is not None:
+            from mpbroker.cli.records.consume_group import read_as_member
+
+            writer = make_writer(_LeaderOf(cluster))
+            output = _Output(writer, count, unbuffered)
+            with suppress(KeyboardInterrupt):
+                read_as_member(
+                    cluster,
+                    {
+                        "auto.offset.reset": (
+                            "latest" if wanted.from_end == 0 else "earliest"
+                        ),
+                        **settings,
+                        "group.id": group_id,
+                    },
+                    topics,
+                    output.write_records,
+                    exit_at_end=exit_at_end,
+                    count=count,
+                    quiet=quiet,
+                )
+            nothing = exit_at_end and not output.written
+            return ExitCode.NOT_FOUND if nothing else ExitCode.OK
+        with Consumer({**settings, "auto.offset.reset": "none"}) as consumer:
+            reader = _Reader(cluster, consumer, topics, partitions, quiet)
+            bounds = resolve_bounds(
+                cluster,
+                reader.leaders,
+                wanted,
+                stop_at_end=exit_at_end,
+                read_committed=isolation == "read_committed",
+            )
+            writer = make_writer(reader.leaders.__getitem__)
+            output = _Output(writer, count, unbuffered)
+            try:
+                for batches in reader.read(bounds):
+                    if not output.write(batches, bounds.stops):
+                        break
+            except KeyboardInterrupt:
+                return ExitCode.OK  # how a consumer without an end is ended
+    if not output.written and bounds.stops:
+        return ExitCode.NOT_FOUND
+    return ExitCode.OK
+
+
+def _check_group_options(wanted: OffsetRange, partitions: Sequence[int]) -> None:
+    if partitions:
+        raise click.UsageError("a group says who reads which partition: -G or -p")
+    if wanted not in (OffsetRange(), OffsetRange(from_end=0)):
+        raise click.UsageError(
+            "a group goes on where it has got to; with -G, -o is beginning or end, and"
+            " `mpbroker group reset-offsets` sets other positions"
+        )
+
+
+class _LeaderOf:
+    """The broker of a partition, as of when it was first asked for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._leaders: dict[TopicPartition, int] = {}
+
+    def __call__(self, where: TopicPartition) -> int:
+        if where not in self._leaders:
+            for row in self._cluster.topic(where.topic).partitions:
+                partition = TopicPartition(where.topic, row.partition_index)
+                self._leaders[partition] = row.leader_id
+        return self._leaders[where]
+
+
+class _Output:
+    """Writes records to stdout until enough are written."""
+
+    def __init__(
+        self, writer: RecordWriter, count: int | None, unbuffered: bool
+    ) -> None:
+        self.written = 0
+        self._writer = writer
+        self._left = sys.maxsize if count is None else count
+        self._unbuffered = unbuffered
+
+    def write(
+        self, batches: Iterable[FetchedBatch], stops: dict[TopicPartition, int]
+    ) -> bool:
+        """Write what is wanted of some batches; return whether more is wanted."""
+        stdout = sys.stdout.buffer
+        _check_reader()
+        for batch in batches:
+            stop = stops.get(batch.partition, sys.maxsize)
+            records = _wanted(batch, stop)
+            lines = self._writer(batch.partition, batch.header, records)[: self._left]
+            if self._unbuffered:
+                for line in lines:
+                    stdout.write(line)
+                    stdout.flush()
+            else:
+                stdout.write(b"".join(lines))
+            self.written += len(lines)
+            self._left -= len(lines)
+            if not self._left:
+                break
+        stdout.flush()
+        return self._left > 0
+
+    def write_records(
+        self, where: TopicPartition, records: Sequence[ConsumerRecord]
+    ) -> bool:
+        """Write records of one partition; return whether more is wanted."""
+        _check_reader()
+        stdout = sys.stdout.buffer
+        for record in records:
+            line = Record(
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                record.headers,
+            )
+            stdout.writelines(self._writer(where, record, (line,)))
+            if self._unbuffered:
+                stdout.flush()
+        stdout.flush()
+        self.written += len(records)
+        self._left -= len(records)
+        return self._left > 0
+
+
+def _check_reader() -> None:
+    """Raise BrokenPipeError if stdout is a pipe that nobody reads any more.
+
+    A write would find out, but in `consume | head -1` the next one may be hours away.
+    """
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    if any(events & select.POLLERR for _, events in poll.poll(0)):
+        raise BrokenPipeError
+
+
+def _wanted(batch: FetchedBatch, stop: int) -> Iterable[Record]:
+    records = iter_records(batch.data)
+    header = batch.header
+    if header.base_offset >= batch.first_offset and header.last_offset < stop:
+        return records  # nearly always: no test for each record
+    return [record for record in records if batch.first_offset <= record.offset < stop]
+
+
+class _Reader:
+    """Reads partitions between bounds, and survives a broker's restart."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        consumer: Consumer,
+        topics: Sequence[str],
+        partitions: Sequence[int],
+        quiet: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._consumer = consumer
+        self._quiet = quiet
+        self.leaders = self._find_leaders(topics, frozenset(partitions))
+
+    def _find_leaders(
+        self, topics: Sequence[str], only: frozenset[int]
+    ) -> dict[TopicPartition, int]:
+        leaders = {}
+        for name in topics:
+            topic = self._cluster.topic(name)
+            found = {
+                partition.partition_index: partition.leader_id
+                for partition in topic.partitions
+            }
+            for partition in sorted(only or found):
+                if partition not in found:
+                    raise CliError(
+                        f"topic {name!r} has no partition {partition}, only"
+                        f" 0..{len(found) - 1}",
+                        ExitCode.NOT_FOUND,
+                    )
+                leaders[TopicPartition(name, partition)] = found[partition]
+        return leaders
+
+    def read(self, bounds: Bounds) -> Iterator[list[FetchedBatch]]:
+        """Yield batches until every partition is at its stop, if it has one."""
+        consumer = self._consumer
+        consumer.assign(bounds.starts)
+        for partition, offset in bounds.starts.items():
+            consumer.seek(partition, offset)
+        left = set(bounds.starts)
+        self._drop_finished(left, bounds.stops)
+        started: set[TopicPartition] = set()
+        give_up_at: float | None = None
+        while left:
+            try:
+                batches = consumer.poll_batches()
+            except OffsetOutOfRangeError as error:
+                self._put_right(error, error.partition in started)
+                continue
+            except (BrokerUnavailableError, LeaderLostError) as error:
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._cluster.timeout_s
+                if now > give_up_at:
+                    raise
+                self._warn(f"{error}; trying again")
+                time.sleep(_RETRY_INTERVAL_S)
+                continue
+            give_up_at = None
+            started.update(batch.partition for batch in batches)
+            yield batches
+            self._drop_finished(left, bounds.stops)
+
+    def _drop_finished(
+        self, left: set[TopicPartition], stops: dict[TopicPartition, int]
+    ) -> None:
+        for partition in [where for where in left if where in stops]:
+            if self._consumer.position(partition) >= stops[partition]:
+                left.discard(partition)
+                self._consumer.pause([partition])
+
+    def _put_right(self, error: OffsetOutOfRangeError, started: bool) -> None:
+        """Go on at the first offset there is, if records were deleted meanwhile.
+
+        Where a new leader has others than were read, go on with those.
+        """
+        partition, consumer = error.partition, self._consumer
+        if isinstance(error, LogTruncationError) and error.divergent_offset is not None:
+            self._warn(
+                f"{partition}: a new leader lacks what was read from offset"
+                f" {error.divergent_offset} on; going on there"
+            )
+            consumer.seek(partition, error.divergent_offset)
+            return
+        first = consumer.offsets_for([partition], EARLIEST)[partition]
+        if started and error.offset < first:
+            self._warn(
+                f"{partition}: records {error.offset}..{first - 1} were deleted"
+                " before they were read"
+            )
+            consumer.seek(partition, first)
+            return
+        last = consumer.offsets_for([partition], LATEST)[partition]
+        raise CliError(f"{error}: it has {first}..{last}", ExitCode.NOT_FOUND)
+
+    def _warn(self, message: str) -> None:
+        if not self._quiet:
+            print(f"mpbroker: {message}", file=sys.stderr)

@@ -1,0 +1,378 @@
+"""`mpbroker produce`: records from standard input or files, in kcat's letters."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.cli.exit_codes import CliError, ExitCode
+from mpbroker.cli.options import (
+    bootstrap_option,
+    client_settings,
+    complete_topic,
+    format_option,
+    open_cluster,
+    timeout_option,
+)
+from mpbroker.cli.output import print_json
+from mpbroker.cli.records.delimiter import parse_delimiter
+from mpbroker.cli.records.message_input import MessageRules, has_more, read_messages
+from mpbroker.client.admin.topic_admin import describe_topic_configs
+from mpbroker.client.cluster import Cluster
+from mpbroker.producer import Producer, ProducerError, RecordFuture, RetriableError
+from mpbroker.producer.config import PRODUCER_CONFIG
+from mpbroker.protocol.records.compression import Codec
+
+_ACKS: Final = ("all", "-1", "1", "0")
+
+# While more input is at hand, batches fill up; after this long without any, what there
+# is goes out. The 5 ms are librdkafka's queue.buffering.max.ms and Java's linger.ms.
+_LINGER_MS: Final = 5
+_FULL_BATCH_LINGER_MS: Final = 500
+_DEFAULT_BATCH_BYTES: Final = 1_000_000
+# Of records on their way; more than Kafka's default, since batches are larger, too.
+_BUFFER_BYTES: Final = 64 * 1024 * 1024
+_MAX_REQUEST_BYTES: Final = 100 * 1024 * 1024  # a broker's socket.request.max.bytes
+# What compression may add to bytes that cannot be compressed, batch header included.
+_BATCH_MARGIN: Final = 1024
+
+# The codecs that have one, as the producer's settings say.
+_LEVELS: Final = tuple(
+    codec.name.lower()
+    for codec in Codec
+    if f"compression.{codec.name.lower()}.level"
+    in {key.name for key in PRODUCER_CONFIG}
+)
+
+Header = tuple[str, bytes | None]
+
+_HELP = """\
+Write records to a topic: one for each line of standard input, or one for each FILE.
+
+Keys go to the partitions where Kafka's Java client puts them; records without a key
+to one partition a batch. Every record is acknowledged before this exits with 0, and is
+written once even if the connection breaks. Bytes go through as they are.
+
+\b
+  echo hello | mpbroker produce -t greetings
+  mpbroker produce -t events -K : -z lz4 -l events.txt
+  tail -F app.log | mpbroker produce -t logs -H host=web1 -T
+"""
+
+
+def _parse_header(text: str) -> Header:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise click.BadParameter(f"{text!r} has no name; a header is NAME=VALUE")
+    # Without "=" the value is null, as in kcat.
+    return name, value.encode("utf-8", "surrogateescape") if equals else None
+
+
+@click.command("produce", help=_HELP)
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "-t",
+    "--topic",
+    required=True,
+    shell_complete=complete_topic,
+    help="Where to; made if the broker makes topics by itself.",
+)
+@bootstrap_option
+@click.option(
+    "-p",
+    "--partition",
+    type=int,
+    default=-1,
+    help="Only this partition; -1 (default) chooses one.",
+)
+@click.option(
+    "-D",
+    "--delimiter",
+    type=parse_delimiter,
+    metavar="DELIM",
+    default="\\n",
+    show_default=True,
+    help="Between messages; \\n \\t \\r \\0 \\xNN are understood.",
+)
+@click.option(
+    "-K",
+    "--key-delimiter",
+    type=parse_delimiter,
+    metavar="DELIM",
+    help="Ends the key of a message; one without it has no key of its own.",
+)
+@click.option("-k", "--key", help="Key of all messages that have none of their own.")
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of all messages; may be repeated.",
+)
+@click.option(
+    "-z",
+    "--compression",
+    "codec",
+    type=click.Choice([codec.name.lower() for codec in Codec]),
+    default="none",
+    show_default=True,
+    help="How batches are compressed.",
+)
+@click.option("--level", type=int, help="Compression level; default: the codec's.")
+@click.option(
+    "-Z", "--empty-is-null", is_flag=True, help="Send empty values and keys as null."
+)
+@click.option(
+    "-l", "--lines", is_flag=True, help="Cut FILE into messages, as standard input is."
+)
+@click.option("-T", "--tee", is_flag=True, help="Also write what is sent to stdout.")
+@click.option(
+    "-c", "--count", type=click.IntRange(min=1), help="Stop after so many messages."
+)
+@click.option(
+    "-a",
+    "--acks",
+    type=click.Choice(_ACKS),
+    default="all",
+    show_default=True,
+    help="all: on disk; 1: in the log; 0: sent, and no answer waited for.",
+)
+@click.option(
+    "--batch-bytes",
+    type=click.IntRange(min=1, max=100_000_000),
+    default=None,
+    help=f"Uncompressed size of a batch. Default: {_DEFAULT_BATCH_BYTES}, or the"
+    " topic's max.message.bytes if that is less.",
+)
+@timeout_option
+@format_option
+def command(
+    files: Sequence[Path],
+    topic: str,
+    bootstrap: str,
+    partition: int,
+    delimiter: bytes,
+    key_delimiter: bytes | None,
+    key: str | None,
+    headers: Sequence[str],
+    codec: str,
+    level: int | None,
+    empty_is_null: bool,
+    lines: bool,
+    tee: bool,
+    count: int | None,
+    acks: str,
+    batch_bytes: int | None,
+    timeout_s: float,
+    output_format: str,
+) -> None:
+    if lines and len(files) != 1:
+        raise click.UsageError("-l takes exactly one FILE to cut into messages")
+    if tee and output_format == "json":
+        raise click.UsageError("-T and --format json both want stdout")
+    if level is not None and codec not in _LEVELS:
+        raise click.UsageError(f"--level: with -z, one of {', '.join(_LEVELS)}")
+    rules = MessageRules(
+        key_delimiter,
+        None if key is None else key.encode("utf-8", "surrogateescape"),
+        empty_is_null,
+    )
+    record_headers = tuple(_parse_header(text) for text in headers)
+    with open_cluster(bootstrap, timeout_s, PRODUCER_CONFIG) as cluster:
+        _check_partition(cluster, topic, partition)
+        batch_bytes = batch_bytes or _fitting_batch_bytes(cluster, topic)
+    settings = _settings(codec, level, acks, batch_bytes, timeout_s)
+    if files and not lines:
+        # Whole files are records; one has to fit.
+        largest = max(path.stat().st_size for path in files)
+        settings["buffer.memory"] = _BUFFER_BYTES + 2 * largest
+        settings["max.request.size"] = max(_MAX_REQUEST_BYTES, 2 * largest)
+    with Producer({**settings, **client_settings(bootstrap)}) as producer:
+        sender = _Sender(
+            producer,
+            topic,
+            None if partition < 0 else partition,
+            rules,
+            record_headers,
+            delimiter if tee else None,
+        )
+        if files and not lines:
+            sender.send_whole(files, count)
+        else:
+            sender.send_lines(files, delimiter, count)
+    if output_format == "json":
+        print_json({"topic": topic, "records": sender.written})
+
+
+def _settings(
+    codec: str, level: int | None, acks: str, batch_bytes: int, timeout_s: float
+) -> dict[str, object]:
+    timeout_ms = int(timeout_s * 1000)
+    settings: dict[str, object] = {
+        "acks": acks,
+        "batch.size": batch_bytes,
+        "buffer.memory": max(_BUFFER_BYTES, 4 * batch_bytes),
+        "max.request.size": _MAX_REQUEST_BYTES,
+        "compression.type": codec,
+        "linger.ms": _FULL_BATCH_LINGER_MS,
+        "request.timeout.ms": timeout_ms,
+        "max.block.ms": timeout_ms,
+        "delivery.timeout.ms": timeout_ms + _FULL_BATCH_LINGER_MS,
+    }
+    if level is not None:
+        settings[f"compression.{codec}.level"] = level
+    if acks not in ("all", "-1"):
+        # Without a producer id, what is sent twice would be there twice.
+        settings["retries"] = 0
+    return settings
+
+
+def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
+    try:
+        configs = describe_topic_configs(cluster, [topic], ["max.message.bytes"])
+        limit = int(configs[topic][0].value or _DEFAULT_BATCH_BYTES)
+    except (MpbrokerError, IndexError, ValueError):
+        return _DEFAULT_BATCH_BYTES  # a broker may refuse to tell; it judges anyway
+    return max(min(_DEFAULT_BATCH_BYTES, limit - _BATCH_MARGIN), 1)
+
+
+def _check_partition(cluster: Cluster, topic: str, partition: int) -> None:
+    """Raise CliError unless the topic, which may be created, has the partition."""
+    count = len(cluster.topic(topic, auto_create=True).partitions)
+    if partition >= count or partition < -1:
+        raise CliError(
+            f"no partition {partition}: the topic has 0..{count - 1}",
+            ExitCode.NOT_FOUND,
+        )
+
+
+class _Sender:
+    """Feeds messages to a producer, and looks what became of each."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
+        rules: MessageRules,
+        headers: tuple[Header, ...],
+        tee_delimiter: bytes | None,
+    ) -> None:
+        self.written = 0
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._rules = rules
+        self._headers = headers
+        self._tee_delimiter = tee_delimiter
+        self._sent = 0
+        # What was sent together, with the number of its first message in the input.
+        self._pending: deque[tuple[int, list[RecordFuture]]] = deque()
+
+    def send_whole(self, files: Sequence[Path], count: int | None) -> None:
+        """Send each file as one message."""
+        for path in files[:count]:
+            try:
+                message = path.read_bytes()
+            except OSError as error:
+                raise CliError(f"{path}: {(error.strerror or '').lower()}") from error
+            self._send([message])
+        self._flush()
+
+    def send_lines(
+        self, files: Sequence[Path], delimiter: bytes, count: int | None
+    ) -> None:
+        """Send what stands between delimiters, in a file or on standard input."""
+        fd = os.open(files[0], os.O_RDONLY) if files else sys.stdin.fileno()
+        left = sys.maxsize if count is None else count
+        for messages in self._read(fd, delimiter):
+            taken = messages[:left]
+            self._send(taken)
+            left -= len(taken)
+            if not left:
+                break
+            if not has_more(fd, _LINGER_MS):
+                self._flush()
+        self._flush()
+
+    def _read(self, fd: int, delimiter: bytes) -> Iterator[list[bytes]]:
+        try:
+            yield from read_messages(fd, delimiter)
+        except OSError as error:
+            self._flush()
+            raise CliError(f"cannot read input: {error.strerror}") from error
+
+    def _send(self, messages: Sequence[bytes]) -> None:
+        timestamp_ms = int(time.time() * 1000)
+        split, send = self._rules.split, self._producer.send
+        topic, partition, headers = self._topic, self._partition, self._headers
+        futures = []
+        for message in messages:
+            key, value = split(message)
+            futures.append(
+                send(
+                    topic,
+                    value,
+                    key,
+                    headers=headers,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                )
+            )
+        self._pending.append((self._sent + 1, futures))
+        self._sent += len(futures)
+        while self._pending and all(future.done() for future in self._pending[0][1]):
+            self._settle(*self._pending.popleft())
+        if self._tee_delimiter is not None and messages:
+            delimiter = self._tee_delimiter
+            sys.stdout.buffer.write(delimiter.join(messages) + delimiter)
+            sys.stdout.buffer.flush()
+
+    def _flush(self) -> None:
+        self._producer.flush()
+        while self._pending:
+            self._settle(*self._pending.popleft())
+
+    def _settle(self, first: int, futures: Sequence[RecordFuture]) -> None:
+        """Count what is written; raise CliError for what is not."""
+        failed: dict[str, list[int]] = {}
+        errors: list[ProducerError] = []
+        for number, future in enumerate(futures, first):
+            error = future.exception()
+            if error is not None:
+                failed.setdefault(str(error), []).append(number)
+                errors.append(error)
+        self.written += len(futures) - len(errors)
+        if errors:
+            lines = [
+                f"{self._topic}: {_records(numbers)} not written: {text}"
+                for text, numbers in failed.items()
+            ]
+            raise CliError("\n".join(lines), _exit_code(errors[0]))
+
+
+def _records(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"1 record (number {numbers[0]} of the input)"
+    return (
+        f"{len(numbers)} records (of numbers {numbers[0]}-{numbers[-1]} of the input)"
+    )
+
+
+def _exit_code(error: ProducerError) -> ExitCode:
+    code = error.error_code
+    if isinstance(error, RetriableError) and (code is None or code.name in _GONE):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.ERROR
+
+
+_GONE: Final = frozenset({"NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"})

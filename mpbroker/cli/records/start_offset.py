@@ -1,0 +1,139 @@
+"""Where `consume` starts and stops: kcat's `-o`.
+
+beginning, end      the first record; those that come from now on
+N                   offset N
+-N                  the last N records of each partition
+s@T, e@T            from the first record of time T (ms since 1970) on; up to it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import click
+
+from mpbroker.client.admin.topic_admin import EARLIEST, LATEST, list_offsets
+from mpbroker.client.cluster import Cluster, TopicPartition
+
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+class OffsetRange(NamedTuple):
+    """What the `-o` options together say. At most one of the first three is not None.
+
+    ``start_time_ms`` and ``stop_time_ms`` are timestamps; ``from_end`` counts records
+    back from the end, 0 being the end itself. With none of them, it is the beginning.
+    """
+
+    offset: int | None = None
+    from_end: int | None = None
+    start_time_ms: int | None = None
+    stop_time_ms: int | None = None
+
+
+def parse_offsets(texts: Sequence[str]) -> OffsetRange:
+    """Read the `-o` options.
+
+    Raises:
+        click.BadParameter: one cannot be read, or two say where to start.
+    """
+    start = OffsetRange()
+    stop_time_ms = None
+    starts = 0
+    for text in texts:
+        if text.startswith("e@"):
+            stop_time_ms = _number(text, text[2:])
+            continue
+        start = _parse_start(text)
+        starts += 1
+    if starts > 1:
+        raise click.BadParameter("-o says twice where to start")
+    return start._replace(stop_time_ms=stop_time_ms)
+
+
+def _parse_start(text: str) -> OffsetRange:
+    if text in ("beginning", "earliest"):
+        return OffsetRange()
+    if text in ("end", "latest"):
+        return OffsetRange(from_end=0)
+    if text == "stored":
+        raise click.BadParameter(
+            "stored offsets belong to consumer groups: join one with -G, or give"
+            " beginning, end, an offset, -N, s@MS or e@MS"
+        )
+    if text.startswith("s@"):
+        return OffsetRange(start_time_ms=_number(text, text[2:]))
+    if text.startswith("-"):
+        return OffsetRange(from_end=_number(text, text[1:]))
+    return OffsetRange(offset=_number(text, text))
+
+
+def _number(text: str, digits: str) -> int:
+    readable = digits.isascii() and digits.isdigit() and len(digits) < 20
+    if not readable or int(digits) > _OFFSET_MAX:
+        raise click.BadParameter(
+            f"{text!r} is none of beginning, end, OFFSET, -N, s@MS, e@MS"
+        )
+    return int(digits)
+
+
+class Bounds(NamedTuple):
+    """By partition: the offset to start at, and the one to stop before."""
+
+    starts: dict[TopicPartition, int]
+    stops: dict[TopicPartition, int]
+
+
+def resolve_bounds(
+    cluster: Cluster,
+    leaders: Mapping[TopicPartition, int],
+    wanted: OffsetRange,
+    *,
+    stop_at_end: bool,
+    read_committed: bool,
+) -> Bounds:
+    """Ask the brokers what the `-o` options mean now.
+
+    Args:
+        cluster: where to.
+        leaders: node id, by partition.
+        wanted: see `OffsetRange`.
+        stop_at_end: stop at what is the end now.
+        read_committed: the end is the end of what is committed.
+    """
+
+    def ask(timestamp: int) -> dict[TopicPartition, int]:
+        answers = list_offsets(
+            cluster,
+            dict.fromkeys(leaders, timestamp),
+            leaders,
+            read_committed=read_committed,
+        )
+        return {partition: answer.offset for partition, answer in answers.items()}
+
+    earliest, latest = ask(EARLIEST), ask(LATEST)
+
+    def ask_time(timestamp_ms: int) -> dict[TopicPartition, int]:
+        found = ask(timestamp_ms)
+        return {
+            partition: latest[partition] if offset < 0 else offset
+            for partition, offset in found.items()
+        }
+
+    if wanted.start_time_ms is not None:
+        starts = ask_time(wanted.start_time_ms)
+    elif wanted.from_end is not None:
+        starts = {
+            partition: max(latest[partition] - wanted.from_end, earliest[partition])
+            for partition in leaders
+        }
+    elif wanted.offset is not None:
+        starts = dict.fromkeys(leaders, wanted.offset)
+    else:
+        starts = earliest
+    if wanted.stop_time_ms is not None:
+        stops = ask_time(wanted.stop_time_ms)
+    else:
+        stops = latest if stop_at_end else {}
+    return Bounds(starts, stops)

@@ -1,0 +1,1 @@
+"""Administration by a client: topics, configs, groups, ACLs, quotas, users."""

@@ -1,0 +1,1 @@
+"""The consumer: fetching, positions, membership of a group."""

@@ -1,0 +1,57 @@
+"""A consumer's metrics, pushed to brokers that ask for them (KIP-714).
+
+They go over the connections to leaders, in the user's calls of poll(): a consumer that
+is not polled, or reads nothing, pushes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from mpbroker.client.cluster import Cluster
+from mpbroker.client.consumer.consumer_config import ConsumerSettings
+from mpbroker.client.consumer.group_member import GroupMember
+from mpbroker.client.selector import monotonic_ms
+from mpbroker.client.telemetry.telemetry import ClientTelemetry
+from mpbroker.client.telemetry.telemetry_metrics import Groups, MetricsCollector
+from mpbroker.client.telemetry.telemetry_sender import TelemetrySender
+
+
+def make_consumer_telemetry(
+    cluster: Cluster,
+    settings: ConsumerSettings,
+    member: GroupMember | None,
+    measure: Callable[[], Groups],
+) -> TelemetrySender | None:
+    """Return what pushes a consumer's metrics; None: enable.metrics.push is false.
+
+    Args:
+        cluster: the consumer's.
+        settings: likewise.
+        member: of its group, if it has one.
+        measure: returns the metrics; see `MetricsCollector`.
+    """
+    if not settings.push_metrics:
+        return None
+    resource: dict[str, str] = {}
+    if settings.group is not None:
+        resource["group_id"] = settings.group.group_id
+        if settings.group.group_instance_id is not None:
+            resource["group_instance_id"] = settings.group.group_instance_id
+
+    def snapshot() -> Groups:
+        if member is not None and member.member_id:
+            resource["group_member_id"] = member.member_id  # known since it has joined
+        return measure()
+
+    collector = MetricsCollector(snapshot, resource, time.time_ns)
+    telemetry = ClientTelemetry(collector, random.Random())
+    return TelemetrySender(
+        cluster.client,
+        cluster.addresses,
+        telemetry,
+        monotonic_ms,
+        timeout_ms=float("inf"),  # it may stand behind a Fetch that waits for records
+    )

@@ -1,0 +1,458 @@
+"""Read partitions batch by batch, the next answer on its way while one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.client.cluster import Broker, Cluster, Pending, TopicPartition
+from mpbroker.client.consumer.consumer_metrics import ConsumerMetrics
+from mpbroker.client.consumer.position_epochs import NO_EPOCH, PositionEpochs
+from mpbroker.client.errors import (
+    BrokerUnavailableError,
+    ClientError,
+    RequestTimeoutError,
+    check_error,
+    error_code_of,
+)
+from mpbroker.client.selector import monotonic_ms
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from mpbroker.protocol.records.control_record import parse_control_type
+from mpbroker.protocol.records.record_batch import (
+    BatchHeader,
+    compute_crc,
+    iter_batches,
+    iter_records,
+)
+
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+_NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
+_ABORT: Final = 0
+
+
+class OffsetOutOfRangeError(ClientError):
+    """A partition has no such offset any more, or not yet."""
+
+    def __init__(self, partition: TopicPartition, offset: int) -> None:
+        super().__init__(f"{partition} has no offset {offset}")
+        self.partition = partition
+        self.offset = offset
+
+
+class LogTruncationError(OffsetOutOfRangeError):
+    """A new leader lacks records that were read; others may be in their place.
+
+    Attributes:
+        divergent_offset: where its log differs; None if it does not know.
+        divergent_epoch: of its leaders before that; -1 likewise.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        divergent_offset: int | None = None,
+        divergent_epoch: int = NO_EPOCH,
+    ) -> None:
+        super().__init__(partition, offset)
+        since = (
+            "" if divergent_offset is None else f" from offset {divergent_offset} on"
+        )
+        self.args = (
+            f"{partition} has lost records before offset {offset}: what its leader has"
+            f"{since} is not what was read; seek to where to go on, or set"
+            " auto.offset.reset",
+        )
+        self.divergent_offset = divergent_offset
+        self.divergent_epoch = divergent_epoch
+
+
+class NoOffsetError(ClientError):
+    """A partition has no position, and auto.offset.reset is none."""
+
+
+class LeaderLostError(ClientError):
+    """A broker does not lead a partition any more: ask for metadata, and again."""
+
+
+class FetchedBatch(NamedTuple):
+    """A batch with records at or after ``first_offset``, and maybe some before it."""
+
+    partition: TopicPartition
+    first_offset: int
+    header: BatchHeader
+    data: memoryview
+
+
+class _Asked:
+    """A request on its way: who has it, and what it asks for."""
+
+    __slots__ = ("broker", "offsets", "pending", "waited_ms")
+
+    def __init__(
+        self, broker: Broker, pending: Pending, offsets: dict[TopicPartition, int]
+    ) -> None:
+        self.broker = broker
+        self.pending = pending
+        self.offsets = offsets
+        self.waited_ms = 0.0  # in `fetch`; between its calls nobody waits
+
+
+class Fetcher:
+    """Fetches from all partitions of a broker in one request, one in flight a broker.
+
+    Attributes:
+        positions: by partition, the next offset to be fetched. May be changed:
+            removing a partition stops it, another offset is gone on from.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        positions: Mapping[TopicPartition, int],
+        leaders: Mapping[TopicPartition, int],
+        *,
+        isolation_level: int = READ_COMMITTED,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        max_bytes: int = 32 * 1024 * 1024,
+        partition_max_bytes: int = 4 * 1024 * 1024,
+        metrics: ConsumerMetrics | None = None,
+        epochs: PositionEpochs | None = None,
+    ) -> None:
+        """Fetch nothing yet.
+
+        Args:
+            cluster: where to.
+            positions: offset to start at, by partition.
+            leaders: node id, by partition.
+            isolation_level: READ_COMMITTED leaves out what is aborted or undecided.
+            max_wait_ms: how long brokers may wait for ``min_bytes``.
+            min_bytes: of one answer.
+            max_bytes: of one answer; the first batch may be larger.
+            partition_max_bytes: of one partition in one answer, likewise.
+            metrics: told of every answer.
+            epochs: of leaders and of what was read; learns what is read here.
+        """
+        self.positions = dict(positions)
+        self._cluster = cluster
+        self._leaders = dict(leaders)
+        self._isolation_level = isolation_level
+        self._max_wait_ms = max_wait_ms
+        self._min_bytes = min_bytes
+        self._max_bytes = max_bytes
+        self._partition_max_bytes = partition_max_bytes
+        self._metrics = metrics
+        self._epochs = epochs or PositionEpochs()
+        self._in_flight: dict[int, _Asked] = {}
+        # Leaders that nothing can be sent to now, and how often that had failed before.
+        self._not_ready: dict[int, tuple[Broker, int]] = {}
+        self._error: MpbrokerError | None = None
+
+    def reads(self, partition: TopicPartition) -> bool:
+        """Return whether a partition can be put into `positions`."""
+        return partition in self._leaders
+
+    @property
+    def lacks_leader(self) -> bool:
+        """Whether a leader is not connected, or not yet, while others may be read."""
+        return bool(self._not_ready)
+
+    def _has_failed(self, leader: int) -> bool:
+        broker, before = self._not_ready[leader]
+        return broker.failures > before and broker.delay_ms > 0
+
+    def lead(
+        self,
+        leaders: Mapping[TopicPartition, int],
+        positions: Mapping[TopicPartition, int],
+    ) -> None:
+        """Take on who leads what now, and read more partitions from offsets on."""
+        self._leaders |= leaders
+        for partition, offset in positions.items():
+            self.positions.setdefault(partition, offset)
+
+    def fetch(self) -> list[FetchedBatch]:
+        """Wait until a broker has answered; may be empty.
+
+        Who cannot be reached, or takes long, keeps nobody waiting for the others.
+        Control batches are left out, and with READ_COMMITTED what was aborted.
+
+        Raises:
+            OffsetOutOfRangeError: put a position right, and go on.
+            LeaderLostError: learn the leaders anew, with a new fetcher.
+            ApiError: refused otherwise, such as a topic that was deleted.
+            ProtocolError: a batch whose CRC is wrong.
+            BrokerUnavailableError: no leader can be reached; one answers too late.
+            AuthenticationError: one does not let us in.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            if not self._is_outdated(error):
+                raise error
+        self._cluster.poll(0)  # they may have hung up long ago
+        self._send_all()
+        self._wait()
+        batches: list[FetchedBatch] = []
+        for leader, asked in list(self._in_flight.items()):
+            if asked.pending.answer is None:
+                continue
+            del self._in_flight[leader]
+            try:
+                self._take_answer(leader, asked, batches)
+            except MpbrokerError as error:
+                if not batches:
+                    raise
+                # Positions have moved past what was read: hand that over first.
+                self._error = error
+                return batches
+        # Now, so that the brokers work while the caller uses these.
+        self._send_all()
+        return batches
+
+    def _wait(self) -> None:
+        """Wait until one of those that were asked has answered."""
+        limit_ms = self._cluster.timeout_s * 1000 + self._max_wait_ms
+        connect_by_ms = monotonic_ms() + self._cluster.timeout_s * 1000
+        while (self._in_flight or self._not_ready) and not any(
+            asked.pending.answer for asked in self._in_flight.values()
+        ):
+            left_ms = self._check_leaders(connect_by_ms)
+            for leader, asked in list(self._in_flight.items()):
+                left_ms = min(left_ms, limit_ms - asked.waited_ms)
+                if asked.waited_ms >= limit_ms:
+                    del self._in_flight[leader]
+                    raise asked.broker.give_up()
+            began_ms = monotonic_ms()
+            self._cluster.poll(max(0.0, left_ms))
+            waited_ms = monotonic_ms() - began_ms
+            for asked in self._in_flight.values():
+                asked.waited_ms += waited_ms
+            if self._not_ready:
+                self._send_all()
+
+    def _check_leaders(self, connect_by_ms: float) -> float:
+        """Return how long to wait before connecting to a leader is tried again.
+
+        Raises:
+            BrokerUnavailableError: that has failed for all.
+            AuthenticationError: it is of no use for one.
+        """
+        left_ms = float("inf")
+        failed = None
+        for leader, (broker, _) in self._not_ready.items():
+            left_ms = min(left_ms, broker.delay_ms)
+            if self._has_failed(leader):
+                failed = broker.failure
+                if not isinstance(failed, BrokerUnavailableError):
+                    raise failed
+        if self._in_flight:
+            return left_ms
+        connect_ms = connect_by_ms - monotonic_ms()
+        if failed is not None and all(map(self._has_failed, self._not_ready)):
+            raise failed
+        if connect_ms <= 0:
+            broker, _ = next(iter(self._not_ready.values()))
+            raise RequestTimeoutError(f"cannot reach {broker.address}: not in time")
+        return min(left_ms, connect_ms)
+
+    def _is_outdated(self, error: MpbrokerError) -> bool:
+        """Return whether an error is of a position that is another by now."""
+        return (
+            isinstance(error, OffsetOutOfRangeError)
+            and self.positions.get(error.partition) != error.offset
+        )
+
+    def _take_answer(
+        self, leader: int, asked: _Asked, batches: list[FetchedBatch]
+    ) -> None:
+        response = asked.broker.wait(asked.pending, FetchResponse)
+        if self._metrics is not None:
+            assert asked.pending.answer is not None
+            self._metrics.fetched(
+                leader, asked.pending.answer.latency_ms, response.throttle_time_ms
+            )
+        before = len(batches)
+        failed: MpbrokerError | None = None
+        check_error(response.error_code, f"fetch from {asked.broker.address}")
+        for topic in response.responses:
+            for data in topic.partitions:
+                partition = TopicPartition(topic.topic, data.partition_index)
+                offset = asked.offsets.get(partition)
+                if offset is None or self.positions.get(partition) != offset:
+                    continue  # stopped, or moved elsewhere, since it was asked for
+                try:
+                    # One by one: what was read before an error must be in the list.
+                    for batch in self._read_partition(partition, data):
+                        batches.append(batch)
+                except MpbrokerError as error:
+                    failed = failed or error  # told when the others are read
+                    continue
+                if self._metrics is not None:
+                    self._tell_ends(self._metrics, partition, data)
+        if self._metrics is not None:
+            sizes: dict[str, int] = {}
+            records: dict[str, int] = {}
+            for partition, _, header, found in batches[before:]:
+                name = partition.topic
+                sizes[name] = sizes.get(name, 0) + len(found)
+                records[name] = records.get(name, 0) + header.record_count
+            self._metrics.answered(sizes, records)
+        if failed is not None:
+            raise failed
+
+    def _tell_ends(
+        self, metrics: ConsumerMetrics, partition: TopicPartition, data: PartitionData
+    ) -> None:
+        # What a reader of committed records is not shown yet, it does not lag behind.
+        end = data.high_watermark
+        if self._isolation_level == READ_COMMITTED and data.last_stable_offset >= 0:
+            end = data.last_stable_offset
+        metrics.reached(
+            partition, max(0, data.log_start_offset), end, self.positions[partition]
+        )
+
+    def _send_all(self) -> None:
+        by_leader: dict[int, dict[str, list[FetchPartition]]] = {}
+        for partition, offset in self.positions.items():
+            leader = self._leaders[partition]
+            if leader not in self._in_flight:
+                topics = by_leader.setdefault(leader, {})
+                topics.setdefault(partition.topic, []).append(
+                    FetchPartition(
+                        partition=partition.partition,
+                        current_leader_epoch=self._epochs.leader_epoch(partition),
+                        fetch_offset=offset,
+                        partition_max_bytes=self._partition_max_bytes,
+                    )
+                )
+        not_ready: dict[int, tuple[Broker, int]] = {}
+        for leader, topics in by_leader.items():
+            request = FetchRequest(
+                max_wait_ms=self._max_wait_ms,
+                min_bytes=self._min_bytes,
+                max_bytes=self._max_bytes,
+                isolation_level=self._isolation_level,
+                topics=[
+                    FetchTopic(topic=name, partitions=partitions)
+                    for name, partitions in topics.items()
+                ],
+            )
+            broker = self._cluster.named(leader)
+            failures = broker.failures
+            pending = broker.send_if_ready(
+                request, FetchResponse, max_version=_NAMED_TOPICS_MAX_VERSION
+            )
+            if pending is None:
+                found = self._not_ready.get(leader)
+                not_ready[leader] = found or (broker, failures)
+                continue
+            offsets = {
+                TopicPartition(name, entry.partition): entry.fetch_offset
+                for name, partitions in topics.items()
+                for entry in partitions
+            }
+            self._in_flight[leader] = _Asked(broker, pending, offsets)
+        self._not_ready = not_ready
+        self._rotate()
+
+    def _rotate(self) -> None:
+        # A broker fills an answer in the order asked; the first in line would starve
+        # the last if the order stayed.
+        if len(self.positions) > 1:
+            first = next(iter(self.positions))
+            self.positions[first] = self.positions.pop(first)
+
+    def _read_partition(
+        self, partition: TopicPartition, data: PartitionData
+    ) -> Iterator[FetchedBatch]:
+        position = self.positions[partition]
+        if data.error_code:
+            if data.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH:
+                self._epochs.refuse(partition)
+            _raise_partition_error(partition, position, data.error_code)
+        if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
+            self._epochs.forget(partition)  # only followers ask that
+            return
+        records = data.records
+        if not isinstance(records, (bytes, bytearray, memoryview)):
+            return
+        aborted = _AbortedProducers(data.aborted_transactions or ())
+        for header, batch in iter_batches(records):
+            if header.next_offset <= position:
+                continue
+            if compute_crc(batch) != header.crc:
+                raise ProtocolError(
+                    f"{partition}: the batch at offset {header.base_offset} is corrupt:"
+                    f" its CRC is not {header.crc:#010x}"
+                )
+            self.positions[partition] = header.next_offset
+            self._epochs.note(
+                partition,
+                min(position, header.base_offset),  # there is nothing in between
+                header.next_offset,
+                header.partition_leader_epoch,
+            )
+            if not aborted.hide(header, batch):
+                yield FetchedBatch(partition, position, header, batch)
+            position = header.next_offset
+
+
+class _AbortedProducers:
+    """Which batches of one answer belong to transactions that were aborted.
+
+    Source: KIP-98; the list that comes with an answer is of transactions that overlap
+    it, and each ends at its producer's abort marker.
+    """
+
+    def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
+        self._coming = sorted(
+            ((entry.first_offset, entry.producer_id) for entry in transactions),
+            reverse=True,
+        )
+        self._open: set[int] = set()
+
+    def hide(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Take the next batch; return whether a reader must not see it."""
+        while self._coming and self._coming[-1][0] <= header.last_offset:
+            self._open.add(self._coming.pop()[1])
+        if header.is_control:
+            record = next(iter_records(batch), None)
+            if record is not None and parse_control_type(record) == _ABORT:
+                self._open.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._open
+
+
+def _raise_partition_error(
+    partition: TopicPartition, position: int, number: int
+) -> None:
+    code = error_code_of(number)
+    if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        raise OffsetOutOfRangeError(partition, position)
+    if code in _LEADER_LOST:
+        raise LeaderLostError(f"{partition}: {code.name}")
+    check_error(number, str(partition))
+
+
+_LEADER_LOST: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+    }
+)

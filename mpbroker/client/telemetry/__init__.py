@@ -1,0 +1,1 @@
+"""A client's metrics, and their way to brokers that ask for them (KIP-714)."""

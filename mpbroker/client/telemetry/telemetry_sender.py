@@ -1,0 +1,161 @@
+"""Sends what `ClientTelemetry` wants sent, where it is in nobody's way.
+
+It opens no connection: those for metadata and for the client's own requests come by
+themselves, and the same broker is used for as long as it is there. A broker that does
+not serve both APIs is not asked, nor is a wait cut short for it.
+
+Source: KIP-714; Kafka's NetworkClient.TelemetrySender.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mpbroker.client.client_request import ClientResponse
+from mpbroker.client.errors import UnsupportedVersionError
+from mpbroker.client.metadata import Metadata
+from mpbroker.client.network_client import NetworkClient
+from mpbroker.client.telemetry.telemetry import DEFAULT_INTERVAL_MS, ClientTelemetry
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.messages.get_telemetry_subscriptions import (
+    GetTelemetrySubscriptionsRequest,
+    GetTelemetrySubscriptionsResponse,
+)
+from mpbroker.protocol.messages.push_telemetry import (
+    PushTelemetryRequest,
+    PushTelemetryResponse,
+)
+
+_log = logging.getLogger(__name__)
+
+_RESPONSES: Final[dict[type[Message], type[Message]]] = {
+    GetTelemetrySubscriptionsRequest: GetTelemetrySubscriptionsResponse,
+    PushTelemetryRequest: PushTelemetryResponse,
+}
+_LOOK_AGAIN_MS: Final = 1000.0
+LAST_PUSH_MS: Final = 10_000.0  # closing waits for its answer no longer
+SHORT_LAST_PUSH_MS: Final = 1000.0  # likewise, where somebody's thread waits for it
+
+
+class TelemetrySender:
+    """See the module. One thread, that of the `NetworkClient`, runs it."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        metadata: Metadata,
+        telemetry: ClientTelemetry,
+        clock: Callable[[], float],
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            client: sends, and calls back.
+            metadata: the client's.
+            telemetry: says what and when.
+            clock: the client's, in ms.
+            timeout_ms: of a request; None: request.timeout.ms.
+        """
+        self._client = client
+        self._metadata = metadata
+        self._telemetry = telemetry
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._node: int | None = None
+        self._look_after_ms = -float("inf")
+        self._end_by_ms: float | None = None
+
+    def step(self, now_ms: float) -> float:
+        """Send what is due; return how long until there may be more to do.
+
+        To be called when the client has sent what it has: what is left is ours.
+        """
+        delay_ms = self._step(now_ms)
+        if self._end_by_ms is None:
+            return delay_ms
+        if self._is_over(now_ms):
+            return 0.0  # there is nothing to wait for any more
+        return min(delay_ms, self._end_by_ms - now_ms)
+
+    def _step(self, now_ms: float) -> float:
+        if now_ms < self._look_after_ms:
+            return float("inf")
+        try:
+            return self._telemetry.delay_ms(now_ms) or self._send(now_ms)
+        except Exception:  # noqa: BLE001 - of less worth than what the client is for
+            _log.exception("this client's metrics; none are pushed any more")
+            self._telemetry.disable()
+            return float("inf")
+
+    def _send(self, now_ms: float) -> float:
+        client = self._client
+        nodes = self._metadata.snapshot.nodes
+        connected = [node for node in nodes if client.is_connected(node)]
+        able = [node for node in connected if self._serves(node)]
+        if not able:
+            if connected:
+                # Another broker may: look again, but wake nobody for it.
+                self._look_after_ms = now_ms + DEFAULT_INTERVAL_MS
+            return float("inf")
+        ready = [node for node in able if client.is_ready(node, now_ms)]
+        if not ready:
+            return _LOOK_AGAIN_MS  # not all that it may wait for ends a poll
+        if self._node not in ready or self._end_by_ms is not None:
+            self._node = min(ready, key=client.in_flight)
+        request = self._telemetry.next_request(now_ms)
+        if request is None:
+            return self._telemetry.delay_ms(now_ms)
+        assert self._node is not None
+        response_type = _RESPONSES[type(request)]
+        client.send(
+            self._node,
+            request,
+            response_type,
+            self._take,
+            now_ms,
+            timeout_ms=self._timeout_ms,
+        )
+        return float("inf")
+
+    def _serves(self, node: int) -> bool:
+        try:
+            for request in _RESPONSES:
+                self._client.version_for(node, request)
+        except UnsupportedVersionError:
+            return False
+        return True
+
+    def _take(self, answer: ClientResponse) -> None:
+        self._telemetry.take(answer.request, answer.response, self._clock())
+
+    def push_last(self, poll: Callable[[float], None]) -> None:
+        """Push what is left and wait for that, for whoever has no loop of its own.
+
+        Args:
+            poll: has come what comes, waiting no longer than so many ms.
+        """
+        now_ms = self._clock()
+        while self.must_end(now_ms, SHORT_LAST_PUSH_MS):
+            poll(self.step(now_ms))
+            now_ms = self._clock()
+
+    def must_end(self, now_ms: float, limit_ms: float | None = None) -> bool:
+        """Begin to end; return whether the last push has yet to be answered."""
+        if self._end_by_ms is None:
+            self._end_by_ms = now_ms + (LAST_PUSH_MS if limit_ms is None else limit_ms)
+            self._telemetry.begin_end(now_ms)
+        return not self._is_over(now_ms)
+
+    def _is_over(self, now_ms: float) -> bool:
+        """Return whether the last push was answered, or will not be."""
+        client, nodes = self._client, self._metadata.snapshot.nodes
+        return (
+            self._telemetry.has_ended
+            or now_ms < self._look_after_ms
+            or self._end_by_ms is None
+            or now_ms >= self._end_by_ms
+            or not any(map(client.is_connected, nodes))
+        )

@@ -1,0 +1,349 @@
+"""A classic group: its members, its generation, and its state as a table.
+
+Only the state, no protocol: who may do what, and what is answered when, is
+`classic_protocol`'s business.
+
+Source: Kafka's ClassicGroup and ClassicGroupState.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.coordinator.groups.consumer_protocol import (
+    CONSUMER_PROTOCOL,
+    subscribed_topics,
+)
+from mpbroker.coordinator.groups.group_records import GroupMetadataValue, MemberMetadata
+from mpbroker.coordinator.groups.member import ClassicMember, Protocols
+from mpbroker.coordinator.outbox import Call
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+
+class ClassicGroupState(Enum):
+    """What is true of a group; the values are what clients are shown."""
+
+    EMPTY = "Empty"  # no members; it may have offsets
+    PREPARING_REBALANCE = "PreparingRebalance"  # waits for members to join again
+    COMPLETING_REBALANCE = "CompletingRebalance"  # waits for the leader's assignment
+    STABLE = "Stable"  # every member can have its assignment
+    DEAD = "Dead"  # removed; who still holds it must look again
+
+
+S = ClassicGroupState
+
+# Which states may come before one; a pair that is absent is illegal.
+PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]] = {
+    S.EMPTY: frozenset({S.PREPARING_REBALANCE}),
+    S.PREPARING_REBALANCE: frozenset({S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY}),
+    S.COMPLETING_REBALANCE: frozenset({S.PREPARING_REBALANCE}),
+    S.STABLE: frozenset({S.COMPLETING_REBALANCE}),
+    S.DEAD: frozenset(S),
+}
+
+
+class IllegalGroupTransitionError(MpbrokerError):
+    """A state that cannot follow a group's: our bug."""
+
+
+class ClassicGroup:
+    """One group of the classic protocol, or a mere holder of offsets."""
+
+    type_name: Final = "classic"
+
+    def __init__(
+        self,
+        group_id: str,
+        now_ms: int,
+        state: ClassicGroupState = ClassicGroupState.EMPTY,
+    ) -> None:
+        self.group_id = group_id
+        self.state = state
+        self.previous_state = ClassicGroupState.DEAD
+        self.state_timestamp_ms = now_ms  # when the state last changed
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.generation_id = 0
+        self.leader_id: str | None = None
+        self.members: dict[str, ClassicMember] = {}
+        self.static_members: dict[str, str] = {}  # instance id -> member id
+        # Were told MEMBER_ID_REQUIRED and have not come back yet.
+        self.pending_join_members: set[str] = set()
+        # Have the generation's join answer and have not synced yet.
+        self.pending_sync_members: set[str] = set()
+        self.new_member_added = False
+        self.num_awaiting_join = 0
+        self._supported: Counter[str] = Counter()
+
+    # -- state ---------------------------------------------------------------------
+
+    def is_in(self, *states: ClassicGroupState) -> bool:
+        return self.state in states
+
+    def transition_to(self, state: ClassicGroupState, now_ms: int) -> None:
+        """Go to a state.
+
+        Raises:
+            IllegalGroupTransitionError: the table does not have it.
+        """
+        if self.state not in PREVIOUS_STATES[state]:
+            raise IllegalGroupTransitionError(
+                f"group {self.group_id}: {state.name} after {self.state.name}"
+            )
+        self.previous_state, self.state = self.state, state
+        self.state_timestamp_ms = now_ms
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of its members'."""
+        return max(
+            (member.rebalance_timeout_ms for member in self.members.values()), default=0
+        )
+
+    @property
+    def has_all_members_joined(self) -> bool:
+        return (
+            len(self.members) == self.num_awaiting_join
+            and not self.pending_join_members
+        )
+
+    def init_next_generation(self, now_ms: int) -> None:
+        """All that wanted to have joined: begin a generation, or be empty."""
+        self.generation_id = (self.generation_id + 1) & 0x7FFF_FFFF
+        self.pending_sync_members.clear()
+        if self.members:
+            self.protocol_name = self.select_protocol()
+            self.transition_to(S.COMPLETING_REBALANCE, now_ms)
+        else:
+            self.protocol_name = None
+            self.transition_to(S.EMPTY, now_ms)
+
+    # -- members -------------------------------------------------------------------
+
+    def add(self, member: ClassicMember, join: Call | None = None) -> None:
+        """Take a member in; the first gives the group its type and leads it."""
+        if not self.members:
+            self.protocol_type = member.protocol_type
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        self.members[member.member_id] = member
+        self._supported.update({name for name, _ in member.protocols})
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+        self.set_awaiting_join(member, join)
+        self.pending_join_members.discard(member.member_id)
+
+    def remove(self, member_id: str) -> ClassicMember | None:
+        """Let a member go. What it waits for is the caller's to answer."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._forget_protocols(member)
+            if member.awaiting_join is not None:
+                self.num_awaiting_join -= 1
+            instance = member.group_instance_id
+            if instance is not None and self.static_members.get(instance) == member_id:
+                del self.static_members[instance]
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        self.pending_join_members.discard(member_id)
+        self.pending_sync_members.discard(member_id)
+        return member
+
+    def update(
+        self,
+        member: ClassicMember,
+        protocols: Protocols,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        join: Call | None,
+    ) -> None:
+        """A member has joined again, perhaps with other protocols."""
+        self._forget_protocols(member)
+        member.protocols = protocols
+        self._supported.update({name for name, _ in protocols})
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+        self.set_awaiting_join(member, join)
+
+    def replace_static_member(
+        self, instance_id: str, old_member_id: str, new_member_id: str
+    ) -> ClassicMember:
+        """A static member has come back: it takes its old place under a new id."""
+        member = self.members.pop(old_member_id)
+        member.member_id = new_member_id
+        self.members[new_member_id] = member
+        self.static_members[instance_id] = new_member_id
+        if self.leader_id == old_member_id:
+            self.leader_id = new_member_id
+        if old_member_id in self.pending_sync_members:
+            self.pending_sync_members.discard(old_member_id)
+            self.pending_sync_members.add(new_member_id)
+        return member
+
+    def set_awaiting_join(self, member: ClassicMember, join: Call | None) -> None:
+        """Park a member's join, or note that it is answered (None)."""
+        self.num_awaiting_join += (join is not None) - (
+            member.awaiting_join is not None
+        )
+        member.awaiting_join = join
+
+    def _forget_protocols(self, member: ClassicMember) -> None:
+        self._supported.subtract({name for name, _ in member.protocols})
+        self._supported += Counter()  # drops what nobody has any more
+
+    def maybe_elect_new_joined_leader(self) -> bool:
+        """Make sure that the leader is among those who joined; False if nobody did."""
+        leader = self.members.get(self.leader_id or "")
+        if leader is not None and leader.awaiting_join is not None:
+            return True
+        for member in self.members.values():
+            if member.awaiting_join is not None:
+                self.leader_id = member.member_id
+                return True
+        return False
+
+    # -- protocols -----------------------------------------------------------------
+
+    def supports_protocols(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Say whether a member with these could take part."""
+        if self.state is S.EMPTY or not self.members:
+            return bool(protocol_type) and any(True for _ in names)
+        total = len(self.members)
+        return self.protocol_type == protocol_type and any(
+            self._supported[name] == total for name in names
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol that most members vote for, of those that all have."""
+        total = len(self.members)
+        candidates = {name for name, n in self._supported.items() if n == total}
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        return votes.most_common(1)[0][0]
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Say whether a member wants a topic; True where nobody can tell."""
+        topics = self.subscribed_topics()
+        return topics is None or topic in topics
+
+    def subscribed_topics(self) -> set[str] | None:
+        """What the members want; None if they are no consumers, or do not say."""
+        if self.protocol_type != CONSUMER_PROTOCOL:
+            return None
+        if not self.members:
+            return set()
+        if self.protocol_name is None:
+            return None
+        wanted: set[str] = set()
+        for member in self.members.values():
+            topics = subscribed_topics(member.metadata(self.protocol_name))
+            if topics is None:
+                return None
+            wanted.update(topics)
+        return wanted
+
+    # -- checks ----------------------------------------------------------------------
+
+    def validate_member(self, member_id: str, group_instance_id: str | None) -> None:
+        """Raise what is wrong with who says it is a member.
+
+        Raises:
+            ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
+        if group_instance_id is not None:
+            known = self.static_members.get(group_instance_id)
+            if known is None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+            if known != member_id:
+                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+        if member_id not in self.members:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def validate_offset_commit(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        *,
+        transactional: bool = False,
+    ) -> None:
+        """Raise why a commit is not allowed.
+
+        Raises:
+            ApiError: COORDINATOR_NOT_AVAILABLE, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
+                ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS.
+        """
+        if self.state is S.DEAD:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if generation_id < 0 and self.state is S.EMPTY:
+            return  # who has no group management, or an admin
+        if generation_id >= 0 or member_id or group_instance_id is not None:
+            self.validate_member(member_id, group_instance_id)
+            if generation_id != self.generation_id:
+                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        elif not transactional and self.state is not S.EMPTY:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not transactional and self.state is S.COMPLETING_REBALANCE:
+            raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    # -- the log -----------------------------------------------------------------------
+
+    def metadata_value(self) -> GroupMetadataValue:
+        """The record that a successor needs to carry on."""
+        protocol = self.protocol_name
+        return GroupMetadataValue(
+            protocol_type=self.protocol_type or "",
+            generation=self.generation_id,
+            protocol=protocol,
+            leader=self.leader_id,
+            current_state_timestamp=self.state_timestamp_ms,
+            members=[
+                MemberMetadata(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout=member.rebalance_timeout_ms,
+                    session_timeout=member.session_timeout_ms,
+                    subscription=member.metadata(protocol or ""),
+                    assignment=member.assignment,
+                )
+                for member in self.members.values()
+            ],
+        )
+
+    @classmethod
+    def of_record(
+        cls, group_id: str, value: GroupMetadataValue, now_ms: int
+    ) -> ClassicGroup:
+        """The group that a record describes: Stable if it has members, else Empty."""
+        state = S.STABLE if value.members else S.EMPTY
+        group = cls(group_id, now_ms, state)
+        group.generation_id = value.generation
+        group.protocol_type = value.protocol_type or None
+        group.protocol_name = value.protocol
+        group.leader_id = value.leader
+        if value.current_state_timestamp >= 0:
+            group.state_timestamp_ms = value.current_state_timestamp
+        for row in value.members:
+            timeout = row.rebalance_timeout
+            group.add(
+                ClassicMember(
+                    row.member_id,
+                    row.group_instance_id,
+                    row.client_id,
+                    row.client_host,
+                    timeout if timeout > 0 else row.session_timeout,
+                    row.session_timeout,
+                    value.protocol_type,
+                    ((value.protocol or "", bytes(row.subscription)),),
+                    bytes(row.assignment),
+                )
+            )
+        if not value.members:
+            group.leader_id = None
+        return group

@@ -1,0 +1,399 @@
+"""The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+The caller has found the group, or found that there is none; each method answers now,
+or parks the call in its member until the rebalance has come so far.
+
+Source: Kafka protocol guide; GroupMetadataManager (classicGroupJoin, -Sync, -Heartbeat,
+-Leave); KIP-345 for static members, KIP-394 for MEMBER_ID_REQUIRED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_rebalance import (
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    ClassicRebalance,
+)
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.member import ClassicMember, Protocols
+from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from mpbroker.protocol.messages.join_group import JoinGroupRequest
+from mpbroker.protocol.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+)
+from mpbroker.protocol.messages.sync_group import SyncGroupRequest
+
+S = ClassicGroupState
+
+MEMBER_ID_REQUIRED_SINCE: Final = 4
+_SKIP_ASSIGNMENT_SINCE: Final = 9
+LEAVE_SEVERAL_SINCE: Final = 3
+
+
+class ClassicProtocol(ClassicRebalance):
+    """What members ask, over what rebalances do."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        outbox: Outbox,
+        timers: Timers,
+        partition_of: Callable[[str], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        super().__init__(config, outbox, timers, partition_of)
+        self._new_id = new_id
+
+    # -- JoinGroup -----------------------------------------------------------------
+
+    def join(
+        self, call: Call, group: ClassicGroup, request: JoinGroupRequest, now_ms: int
+    ) -> None:
+        """Take a member into the next generation.
+
+        Raises:
+            ApiError: what the answer says instead.
+        """
+        member_id = request.member_id
+        if not self._accepts_joining_member(group, member_id):
+            group.remove(member_id)
+            raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if group.is_in(S.DEAD):
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        names = [protocol.name for protocol in request.protocols]
+        if not group.supports_protocols(request.protocol_type, names):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        protocols = [(row.name, bytes(row.metadata)) for row in request.protocols]
+        if member_id:
+            self._join_existing_member(call, group, request, protocols, now_ms)
+        else:
+            self._join_new_member(call, group, request, protocols, now_ms)
+        self.maybe_complete_join(group, now_ms)
+
+    def _accepts_joining_member(self, group: ClassicGroup, member_id: str) -> bool:
+        most = self._config.group_max_size
+        member = group.members.get(member_id)
+        if group.is_in(S.EMPTY, S.DEAD):
+            return True
+        if group.is_in(S.PREPARING_REBALANCE):
+            if member is not None and member.awaiting_join is not None:
+                return True
+            return group.num_awaiting_join < most
+        return member is not None or len(group.members) < most
+
+    def _join_new_member(
+        self,
+        call: Call,
+        group: ClassicGroup,
+        request: JoinGroupRequest,
+        protocols: Protocols,
+        now_ms: int,
+    ) -> None:
+        instance = request.group_instance_id
+        prefix = call.client_id if instance is None else instance
+        new_id = f"{prefix}-{self._new_id()}"
+        if instance is not None:
+            old_id = group.static_members.get(instance)
+            if old_id is not None:
+                self._rejoin_static_member(
+                    call, group, old_id, new_id, request, protocols, now_ms
+                )
+                return
+        elif call.version >= MEMBER_ID_REQUIRED_SINCE:
+            # So that a client which asks again after a lost answer is not counted
+            # twice. It has its session timeout to come back with this id.
+            group.pending_join_members.add(new_id)
+            self._timers.schedule(
+                ("pending", group.group_id, new_id),
+                now_ms + request.session_timeout_ms,
+                lambda at_ms: self._expire_pending_member(group, new_id, at_ms),
+            )
+            self.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
+            return
+        self._add_member(call, group, new_id, request, protocols, now_ms)
+
+    def _expire_pending_member(
+        self, group: ClassicGroup, member_id: str, now_ms: int
+    ) -> None:
+        group.pending_join_members.discard(member_id)
+        self.maybe_complete_join(group, now_ms)
+
+    def _add_member(
+        self,
+        call: Call,
+        group: ClassicGroup,
+        member_id: str,
+        request: JoinGroupRequest,
+        protocols: Protocols,
+        now_ms: int,
+    ) -> None:
+        member = ClassicMember(
+            member_id,
+            request.group_instance_id,
+            call.client_id,
+            call.client_host,
+            rebalance_timeout(request),
+            request.session_timeout_ms,
+            request.protocol_type,
+            protocols,
+        )
+        member.is_new = True
+        if group.is_in(S.PREPARING_REBALANCE) and group.previous_state is S.EMPTY:
+            group.new_member_added = True
+        self._timers.cancel(("pending", group.group_id, member_id))
+        group.add(member, call)
+        self.schedule_session(group, member, now_ms, NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self.maybe_prepare_rebalance(group, now_ms)
+
+    def _join_existing_member(
+        self,
+        call: Call,
+        group: ClassicGroup,
+        request: JoinGroupRequest,
+        protocols: Protocols,
+        now_ms: int,
+    ) -> None:
+        member_id = request.member_id
+        if member_id in group.pending_join_members:
+            if request.group_instance_id is not None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static ones never pend
+            self._add_member(call, group, member_id, request, protocols, now_ms)
+            return
+        group.validate_member(member_id, request.group_instance_id)
+        member = group.members[member_id]
+        if group.is_in(S.EMPTY):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if (group.is_in(S.COMPLETING_REBALANCE) and member.matches(protocols)) or (
+            group.is_in(S.STABLE)
+            and member_id != group.leader_id
+            and member.matches(protocols)
+        ):
+            # It did not get the answer, or need not have asked: the same once more.
+            self.answer_join(call, group, member)
+            return
+        self._update_member(call, group, member, request, protocols, now_ms)
+        self.maybe_prepare_rebalance(group, now_ms)
+
+    def _update_member(
+        self,
+        call: Call | None,
+        group: ClassicGroup,
+        member: ClassicMember,
+        request: JoinGroupRequest,
+        protocols: Protocols,
+        now_ms: int,
+    ) -> None:
+        waiting = member.awaiting_join
+        if waiting is not None and call is not None:
+            # Two connections say that they are this member; the newer one is heard.
+            self.refuse_join(waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+        group.update(
+            member,
+            protocols,
+            rebalance_timeout(request),
+            request.session_timeout_ms,
+            call,
+        )
+        self.schedule_session(group, member, now_ms)
+
+    def _rejoin_static_member(
+        self,
+        call: Call,
+        group: ClassicGroup,
+        old_id: str,
+        new_id: str,
+        request: JoinGroupRequest,
+        protocols: Protocols,
+        now_ms: int,
+    ) -> None:
+        """A static member came back without its id; whoever still uses it is fenced."""
+        instance = request.group_instance_id
+        assert instance is not None
+        leader_before = group.leader_id
+        member = group.members[old_id]
+        self._fence(group, member)
+        self._timers.cancel(("session", group.group_id, old_id))
+        group.replace_static_member(instance, old_id, new_id)
+        member.client_id, member.client_host = call.client_id, call.client_host
+        waits = not group.is_in(S.STABLE)
+        self._update_member(
+            call if waits else None, group, member, request, protocols, now_ms
+        )
+        if waits:
+            self.maybe_prepare_rebalance(group, now_ms)
+        elif group.select_protocol() != group.protocol_name or not self.write_group(
+            group
+        ):
+            group.set_awaiting_join(member, call)
+            self.maybe_prepare_rebalance(group, now_ms)
+        else:
+            # The others need not know: it goes on with the assignment it had. Older
+            # clients would compute a new one if they were told that they lead.
+            skips = call.version >= _SKIP_ASSIGNMENT_SINCE
+            leads = new_id == group.leader_id
+            self.answer_join(
+                call,
+                group,
+                member,
+                members=group.members.values() if skips and leads else (),
+                leader_id=group.leader_id if skips else leader_before,
+                skip_assignment=skips and leads,
+                after=(self._partition_of(group.group_id),),
+            )
+
+    def _fence(self, group: ClassicGroup, member: ClassicMember) -> None:
+        if member.awaiting_join is not None:
+            join = member.awaiting_join
+            group.set_awaiting_join(member, None)
+            self.refuse_join(join, ErrorCode.FENCED_INSTANCE_ID, member.member_id)
+        if member.awaiting_sync is not None:
+            sync, member.awaiting_sync = member.awaiting_sync, None
+            self.answer_sync(sync, group, None, ErrorCode.FENCED_INSTANCE_ID)
+
+    # -- SyncGroup -----------------------------------------------------------------
+
+    def sync(
+        self, call: Call, group: ClassicGroup, request: SyncGroupRequest, now_ms: int
+    ) -> None:
+        """Give a member its assignment, once the leader has said it.
+
+        Raises:
+            ApiError: what the answer says instead.
+        """
+        if group.is_in(S.DEAD):
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        member_id = request.member_id
+        group.validate_member(member_id, request.group_instance_id)
+        if request.generation_id != group.generation_id:
+            raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        if request.protocol_type not in (None, group.protocol_type) or (
+            request.protocol_name not in (None, group.protocol_name)
+        ):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        if group.is_in(S.EMPTY):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if group.is_in(S.PREPARING_REBALANCE):
+            raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
+        member = group.members[member_id]
+        group.pending_sync_members.discard(member_id)
+        if group.is_in(S.STABLE):
+            self.answer_sync(call, group, member)
+            self.schedule_session(group, member, now_ms)
+            self.maybe_end_pending_sync(group)
+            return
+        if member.awaiting_sync is not None:
+            self.answer_sync(
+                member.awaiting_sync, group, None, ErrorCode.UNKNOWN_MEMBER_ID
+            )
+        member.awaiting_sync = call
+        if member_id == group.leader_id:
+            assignments = {
+                row.member_id: bytes(row.assignment) for row in request.assignments
+            }
+            self.complete_sync(group, assignments, now_ms)
+
+    # -- Heartbeat -----------------------------------------------------------------
+
+    def heartbeat(
+        self, call: Call, group: ClassicGroup, request: HeartbeatRequest, now_ms: int
+    ) -> None:
+        """Note that a member is alive.
+
+        Raises:
+            ApiError: what the answer says instead.
+        """
+        if group.is_in(S.DEAD):
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        group.validate_member(request.member_id, request.group_instance_id)
+        if request.generation_id != group.generation_id:
+            raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        if group.is_in(S.EMPTY):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        self.touch(group, request.member_id, now_ms)
+        rebalances = group.is_in(S.PREPARING_REBALANCE)
+        code = ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
+        self._out.answer(call, HeartbeatResponse(error_code=code))
+
+    def touch(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+        """A member has shown that it lives."""
+        member = group.members.get(member_id)
+        if member is not None and not member.is_new:
+            self.schedule_session(group, member, now_ms)
+
+    # -- LeaveGroup ----------------------------------------------------------------
+
+    def leave(
+        self,
+        call: Call,
+        group: ClassicGroup | None,
+        request: LeaveGroupRequest,
+        now_ms: int,
+    ) -> None:
+        """Let members go at once; each has its own error.
+
+        Raises:
+            ApiError: COORDINATOR_NOT_AVAILABLE.
+        """
+        if group is not None and group.is_in(S.DEAD):
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        leaving = request.members
+        if call.version < LEAVE_SEVERAL_SINCE:
+            leaving = [MemberIdentity(member_id=request.member_id)]
+        answers = []
+        removed = False
+        for identity in leaving:
+            code = ErrorCode.UNKNOWN_MEMBER_ID
+            if group is not None:
+                try:
+                    removed |= self._leave_one(group, identity)
+                    code = ErrorCode.NONE
+                except ApiError as error:
+                    code = error.error_code
+            answers.append(
+                MemberResponse(
+                    member_id=identity.member_id,
+                    group_instance_id=identity.group_instance_id,
+                    error_code=code,
+                )
+            )
+        if removed and group is not None:
+            self.after_removal(group, now_ms)
+        elif group is not None:
+            self.maybe_complete_join(group, now_ms)
+        if call.version < LEAVE_SEVERAL_SINCE:
+            response = LeaveGroupResponse(error_code=answers[0].error_code)
+        else:
+            response = LeaveGroupResponse(members=answers)
+        self._out.answer(call, response)
+
+    def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
+        """Let one go; say whether it was a member, and not only about to be one."""
+        member_id, instance = identity.member_id, identity.group_instance_id
+        if not member_id and instance is not None:
+            # An admin removes a static member that it knows only by its instance.
+            member_id = group.static_members.get(instance, "")
+        if member_id in group.pending_join_members:
+            if instance is not None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+            group.pending_join_members.discard(member_id)
+            self._timers.cancel(("pending", group.group_id, member_id))
+            return False
+        group.validate_member(member_id, instance)
+        self._drop(group, group.members[member_id])
+        return True
+
+
+def rebalance_timeout(request: JoinGroupRequest) -> int:
+    """Version 0 has none: the session timeout stands for it."""
+    timeout = request.rebalance_timeout_ms
+    return timeout if timeout >= 0 else request.session_timeout_ms

@@ -1,0 +1,395 @@
+"""How a classic group comes from one generation to the next.
+
+    PreparingRebalance    joins are parked until all members are back, or until the
+                          rebalance timeout; an empty group's first members wait for
+                          group.initial.rebalance.delay.ms, longer while more come
+    CompletingRebalance   joins are answered, syncs are parked until the leader's
+    Stable                the assignment is in the log; syncs are answered from it
+
+A member's session timer runs whenever none of its requests is parked here.
+
+Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
+what belongs to them); the names are its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_records import (
+    group_metadata_key,
+    group_metadata_value,
+)
+from mpbroker.coordinator.groups.member import ClassicMember
+from mpbroker.coordinator.outbox import NOW, Call, Outbox
+from mpbroker.coordinator.timers import Timers
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.messages.join_group import (
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+)
+from mpbroker.protocol.messages.sync_group import SyncGroupResponse
+from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
+
+S = ClassicGroupState
+
+# A member that has never been in a generation and whose client is gone: its parked
+# join must not hold the group for ever. Kafka's NewMemberJoinTimeoutMs.
+NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
+_NULLABLE_PROTOCOL_SINCE: Final = 7
+# What a record has beside its key and its value: no more than Kafka reckons.
+_RECORD_OVERHEAD: Final = 21
+
+
+class ClassicRebalance:
+    """Prepare, complete and expire; below the requests of `ClassicProtocol`.
+
+    Args:
+        partition_of: the partition of __consumer_offsets that a group's records are in.
+    """
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        outbox: Outbox,
+        timers: Timers,
+        partition_of: Callable[[str], int],
+    ) -> None:
+        self._config = config
+        self._out = outbox
+        self._timers = timers
+        self._partition_of = partition_of
+
+    # -- into PreparingRebalance ---------------------------------------------------
+
+    def maybe_prepare_rebalance(self, group: ClassicGroup, now_ms: int) -> None:
+        if group.is_in(S.STABLE, S.COMPLETING_REBALANCE, S.EMPTY):
+            self._prepare_rebalance(group, now_ms)
+
+    def _prepare_rebalance(self, group: ClassicGroup, now_ms: int) -> None:
+        if group.is_in(S.COMPLETING_REBALANCE):
+            self._reset_and_propagate_assignment_error(
+                group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms
+            )
+        self._timers.cancel(("sync", group.group_id))
+        is_initial = group.is_in(S.EMPTY)
+        group.transition_to(S.PREPARING_REBALANCE, now_ms)
+        if is_initial:
+            delay = self._config.group_initial_rebalance_delay_ms
+            remaining = max(group.rebalance_timeout_ms - delay, 0)
+            if delay:
+                self._schedule_initial(group, delay, remaining, now_ms)
+            else:
+                self._complete_join(group, now_ms)
+        else:
+            self._maybe_complete_join_else_schedule(group, now_ms)
+
+    def _schedule_initial(
+        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now_ms: int
+    ) -> None:
+        def expire(at_ms: int) -> None:
+            if group.new_member_added and remaining_ms:
+                # Somebody came in the meantime: wait for the next one.
+                group.new_member_added = False
+                delay = min(self._config.group_initial_rebalance_delay_ms, remaining_ms)
+                remaining = max(remaining_ms - delay_ms, 0)
+                self._schedule_initial(group, delay, remaining, at_ms)
+            else:
+                self._complete_join(group, at_ms)
+
+        self._timers.schedule(("join", group.group_id), now_ms + delay_ms, expire)
+
+    def _maybe_complete_join_else_schedule(
+        self, group: ClassicGroup, now_ms: int
+    ) -> None:
+        if group.has_all_members_joined:
+            self._complete_join(group, now_ms)
+        else:
+            self._timers.schedule(
+                ("join", group.group_id),
+                now_ms + group.rebalance_timeout_ms,
+                lambda at_ms: self._complete_join(group, at_ms),
+            )
+
+    def maybe_complete_join(self, group: ClassicGroup, now_ms: int) -> None:
+        """Somebody joined or left: perhaps nobody else is waited for."""
+        if (
+            group.is_in(S.PREPARING_REBALANCE)
+            and group.has_all_members_joined
+            and group.previous_state is not S.EMPTY
+        ):
+            self._complete_join(group, now_ms)
+
+    # -- into CompletingRebalance --------------------------------------------------
+
+    def _complete_join(self, group: ClassicGroup, now_ms: int) -> None:
+        group_id = group.group_id
+        self._timers.cancel(("join", group_id))
+        if not group.is_in(S.PREPARING_REBALANCE):
+            return  # dead by now
+        gone = [
+            member
+            for member in group.members.values()
+            if member.awaiting_join is None and not member.is_static
+        ]
+        for member in gone:
+            self._timers.cancel(("session", group_id, member.member_id))
+            group.remove(member.member_id)
+        if group.members and not group.maybe_elect_new_joined_leader():
+            # Only static members are left and none has joined: wait once more. They
+            # go one by one when their sessions end.
+            self._timers.schedule(
+                ("join", group_id),
+                now_ms + group.rebalance_timeout_ms,
+                lambda at_ms: self._complete_join(group, at_ms),
+            )
+            return
+        group.init_next_generation(now_ms)
+        if group.is_in(S.EMPTY):
+            self.write_group(group)
+            return
+        for member in group.members.values():
+            call = member.awaiting_join
+            group.set_awaiting_join(member, None)
+            if call is not None:
+                self.answer_join(call, group, member)
+            member.is_new = False
+            group.pending_sync_members.add(member.member_id)
+            self.schedule_session(group, member, now_ms)
+        generation = group.generation_id
+        self._timers.schedule(
+            ("sync", group_id),
+            now_ms + group.rebalance_timeout_ms,
+            lambda at_ms: self._expire_pending_sync(group, generation, at_ms),
+        )
+
+    def _expire_pending_sync(
+        self, group: ClassicGroup, generation_id: int, now_ms: int
+    ) -> None:
+        """Who has joined and never synced is out."""
+        if generation_id != group.generation_id or not group.is_in(
+            S.COMPLETING_REBALANCE, S.STABLE
+        ):
+            return
+        pending = [
+            group.members[member_id]
+            for member_id in group.pending_sync_members
+            if member_id in group.members
+        ]
+        if pending:
+            for member in pending:
+                self._drop(group, member)
+            self.maybe_prepare_rebalance(group, now_ms)
+
+    # -- into Stable ---------------------------------------------------------------
+
+    def complete_sync(
+        self, group: ClassicGroup, assignments: dict[str, bytes], now_ms: int
+    ) -> None:
+        """The leader's assignment: keep it, and answer all who wait for theirs.
+
+        If it is more than the log takes, all are told so, and asked to join again.
+        """
+        for member in group.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        group.transition_to(S.STABLE, now_ms)
+        if not self.write_group(group):
+            error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+            self._reset_and_propagate_assignment_error(group, error_code, now_ms)
+            self.maybe_prepare_rebalance(group, now_ms)
+            return
+        after = (self._partition_of(group.group_id),)
+        for member in group.members.values():
+            self._propagate(group, member, ErrorCode.NONE, after, now_ms)
+        self.maybe_end_pending_sync(group)
+
+    def maybe_end_pending_sync(self, group: ClassicGroup) -> None:
+        if not group.pending_sync_members:
+            self._timers.cancel(("sync", group.group_id))
+
+    def _reset_and_propagate_assignment_error(
+        self, group: ClassicGroup, error_code: ErrorCode, now_ms: int
+    ) -> None:
+        for member in group.members.values():
+            member.assignment = b""
+            self._propagate(group, member, error_code, NOW, now_ms)
+
+    def _propagate(
+        self,
+        group: ClassicGroup,
+        member: ClassicMember,
+        error_code: ErrorCode,
+        after: tuple[int, ...],
+        now_ms: int,
+    ) -> None:
+        call = member.awaiting_sync
+        if call is None:
+            return
+        member.awaiting_sync = None
+        group.pending_sync_members.discard(member.member_id)
+        self.answer_sync(call, group, member, error_code, after)
+        self.schedule_session(group, member, now_ms)
+
+    # -- members that go -------------------------------------------------------------
+
+    def remove_member(
+        self, group: ClassicGroup, member: ClassicMember, now_ms: int
+    ) -> None:
+        """A member has left or timed out; the others share what it had."""
+        self._drop(group, member)
+        self.after_removal(group, now_ms)
+
+    def after_removal(self, group: ClassicGroup, now_ms: int) -> None:
+        if group.is_in(S.STABLE, S.COMPLETING_REBALANCE):
+            self.maybe_prepare_rebalance(group, now_ms)
+        else:
+            self.maybe_complete_join(group, now_ms)
+
+    def _drop(
+        self,
+        group: ClassicGroup,
+        member: ClassicMember,
+        error_code: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID,
+    ) -> None:
+        self._timers.cancel(("session", group.group_id, member.member_id))
+        join, sync = member.awaiting_join, member.awaiting_sync
+        group.remove(member.member_id)
+        member.awaiting_join = member.awaiting_sync = None
+        if join is not None:
+            self.refuse_join(join, error_code, member.member_id)
+        if sync is not None:
+            self.answer_sync(sync, group, None, error_code)
+
+    def schedule_session(
+        self,
+        group: ClassicGroup,
+        member: ClassicMember,
+        now_ms: int,
+        timeout_ms: int = 0,
+    ) -> None:
+        """(Re)start a member's session timer."""
+        member_id = member.member_id
+        self._timers.schedule(
+            ("session", group.group_id, member_id),
+            now_ms + (timeout_ms or member.session_timeout_ms),
+            lambda at_ms: self._expire_session(group, member_id, at_ms),
+        )
+
+    def _expire_session(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+        member = group.members.get(member_id)
+        if group.is_in(S.DEAD) or member is None:
+            return
+        waits = member.awaiting_join is not None or member.awaiting_sync is not None
+        if member.is_new or not waits:
+            self.remove_member(group, member, now_ms)
+        # Else its timer starts again when what it waits for has come.
+
+    def refuse_waiting(self, group: ClassicGroup, error_code: ErrorCode) -> None:
+        """The broker stops: let nobody wait for what will not come from here."""
+        for member in group.members.values():
+            join, sync = member.awaiting_join, member.awaiting_sync
+            if join is not None:
+                group.set_awaiting_join(member, None)
+                self.refuse_join(join, error_code, member.member_id)
+            if sync is not None:
+                member.awaiting_sync = None
+                self.answer_sync(sync, group, None, error_code)
+
+    def forget(self, group: ClassicGroup, error_code: ErrorCode) -> None:
+        """Drop a group from memory: answer all that wait, run no more timers."""
+        for member in list(group.members.values()):
+            self._drop(group, member, error_code)
+        for member_id in group.pending_join_members:
+            self._timers.cancel(("pending", group.group_id, member_id))
+        self._timers.cancel(("join", group.group_id))
+        self._timers.cancel(("sync", group.group_id))
+
+    # -- records and answers -----------------------------------------------------------
+
+    def write_group(self, group: ClassicGroup) -> bool:
+        """Write a group down; False: it is larger than a record may be."""
+        key = group_metadata_key(group.group_id)
+        try:
+            value = group_metadata_value(group.metadata_value())
+        except ProtocolError:  # of a client's id, a member's is made that is too long
+            return False
+        size = BATCH_HEADER_SIZE + _RECORD_OVERHEAD + len(key) + len(value)
+        if size > self._config.message_max_bytes:
+            return False
+        self._out.write(self._partition_of(group.group_id), key, value)
+        return True
+
+    def answer_join(
+        self,
+        call: Call,
+        group: ClassicGroup,
+        member: ClassicMember,
+        *,
+        members: Iterable[ClassicMember] | None = None,
+        leader_id: str | None = None,
+        skip_assignment: bool = False,
+        after: tuple[int, ...] = NOW,
+    ) -> None:
+        """Tell a member its generation; the leader also who else is in it.
+
+        Args:
+            members: whom to name; by default all to the leader and none to others.
+            leader_id: whom to call the leader, where it is not the leader.
+        """
+        if members is None:
+            leads = member.member_id == group.leader_id
+            members = group.members.values() if leads else ()
+        protocol = group.protocol_name or ""
+        response = JoinGroupResponse(
+            error_code=ErrorCode.NONE,
+            generation_id=group.generation_id,
+            protocol_type=group.protocol_type,
+            protocol_name=protocol,
+            leader=leader_id or group.leader_id or "",
+            skip_assignment=skip_assignment,
+            member_id=member.member_id,
+            members=[
+                JoinGroupResponseMember(
+                    member_id=other.member_id,
+                    group_instance_id=other.group_instance_id,
+                    metadata=other.metadata(protocol),
+                )
+                for other in members
+            ],
+        )
+        self._out.answer(call, response, after)
+
+    def refuse_join(
+        self, call: Call, error_code: ErrorCode, member_id: str = ""
+    ) -> None:
+        nameless = None if call.version >= _NULLABLE_PROTOCOL_SINCE else ""
+        self._out.answer(
+            call,
+            JoinGroupResponse(
+                error_code=error_code, protocol_name=nameless, member_id=member_id
+            ),
+        )
+
+    def answer_sync(
+        self,
+        call: Call,
+        group: ClassicGroup | None,
+        member: ClassicMember | None,
+        error_code: ErrorCode = ErrorCode.NONE,
+        after: tuple[int, ...] = NOW,
+    ) -> None:
+        fine = error_code is ErrorCode.NONE and group is not None
+        self._out.answer(
+            call,
+            SyncGroupResponse(
+                error_code=error_code,
+                protocol_type=group.protocol_type if fine and group else None,
+                protocol_name=group.protocol_name if fine and group else None,
+                assignment=member.assignment if fine and member else b"",
+            ),
+            after,
+        )

@@ -1,0 +1,406 @@
+"""A consumer group (KIP-848): epochs, a target, and each member's way there.
+
+    group epoch       grows with every change of members, subscriptions or topics
+    assignment epoch  the group epoch that the target assignment was made for
+    member epoch      the assignment epoch whose share the member has got to
+
+A member gets nothing that somebody else still has: a partition's holder gives it up
+first, heartbeat by heartbeat, and nobody waits for all the others.
+
+Only the state; what is answered and written is `consumer_group_heartbeat`'s business.
+
+Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBuilder.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
+
+from mpbroker.coordinator.groups.assignors import Partitions, TopicId
+from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+LEAVE_STATIC_EPOCH: Final = -2
+_STALE_EPOCH_SINCE: Final = 9
+
+
+class ConsumerGroupState(Enum):
+    """What is true of a group; the values are what clients are shown."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"  # the target is older than the group
+    RECONCILING = "Reconciling"  # somebody has not got to the target yet
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class MemberState(IntEnum):
+    """Where a member is; the numbers are those of its record."""
+
+    STABLE = 0  # has its share of its epoch
+    UNREVOKED_PARTITIONS = 1  # has to give something up before it can go on
+    UNRELEASED_PARTITIONS = 2  # waits for something that others still have
+
+
+class ClassicSide(NamedTuple):
+    """What is known of a member that speaks the classic protocol."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]  # name and metadata, best first
+
+
+class ConsumerMember:
+    """What a group knows of one member."""
+
+    __slots__ = (
+        "assigned",
+        "classic",
+        "client_host",
+        "client_id",
+        "instance_id",
+        "member_epoch",
+        "member_id",
+        "pending_revocation",
+        "previous_epoch",
+        "rack_id",
+        "rebalance_timeout_ms",
+        "seen_by",
+        "sees",
+        "server_assignor",
+        "state",
+        "topic_names",
+        "topic_regex",
+    )
+
+    def __init__(self, member_id: str, instance_id: str | None = None) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.rack_id: str | None = None
+        self.client_id = ""
+        self.client_host = ""
+        self.rebalance_timeout_ms = -1
+        self.server_assignor: str | None = None
+        self.topic_names: tuple[str, ...] = ()
+        self.topic_regex: str | None = None
+        # By its pattern, where it does not see all: see patterns.py. Not in the log.
+        self.sees: frozenset[str] | None = None
+        self.seen_by: tuple[str, int, int | None] | None = None
+        self.classic: ClassicSide | None = None
+        self.member_epoch = 0
+        self.previous_epoch = -1
+        self.state = MemberState.STABLE
+        self.assigned: Partitions = {}
+        self.pending_revocation: Partitions = {}
+
+    def subscription(self) -> tuple[object, ...]:
+        """What of it decides who gets what."""
+        return (self.topic_names, self.topic_regex, self.server_assignor)
+
+    def metadata(self) -> tuple[object, ...]:
+        """All that its metadata record holds."""
+        return (
+            self.instance_id,
+            self.rack_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.classic,
+            *self.subscription(),
+        )
+
+    def position(self) -> tuple[object, ...]:
+        """All that its current-assignment record holds."""
+        return (
+            self.member_epoch,
+            self.previous_epoch,
+            self.state,
+            _copy(self.assigned),
+            _copy(self.pending_revocation),
+        )
+
+
+class ConsumerGroup:
+    """One group of the consumer protocol."""
+
+    type_name: Final = "consumer"
+    protocol_type: Final = CONSUMER_PROTOCOL
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.group_epoch = 0
+        self.assignment_epoch = 0
+        self.assignor_name = ""
+        self.members: dict[str, ConsumerMember] = {}
+        self.static_members: dict[str, str] = {}
+        self.target: dict[str, Partitions] = {}
+        # The topics that match each member's pattern.
+        self.patterns: dict[str, frozenset[str]] = {}
+        # The topics of all subscriptions that exist, and their partitions.
+        self.topics: dict[str, int] = {}
+        self.metadata_hash = 0  # of these, as of the group epoch
+        self.topics_version = -1  # as of which version of the topics these are
+        # Who holds a partition, or has not given it up yet.
+        self._holders: dict[TopicId, dict[int, str]] = {}
+        self.is_dead = False
+
+    # -- state ---------------------------------------------------------------------
+
+    @property
+    def state(self) -> ConsumerGroupState:
+        if self.is_dead:
+            return ConsumerGroupState.DEAD
+        if not self.members:
+            return ConsumerGroupState.EMPTY
+        if self.group_epoch > self.assignment_epoch:
+            return ConsumerGroupState.ASSIGNING
+        if all(
+            member.member_epoch == self.assignment_epoch
+            and member.state is MemberState.STABLE
+            for member in self.members.values()
+        ):
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    # -- members -------------------------------------------------------------------
+
+    def add(self, member: ConsumerMember) -> None:
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        self._hold(member)
+
+    def remove(self, member_id: str) -> ConsumerMember | None:
+        """Let a member go, with all that it holds."""
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return None
+        self._release(member)
+        instance = member.instance_id
+        if instance is not None and self.static_members.get(instance) == member_id:
+            del self.static_members[instance]
+        self.target.pop(member_id, None)
+        return member
+
+    def member(self, member_id: str) -> ConsumerMember:
+        """Return a member.
+
+        Raises:
+            ApiError: UNKNOWN_MEMBER_ID.
+        """
+        found = self.members.get(member_id)
+        if found is None:
+            raise ApiError(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"Member {member_id} is not a member of group {self.group_id}.",
+            )
+        return found
+
+    def wanted_topics(self, member: ConsumerMember) -> set[str]:
+        wanted = set(member.topic_names)
+        if member.topic_regex:
+            seen = member.sees
+            if seen is None:
+                seen = self.patterns.get(member.topic_regex, frozenset())
+            wanted |= seen
+        return wanted
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        return any(
+            topic in self.wanted_topics(member) for member in self.members.values()
+        )
+
+    def supports_classic_protocols(
+        self, protocol_type: str, names: Collection[str]
+    ) -> bool:
+        """Say whether a member with these could take part beside the others."""
+        others = [m.classic for m in self.members.values() if m.classic is not None]
+        supported = Counter(
+            name for each in others for name in {name for name, _ in each.protocols}
+        )
+        return protocol_type == CONSUMER_PROTOCOL and any(
+            supported[name] == len(others) for name in names
+        )
+
+    def all_are_classic(self, but: Collection[str] = ()) -> bool:
+        """Say whether all members but these speak the classic protocol."""
+        return all(
+            member.classic is not None
+            for member_id, member in self.members.items()
+            if member_id not in but
+        )
+
+    def waits_for_others(self, member: ConsumerMember) -> bool:
+        """Say whether somebody still has a part of a member's target."""
+        return any(
+            number not in member.assigned.get(topic, ())
+            and self.holder(topic, number) is not None
+            for topic, numbers in self.target.get(member.member_id, {}).items()
+            for number in numbers
+        )
+
+    def preferred_assignor(self, default: str) -> str:
+        """The one that most members ask for."""
+        votes = Counter(
+            member.server_assignor
+            for member in self.members.values()
+            if member.server_assignor
+        )
+        return votes.most_common(1)[0][0] if votes else default
+
+    def validate_offset_commit(
+        self, member_id: str, generation_or_epoch: int, version: int
+    ) -> None:
+        """Raise why a commit is not allowed.
+
+        Raises:
+            ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; UNSUPPORTED_VERSION for a
+                version that cannot be told of a stale epoch; ILLEGAL_GENERATION for
+                a member that speaks the classic protocol.
+        """
+        if generation_or_epoch < 0 and not self.members:
+            return
+        member = self.member(member_id)
+        if generation_or_epoch != member.member_epoch:
+            stale = ErrorCode.STALE_MEMBER_EPOCH
+            if member.classic is not None:
+                stale = ErrorCode.ILLEGAL_GENERATION
+            elif version < _STALE_EPOCH_SINCE:
+                stale = ErrorCode.UNSUPPORTED_VERSION
+            raise ApiError(
+                stale,
+                f"The received member epoch {generation_or_epoch} does not match the"
+                f" expected member epoch {member.member_epoch}.",
+            )
+
+    def validate_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """Raise why a member may not fetch; an admin says nothing of a member.
+
+        Raises:
+            ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, ILLEGAL_GENERATION.
+        """
+        if not member_id and member_epoch < 0:
+            return
+        member = self.member(member_id or "")
+        if member.member_epoch != member_epoch:
+            is_classic = member.classic is not None
+            raise ApiError(
+                ErrorCode.ILLEGAL_GENERATION
+                if is_classic
+                else ErrorCode.STALE_MEMBER_EPOCH
+            )
+
+    # -- who holds what ------------------------------------------------------------
+
+    def _hold(self, member: ConsumerMember) -> None:
+        for partitions in (member.assigned, member.pending_revocation):
+            for topic, numbers in partitions.items():
+                holders = self._holders.setdefault(topic, {})
+                for number in numbers:
+                    holders[number] = member.member_id
+
+    def _release(self, member: ConsumerMember) -> None:
+        for partitions in (member.assigned, member.pending_revocation):
+            for topic, numbers in partitions.items():
+                holders = self._holders.get(topic, {})
+                for number in numbers:
+                    if holders.get(number) == member.member_id:
+                        del holders[number]
+
+    def give_up_pending(self, member: ConsumerMember) -> None:
+        """A member goes for a while: what it was to give up is free at once."""
+        self._release(member)
+        member.pending_revocation = {}
+        self._hold(member)
+
+    def holder(self, topic: TopicId, partition: int) -> str | None:
+        """The member that has a partition, or has not given it up yet."""
+        return self._holders.get(topic, {}).get(partition)
+
+    # -- the way to the target -----------------------------------------------------
+
+    def reconcile(
+        self, member: ConsumerMember, owned: Mapping[TopicId, set[int]] | None
+    ) -> bool:
+        """Take a member one step nearer to its target; say if anything changed.
+
+        Args:
+            owned: what it says it has; None: the same as last time.
+        """
+        if member.state is MemberState.STABLE:
+            if member.member_epoch == self.assignment_epoch:
+                return False
+        elif member.state is MemberState.UNREVOKED_PARTITIONS and _owns_any(
+            owned, member.pending_revocation
+        ):
+            return False
+        before = member.position()
+        self._release(member)
+        self._step(member, owned)
+        self._hold(member)
+        return member.position() != before
+
+    def _step(
+        self, member: ConsumerMember, owned: Mapping[TopicId, set[int]] | None
+    ) -> None:
+        target = self.target.get(member.member_id, {})
+        kept: Partitions = {}
+        revoked: Partitions = {}
+        gained: Partitions = {}
+        unreleased = False
+        for topic in target.keys() | member.assigned.keys():
+            want = target.get(topic, set())
+            have = member.assigned.get(topic, set())
+            if have & want:
+                kept[topic] = have & want
+            if have - want:
+                revoked[topic] = have - want
+            free = {n for n in want - have if self.holder(topic, n) is None}
+            if free:
+                gained[topic] = free
+            unreleased |= free != want - have
+        if revoked and _owns_any(owned, revoked):
+            # Its epoch stays until it has given these up.
+            member.state = MemberState.UNREVOKED_PARTITIONS
+            member.assigned, member.pending_revocation = kept, revoked
+            return
+        for topic, numbers in gained.items():
+            kept[topic] = kept.get(topic, set()) | numbers
+        member.assigned, member.pending_revocation = kept, {}
+        self._advance_epoch(member)
+        member.state = (
+            MemberState.UNRELEASED_PARTITIONS if unreleased else MemberState.STABLE
+        )
+
+    def _advance_epoch(self, member: ConsumerMember) -> None:
+        if member.member_epoch != self.assignment_epoch:
+            member.previous_epoch = member.member_epoch
+            member.member_epoch = self.assignment_epoch
+
+
+def _owns_any(
+    owned: Mapping[TopicId, set[int]] | None, partitions: Mapping[TopicId, set[int]]
+) -> bool:
+    """Whether a member may still have some of these: it has not said otherwise."""
+    if owned is None:
+        return True
+    return any(owned.get(topic, set()) & each for topic, each in partitions.items())
+
+
+def _copy(partitions: Partitions) -> dict[TopicId, frozenset[int]]:
+    return {topic: frozenset(numbers) for topic, numbers in partitions.items()}
+
+
+def partitions_of(rows: Iterable[tuple[TopicId, Iterable[int]]]) -> Partitions:
+    """Gather rows of topic and partitions, however often a topic is named."""
+    found: Partitions = {}
+    for topic, numbers in rows:
+        found.setdefault(topic, set()).update(numbers)
+    return found

@@ -1,0 +1,353 @@
+"""The records of __consumer_offsets: a key's version says what the record is.
+
+    key version  record                                   written by
+    0, 1         a committed offset                       both protocols
+    2            a classic group: generation, members     classic
+    3            a consumer group's epoch                 consumer (KIP-848)
+    4            partition metadata of a group            older Kafkas'; passed over
+    5            a member's subscription                  consumer
+    6            the epoch of the target assignment       consumer
+    7            a member's target assignment             consumer
+    8            what a member has now                    consumer
+    16           what a regular expression matches        consumer
+
+A record without a value deletes what its key names. Keys are never flexible; values
+say their own version first.
+
+Source: Kafka's group-coordinator/src/main/resources/common/message, field by field.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct as Packing
+from struct import error as StructError
+from typing import Final, TypeVar
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.fields import (
+    BYTES,
+    INT8,
+    INT32,
+    INT64,
+    STRING,
+    UUID,
+    Struct,
+    array,
+    field,
+)
+from mpbroker.protocol.message import Message
+from mpbroker.protocol.primitives import Buffer
+
+# A message wants the API it belongs to; records have none, and nothing asks for it.
+_NO_API: Final = ApiKey.OFFSET_COMMIT
+_VERSION: Final = Packing(">h")
+_KEY_HEAD: Final = Packing(">hh")
+_PARTITION: Final = Packing(">i")
+_VALUE_HEAD: Final = Packing(">hqih")
+_EXPIRING_HEAD: Final = Packing(">hqh")
+_TIMESTAMP: Final = Packing(">q")
+_TIMESTAMPS: Final = Packing(">qq")
+
+KeyValue = tuple[bytes, bytes | None]
+_MAX_STRING: Final = 0x7FFF
+
+
+def fits_a_key(text: str) -> bool:
+    """Whether a text can be in a record's key; requests bring longer ones."""
+    few = _MAX_STRING // 4  # bytes at most, whatever the characters
+    return len(text) <= few or len(text.encode()) <= _MAX_STRING
+
+
+# -- offsets and classic groups --------------------------------------------------------
+
+
+class OffsetCommitKey(Message, api_key=_NO_API, versions=(0, 1), flexible_from=None):
+    group: str = field(STRING)
+    topic: str = field(STRING)
+    partition: int = field(INT32)
+
+
+class OffsetCommitValue(Message, api_key=_NO_API, versions=(0, 4), flexible_from=4):
+    offset: int = field(INT64)
+    leader_epoch: int = field(INT32, "3+", default=-1, ignorable=True)
+    metadata: str = field(STRING)
+    commit_timestamp: int = field(INT64)
+    expire_timestamp: int = field(INT64, "1", default=-1, ignorable=True)
+    topic_id: bytes = field(UUID, "4+", tag=0, ignorable=True)
+
+
+class GroupMetadataKey(Message, api_key=_NO_API, versions=(2, 2), flexible_from=None):
+    group: str = field(STRING)
+
+
+class MemberMetadata(Struct):
+    member_id: str = field(STRING)
+    group_instance_id: str | None = field(
+        STRING, "3+", nullable="3+", default=None, ignorable=True
+    )
+    client_id: str = field(STRING)
+    client_host: str = field(STRING)
+    rebalance_timeout: int = field(INT32, "1+", ignorable=True)
+    session_timeout: int = field(INT32)
+    subscription: Buffer = field(BYTES)
+    assignment: Buffer = field(BYTES)
+
+
+class GroupMetadataValue(Message, api_key=_NO_API, versions=(0, 4), flexible_from=4):
+    protocol_type: str = field(STRING)
+    generation: int = field(INT32)
+    protocol: str | None = field(STRING, nullable="0+")
+    leader: str | None = field(STRING, nullable="0+")
+    current_state_timestamp: int = field(INT64, "2+", default=-1, ignorable=True)
+    members: list[MemberMetadata] = array(MemberMetadata)
+
+
+# -- consumer groups -------------------------------------------------------------------
+
+
+class ConsumerGroupMetadataKey(
+    Message, api_key=_NO_API, versions=(3, 3), flexible_from=None
+):
+    group_id: str = field(STRING)
+
+
+class ConsumerGroupMetadataValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    epoch: int = field(INT32)
+    metadata_hash: int = field(INT64, tag=0)
+
+
+class ConsumerGroupMemberMetadataKey(
+    Message, api_key=_NO_API, versions=(5, 5), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ClassicProtocol(Struct):
+    name: str = field(STRING)
+    metadata: Buffer = field(BYTES)
+
+
+class ClassicMemberMetadata(Struct):
+    session_timeout_ms: int = field(INT32)
+    supported_protocols: list[ClassicProtocol] = array(ClassicProtocol)
+
+
+class ConsumerGroupMemberMetadataValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    instance_id: str | None = field(STRING, nullable="0+")
+    rack_id: str | None = field(STRING, nullable="0+")
+    client_id: str = field(STRING)
+    client_host: str = field(STRING)
+    subscribed_topic_names: list[str] = array(STRING)
+    subscribed_topic_regex: str | None = field(STRING, nullable="0+")
+    rebalance_timeout_ms: int = field(INT32, default=-1)
+    server_assignor: str | None = field(STRING, nullable="0+")
+    classic_member_metadata: ClassicMemberMetadata | None = field(
+        ClassicMemberMetadata, nullable="0+", default=None, tag=0
+    )
+
+
+class ConsumerGroupTargetAssignmentMetadataKey(
+    Message, api_key=_NO_API, versions=(6, 6), flexible_from=None
+):
+    group_id: str = field(STRING)
+
+
+class ConsumerGroupTargetAssignmentMetadataValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    assignment_epoch: int = field(INT32)
+
+
+class RecordTopicPartitions(Struct):
+    topic_id: bytes = field(UUID)
+    partitions: list[int] = array(INT32)
+
+
+class ConsumerGroupTargetAssignmentMemberKey(
+    Message, api_key=_NO_API, versions=(7, 7), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ConsumerGroupTargetAssignmentMemberValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    topic_partitions: list[RecordTopicPartitions] = array(RecordTopicPartitions)
+
+
+class ConsumerGroupCurrentMemberAssignmentKey(
+    Message, api_key=_NO_API, versions=(8, 8), flexible_from=None
+):
+    group_id: str = field(STRING)
+    member_id: str = field(STRING)
+
+
+class ConsumerGroupCurrentMemberAssignmentValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    member_epoch: int = field(INT32)
+    previous_member_epoch: int = field(INT32)
+    state: int = field(INT8)
+    assigned_partitions: list[RecordTopicPartitions] = array(RecordTopicPartitions)
+    partitions_pending_revocation: list[RecordTopicPartitions] = array(
+        RecordTopicPartitions
+    )
+
+
+class ConsumerGroupRegularExpressionKey(
+    Message, api_key=_NO_API, versions=(16, 16), flexible_from=None
+):
+    group_id: str = field(STRING)
+    regular_expression: str = field(STRING)
+
+
+class ConsumerGroupRegularExpressionValue(
+    Message, api_key=_NO_API, versions=(0, 0), flexible_from=0
+):
+    topics: list[str] = array(STRING)
+    version: int = field(INT64)
+    timestamp: int = field(INT64)
+
+
+# -- bytes -----------------------------------------------------------------------------
+
+KEYS: Final[dict[int, tuple[type[Message], type[Message]]]] = {
+    0: (OffsetCommitKey, OffsetCommitValue),
+    1: (OffsetCommitKey, OffsetCommitValue),
+    2: (GroupMetadataKey, GroupMetadataValue),
+    3: (ConsumerGroupMetadataKey, ConsumerGroupMetadataValue),
+    5: (ConsumerGroupMemberMetadataKey, ConsumerGroupMemberMetadataValue),
+    6: (
+        ConsumerGroupTargetAssignmentMetadataKey,
+        ConsumerGroupTargetAssignmentMetadataValue,
+    ),
+    7: (
+        ConsumerGroupTargetAssignmentMemberKey,
+        ConsumerGroupTargetAssignmentMemberValue,
+    ),
+    8: (
+        ConsumerGroupCurrentMemberAssignmentKey,
+        ConsumerGroupCurrentMemberAssignmentValue,
+    ),
+    16: (ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue),
+}
+
+_OFFSET_KEY: Final = 1
+# Kafka 3.x and 4.x write 3; only 1 can say when it expires.
+_OFFSET_VALUE: Final = 3
+_EXPIRING_OFFSET_VALUE: Final = 1
+_GROUP_VALUE: Final = 3
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def versioned(message: Message, version: int) -> bytes:
+    """Return a key or a value as bytes, its version first."""
+    return _VERSION.pack(version) + message.encode(version)
+
+
+def read_record(
+    key: Buffer, value: Buffer | None
+) -> tuple[Message, Message | None] | None:
+    """Read a record of the log; None for a kind that is newer than we are.
+
+    Raises:
+        ProtocolError: the bytes are not what their versions say.
+    """
+    if len(key) < _VERSION.size:
+        raise ProtocolError(f"a key of {len(key)} bytes has no version")
+    (version,) = _VERSION.unpack_from(key)
+    known = KEYS.get(version)
+    if known is None:
+        return None
+    read_key = known[0].decode(version, key, _VERSION.size)
+    if value is None:
+        return read_key, None
+    if len(value) < _VERSION.size:
+        raise ProtocolError(f"a value of {len(value)} bytes has no version")
+    (value_version,) = _VERSION.unpack_from(value)
+    return read_key, known[1].decode(value_version, value, _VERSION.size)
+
+
+def read_offset(
+    key: Buffer, value: Buffer | None
+) -> tuple[str, str, int, tuple[int, int, str, int, int] | None] | None:
+    """Read the record of a committed offset, as we and Kafka 2 and later write them.
+
+    By hand: nearly all records are such. The twin of `read_record`, which also says
+    what is wrong with the others.
+
+    Returns:
+        Group, topic, partition, and (offset, leader epoch, metadata, time of commit,
+        of expiry), or None in its place if it was deleted; None: it is another record.
+    """
+    try:
+        version, size = _KEY_HEAD.unpack_from(key)
+        if version not in (0, _OFFSET_KEY):
+            return None
+        at = _KEY_HEAD.size + size
+        (topic_size,) = _VERSION.unpack_from(key, at)
+        topic_end = at + _VERSION.size + topic_size
+        if min(size, topic_size) < 0 or len(key) != topic_end + _PARTITION.size:
+            return None
+        group = str(key[_KEY_HEAD.size : at], "utf-8")
+        topic = str(key[at + _VERSION.size : topic_end], "utf-8")
+        (partition,) = _PARTITION.unpack_from(key, topic_end)
+        if value is None:
+            return group, topic, partition, None
+        version, offset, epoch, size = _VALUE_HEAD.unpack_from(value)
+        end = _VALUE_HEAD.size + size
+        if version != _OFFSET_VALUE or size < 0 or len(value) != end + _TIMESTAMP.size:
+            return None
+        metadata = str(value[_VALUE_HEAD.size : end], "utf-8")
+        (timestamp,) = _TIMESTAMP.unpack_from(value, end)
+    except (StructError, UnicodeDecodeError):
+        return None
+    return group, topic, partition, (offset, epoch, metadata, timestamp, -1)
+
+
+@lru_cache(maxsize=16384)
+def offset_key(group: str, topic: str, partition: int) -> bytes:
+    """The key of a committed offset; by hand, for there is one in every commit."""
+    group_bytes, topic_bytes = group.encode(), topic.encode()
+    return b"".join(
+        (
+            _KEY_HEAD.pack(_OFFSET_KEY, len(group_bytes)),
+            group_bytes,
+            _VERSION.pack(len(topic_bytes)),
+            topic_bytes,
+            _PARTITION.pack(partition),
+        )
+    )
+
+
+def offset_value(
+    offset: int,
+    leader_epoch: int,
+    metadata: str,
+    commit_timestamp: int,
+    expire_timestamp: int,
+) -> bytes:
+    """The value of a committed offset; by hand too."""
+    text = metadata.encode()
+    if expire_timestamp >= 0:
+        head = _EXPIRING_HEAD.pack(_EXPIRING_OFFSET_VALUE, offset, len(text))
+        return head + text + _TIMESTAMPS.pack(commit_timestamp, expire_timestamp)
+    head = _VALUE_HEAD.pack(_OFFSET_VALUE, offset, leader_epoch, len(text))
+    return head + text + _TIMESTAMP.pack(commit_timestamp)
+
+
+def group_metadata_key(group: str) -> bytes:
+    return versioned(GroupMetadataKey(group=group), 2)
+
+
+def group_metadata_value(value: GroupMetadataValue) -> bytes:
+    return versioned(value, _GROUP_VALUE)

@@ -1,0 +1,136 @@
+"""Answers about offsets in the shapes that older versions have.
+
+Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.coordinator.groups.offset_metadata_manager import (
+    OffsetMetadataManager,
+    Topics,
+    no_offset,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+_ERROR_SINCE: Final = 2
+
+
+def refused_commit(
+    request: OffsetCommitRequest, error_code: ErrorCode
+) -> OffsetCommitResponse:
+    """The same error for every partition: the response has no place for just one."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=row.name,
+                topic_id=row.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=error_code
+                    )
+                    for part in row.partitions
+                ],
+            )
+            for row in request.topics
+        ]
+    )
+
+
+def single_group(
+    version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
+) -> OffsetFetchResponse:
+    """The answer of versions that ask for one group."""
+    topics = found.topics
+    if found.error_code and version < _ERROR_SINCE:
+        code = ErrorCode(found.error_code)
+        topics = [
+            OffsetFetchResponseTopics(
+                name=row.name,
+                partitions=[no_offset(index, code) for index in row.partition_indexes],
+            )
+            for row in request.topics or ()
+        ]
+    return OffsetFetchResponse(
+        error_code=found.error_code,
+        topics=[
+            OffsetFetchResponseTopic(
+                name=row.name,
+                partitions=[_single_partition(part) for part in row.partitions],
+            )
+            for row in topics
+        ],
+    )
+
+
+def _single_partition(
+    part: OffsetFetchResponsePartitions,
+) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=part.partition_index,
+        committed_offset=part.committed_offset,
+        committed_leader_epoch=part.committed_leader_epoch,
+        metadata=part.metadata,
+        error_code=part.error_code,
+    )
+
+
+def fetched_topics(
+    offsets: OffsetMetadataManager,
+    topics: Topics,
+    asked: OffsetFetchRequestGroup,
+    *,
+    by_id: bool,
+    stable: bool,
+) -> list[OffsetFetchResponseTopics]:
+    """What a group has committed, of the topics that are asked for, or of all.
+
+    Args:
+        by_id: topics are named by id.
+        stable: where a transaction may still change it, say UNSTABLE_OFFSET_COMMIT.
+    """
+    group_id, wanted = asked.group_id, asked.topics
+    if wanted is None:
+        committed = offsets.offsets(group_id)
+        wanted = [
+            OffsetFetchRequestTopics(
+                name=name,
+                topic_id=(topics.topic_id(name) or b"") if by_id else b"",
+                partition_indexes=list(partitions),
+            )
+            for name, partitions in (committed.topics.items() if committed else ())
+        ]
+        if by_id:
+            wanted = [row for row in wanted if row.topic_id]
+    answers = []
+    for row in wanted:
+        name = topics.topic_name(row.topic_id) if by_id else row.name
+        if name is None:
+            code = ErrorCode.UNKNOWN_TOPIC_ID
+            found = [no_offset(index, code) for index in row.partition_indexes]
+        else:
+            found = offsets.fetch(group_id, name, row.partition_indexes, stable=stable)
+        answers.append(
+            OffsetFetchResponseTopics(
+                name=row.name, topic_id=row.topic_id or bytes(16), partitions=found
+            )
+        )
+    return answers

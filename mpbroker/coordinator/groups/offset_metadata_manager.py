@@ -1,0 +1,382 @@
+"""OffsetCommit, OffsetFetch, OffsetDelete, and the end of offsets nobody needs.
+
+Source: Kafka protocol guide; Kafka's OffsetMetadataManager; KIP-211 for the expiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
+from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
+from mpbroker.coordinator.groups.group_records import offset_key, offset_value
+from mpbroker.coordinator.outbox import Outbox
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from mpbroker.protocol.messages.offset_delete import (
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from mpbroker.protocol.messages.offset_fetch import OffsetFetchResponsePartitions
+
+_TOPIC_IDS_SINCE: Final = 10
+_NO_OFFSET: Final = -1
+
+
+class Topics(Protocol):
+    """What the coordinator asks about topics."""
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has; 0: there is none of that name."""
+
+    def topic_name(self, topic_id: bytes) -> str | None: ...
+
+    def topic_id(self, topic: str) -> bytes | None: ...
+
+    def topic_names(self) -> Iterable[str]: ...
+
+    def version(self) -> int:
+        """A number that changes when any of this does."""
+
+
+class OffsetMetadataManager:
+    """The offsets of all groups."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        outbox: Outbox,
+        topics: Topics,
+        partition_of: Callable[[str], int],
+    ) -> None:
+        self._config = config
+        self._out = outbox
+        self._topics = topics
+        self._partition_of = partition_of
+        self._groups: dict[str, GroupOffsets] = {}
+        # Which groups have positions in a topic, for the day that it is deleted.
+        self._groups_of_topic: dict[str, set[str]] = {}
+        # In which groups a producer's transaction has positions.
+        self._groups_of_producer: dict[int, set[str]] = {}
+
+    def offsets(self, group_id: str) -> GroupOffsets | None:
+        return self._groups.get(group_id)
+
+    def groups_of_producer(self, producer_id: int) -> list[str]:
+        """The groups in which a producer's transaction under way has positions."""
+        return list(self._groups_of_producer.get(producer_id, ()))
+
+    # -- commit --------------------------------------------------------------------
+
+    def commit(
+        self, group_id: str, request: OffsetCommitRequest, version: int, now_ms: int
+    ) -> tuple[list[OffsetCommitResponseTopic], bool]:
+        """Keep positions of a member that may commit.
+
+        Returns:
+            The topics of the answer, and whether anything was written.
+        """
+        expires = -1
+        if request.retention_time_ms >= 0:
+            expires = now_ms + request.retention_time_ms
+        answers = []
+        wrote = False
+        for row in request.topics:
+            name: str | None = row.name
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if version >= _TOPIC_IDS_SINCE:
+                name = self._topics.topic_name(row.topic_id)
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
+            count = self._topics.partition_count(name) if name else 0
+            if count:
+                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            partitions = []
+            for part in row.partitions:
+                index = part.partition_index
+                metadata = part.committed_metadata or ""
+                code = ErrorCode.NONE
+                if not 0 <= index < count:
+                    code = unknown
+                elif len(metadata) > self._config.offset_metadata_max_bytes:
+                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                else:
+                    assert name is not None
+                    committed = OffsetAndMetadata(
+                        part.committed_offset,
+                        part.committed_leader_epoch,
+                        metadata,
+                        now_ms,
+                        expires,
+                    )
+                    self.put(group_id, name, index, committed)
+                    wrote = True
+                partitions.append(
+                    OffsetCommitResponsePartition(
+                        partition_index=index, error_code=code
+                    )
+                )
+            answers.append(
+                OffsetCommitResponseTopic(
+                    name=row.name, topic_id=row.topic_id, partitions=partitions
+                )
+            )
+        return answers, wrote
+
+    def put(
+        self, group_id: str, topic: str, partition: int, committed: OffsetAndMetadata
+    ) -> None:
+        """Keep one position, and write its record."""
+        self._out.write(
+            self._partition_of(group_id),
+            offset_key(group_id, topic, partition),
+            offset_value(*committed),
+        )
+        self._keep(group_id, topic, partition, committed)
+
+    def _keep(
+        self, group_id: str, topic: str, partition: int, committed: OffsetAndMetadata
+    ) -> None:
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            offsets = self._groups[group_id] = GroupOffsets()
+        if topic not in offsets.topics:
+            self._groups_of_topic.setdefault(topic, set()).add(group_id)
+        offsets.put(topic, partition, committed)
+
+    # -- fetch ---------------------------------------------------------------------
+
+    def fetch(
+        self, group_id: str, topic: str, partitions: Iterable[int], *, stable: bool
+    ) -> list[OffsetFetchResponsePartitions]:
+        """Look up positions; -1 where there is none.
+
+        Args:
+            stable: where a transaction may still change it, say UNSTABLE_OFFSET_COMMIT.
+        """
+        offsets = self._groups.get(group_id)
+        answers = []
+        for index in partitions:
+            committed = None if offsets is None else offsets.get(topic, index)
+            code = ErrorCode.NONE
+            if stable and offsets is not None and offsets.has_pending(topic, index):
+                code, committed = ErrorCode.UNSTABLE_OFFSET_COMMIT, None
+            if committed is None:
+                answers.append(no_offset(index, code))
+            else:
+                answers.append(
+                    OffsetFetchResponsePartitions(
+                        partition_index=index,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=committed.leader_epoch,
+                        metadata=committed.metadata,
+                        error_code=code,
+                    )
+                )
+        return answers
+
+    # -- delete --------------------------------------------------------------------
+
+    def delete(
+        self,
+        group_id: str,
+        topics: Iterable[OffsetDeleteRequestTopic],
+        is_subscribed: Callable[[str], bool],
+    ) -> list[OffsetDeleteResponseTopic]:
+        """Forget positions of topics that nobody in the group reads."""
+        answers = []
+        for row in topics:
+            count = self._topics.partition_count(row.name)
+            subscribed = is_subscribed(row.name)
+            partitions = []
+            for part in row.partitions:
+                index = part.partition_index
+                code = ErrorCode.NONE
+                if not 0 <= index < count:
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif subscribed:
+                    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                else:
+                    self.remove(group_id, row.name, index)
+                partitions.append(
+                    OffsetDeleteResponsePartition(
+                        partition_index=index, error_code=code
+                    )
+                )
+            answers.append(
+                OffsetDeleteResponseTopic(name=row.name, partitions=partitions)
+            )
+        return answers
+
+    def remove(self, group_id: str, topic: str, partition: int) -> None:
+        """Forget one position, and write that it is gone.
+
+        Also what a transaction under way would make of it: its end shall not bring
+        back what was deleted.
+        """
+        if self._drop(group_id, topic, partition):
+            self._out.write(
+                self._partition_of(group_id),
+                offset_key(group_id, topic, partition),
+                None,
+            )
+
+    def _drop(self, group_id: str, topic: str, partition: int) -> bool:
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            return False
+        had_pending = offsets.remove_pending(topic, partition)
+        had_committed = offsets.remove(topic, partition)
+        if had_committed and topic not in offsets.topics:
+            groups = self._groups_of_topic.get(topic)
+            if groups is not None:
+                groups.discard(group_id)
+                if not groups:
+                    del self._groups_of_topic[topic]
+        if not offsets:
+            del self._groups[group_id]
+        return had_pending or had_committed
+
+    def remove_all(self, group_id: str) -> None:
+        """A group is deleted: forget all its positions."""
+        offsets = self._groups.get(group_id)
+        if offsets is not None:
+            places = {(topic, partition) for topic, partition, _ in offsets}
+            for topic, partition in sorted(places | offsets.pending()):
+                self.remove(group_id, topic, partition)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Nobody can go on from a position in a topic that is gone."""
+        groups = set(self._groups_of_topic.get(topic, ()))
+        for group_id in sorted(groups.union(*self._groups_of_producer.values())):
+            offsets = self._groups.get(group_id)
+            if offsets is None:
+                continue
+            partitions = set(offsets.topics.get(topic, ()))
+            partitions.update(
+                index for name, index in offsets.pending() if name == topic
+            )
+            for partition in sorted(partitions):
+                self.remove(group_id, topic, partition)
+
+    def forget_deleted_topics(self) -> None:
+        """Forget positions in topics that are no more: nobody was there to be told."""
+        topics = set(self._groups_of_topic)
+        for group_id in set().union(*self._groups_of_producer.values()):
+            if (offsets := self._groups.get(group_id)) is not None:
+                topics.update(topic for topic, _ in offsets.pending())
+        for topic in sorted(topics):
+            if not self._topics.partition_count(topic):
+                self.topic_deleted(topic)
+
+    # -- expiry --------------------------------------------------------------------
+
+    def expire(
+        self,
+        group_id: str,
+        group: ClassicGroup | ConsumerGroup | None,
+        now_ms: int,
+    ) -> None:
+        """Forget what was kept for offsets.retention.minutes and nobody needs."""
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            return
+        retention = self._config.offsets_retention_ms
+        for topic, partition, committed in list(offsets):
+            if offsets.has_pending(topic, partition):
+                continue
+            base = _expiry_base(group, topic, committed)
+            if base is None:
+                continue
+            if committed.expire_timestamp_ms >= 0:
+                expired = committed.expire_timestamp_ms <= now_ms
+            else:
+                expired = base + retention <= now_ms
+            if expired:
+                self.remove(group_id, topic, partition)
+
+    # -- the log -------------------------------------------------------------------
+
+    def replay(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        committed: OffsetAndMetadata | None,
+        producer_id: int = -1,
+    ) -> None:
+        """Take over a record; of a transaction, if it has a producer id."""
+        if producer_id >= 0:
+            offsets = self._groups.setdefault(group_id, GroupOffsets())
+            offsets.put_pending(producer_id, topic, partition, committed)
+            self._groups_of_producer.setdefault(producer_id, set()).add(group_id)
+        elif committed is None:
+            self._drop(group_id, topic, partition)
+        else:
+            self._keep(group_id, topic, partition, committed)
+
+    def complete_transaction(
+        self, group_id: str, producer_id: int, *, commit: bool
+    ) -> None:
+        """A marker says how a transaction has ended that committed offsets here."""
+        groups = self._groups_of_producer.get(producer_id, set())
+        groups.discard(group_id)
+        if not groups:
+            self._groups_of_producer.pop(producer_id, None)
+        offsets = self._groups.get(group_id)
+        if offsets is None:
+            return
+        offsets.complete(producer_id, commit=commit)
+        for topic in offsets.topics:
+            self._groups_of_topic.setdefault(topic, set()).add(group_id)
+        if not offsets:
+            del self._groups[group_id]
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group's offsets from memory only."""
+        offsets = self._groups.pop(group_id, None)
+        if offsets is not None:
+            for topic in offsets.topics:
+                self._groups_of_topic.get(topic, set()).discard(group_id)
+
+
+def no_offset(
+    partition: int, code: ErrorCode = ErrorCode.NONE
+) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        partition_index=partition,
+        committed_offset=_NO_OFFSET,
+        committed_leader_epoch=_NO_OFFSET,
+        metadata="",
+        error_code=code,
+    )
+
+
+def _expiry_base(
+    group: ClassicGroup | ConsumerGroup | None,
+    topic: str,
+    committed: OffsetAndMetadata,
+) -> int | None:
+    """From when on an offset's retention runs; None: it does not."""
+    if isinstance(group, ConsumerGroup):
+        wanted = group.is_subscribed_to(topic)
+        return None if wanted else committed.commit_timestamp_ms
+    if group is None or not group.protocol_type:
+        return committed.commit_timestamp_ms  # of who has no group management
+    if group.state is ClassicGroupState.EMPTY:
+        return max(group.state_timestamp_ms, committed.commit_timestamp_ms)
+    if (
+        group.state is ClassicGroupState.STABLE
+        and group.protocol_type == CONSUMER_PROTOCOL
+        and not group.is_subscribed_to(topic)
+    ):
+        return committed.commit_timestamp_ms
+    return None

@@ -1,0 +1,1 @@
+"""Transactional ids, their states, and the markers that end transactions."""

@@ -1,0 +1,600 @@
+"""TransactionCoordinator: all transactional ids of the broker, one method an API.
+
+Sans-IO, as the groups' coordinator beside it: requests and time come in; records,
+markers and answers go out through the outbox.
+
+    EndTxn ─▶ Prepare in the log ─▶ on disk ─▶ answered; nobody may write any more
+                                            └▶ markers, each partition once ─▶ Complete
+
+A death leaves the log as it was: Ongoing goes on, Prepare is carried out by the
+successor, whose markers are not appended where the dead one's are.
+
+While a transaction's markers are written, who wants to begin the next one waits for
+that moment: told CONCURRENT_TRANSACTIONS, clients come back after 20 ms or more.
+
+Source: Kafka's TransactionCoordinator and TransactionStateManager; KIP-98, KIP-360,
+KIP-890.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.groups.group_records import fits_a_key
+from mpbroker.coordinator.java_hash import java_hash
+from mpbroker.coordinator.outbox import (
+    NOW,
+    Call,
+    Outbox,
+    appended_to,
+    transaction_log,
+)
+from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transactions.transaction_config import (
+    MarkerPlaces,
+    OpenTransactions,
+    TransactionConfig,
+    fenced_as_of,
+    require_same_end,
+)
+from mpbroker.coordinator.transactions.transaction_ends import TransactionEnds
+from mpbroker.coordinator.transactions.transaction_metadata import (
+    COMPLETE,
+    EPOCH_BUMPS_SINCE,
+    PREPARED,
+    TopicPartition,
+    TransactionMetadata,
+    TransactionState,
+)
+from mpbroker.coordinator.transactions.transaction_records import TransactionLogValue
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from mpbroker.protocol.messages.init_producer_id import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+_LOG = get_logger(__name__)
+
+S = TransactionState
+Again = Callable[[int], None]
+
+# How long a request waits for markers before it is told CONCURRENT_TRANSACTIONS.
+_PATIENCE_MS: Final = 500
+_END_TXN_V2: Final = 5
+_FENCED_SINCE: Final = 2
+_INIT_FENCED_SINCE: Final = 4
+_NO_PRODUCER: Final = -1
+
+
+class TransactionCoordinator:
+    """Who is in which transaction, and how it ends.
+
+    Args:
+        num_partitions: of __transaction_state, once it is known.
+        new_producer_id: gives out an id that nobody has had.
+        places: where markers are, or will be.
+    """
+
+    def __init__(
+        self,
+        config: TransactionConfig,
+        outbox: Outbox,
+        timers: Timers,
+        open_transactions: OpenTransactions,
+        num_partitions: int,
+        new_producer_id: Callable[[], int],
+        places: MarkerPlaces,
+    ) -> None:
+        self._config = config
+        self._out = outbox
+        self._timers = timers
+        self._open = open_transactions
+        self.num_partitions = num_partitions
+        self._new_producer_id = new_producer_id
+        self._places = places
+        self._ends = TransactionEnds(
+            outbox,
+            timers,
+            self._is_current,
+            self._ended,
+            self._write,
+            places,
+            asks_coordinator=config.transaction_partition_verification_enable,
+        )
+        self._transactions: dict[str, TransactionMetadata] = {}
+        self._ongoing: set[str] = set()
+        self._loading: set[int] = set()
+        self._failed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._transactions)
+
+    def partition_for(self, transactional_id: str) -> int:
+        return java_hash(transactional_id) % self.num_partitions
+
+    def log_of(self, transactional_id: str) -> int:
+        """The number of the log that has this id's records."""
+        return transaction_log(self.partition_for(transactional_id))
+
+    def get(self, transactional_id: str) -> TransactionMetadata | None:
+        return self._transactions.get(transactional_id)
+
+    def all(self) -> Iterable[TransactionMetadata]:
+        return self._transactions.values()
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def check(self, transactional_id: str) -> None:
+        """Raise why a request about an id cannot be served here and now.
+
+        Raises:
+            ApiError: INVALID_REQUEST, COORDINATOR_LOAD_IN_PROGRESS,
+                COORDINATOR_NOT_AVAILABLE.
+        """
+        if not transactional_id or not fits_a_key(transactional_id):
+            raise ApiError(ErrorCode.INVALID_REQUEST)
+        partition = self.partition_for(transactional_id)
+        if partition in self._loading:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if partition in self._failed:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    # -- InitProducerId ------------------------------------------------------------
+
+    def init_producer_id(
+        self, call: Call, request: InitProducerIdRequest, now_ms: int
+    ) -> None:
+        if request.transactional_id is None:
+            answer = InitProducerIdResponse(
+                producer_id=self._new_producer_id(), producer_epoch=0
+            )
+            self._out.answer(call, answer)
+            return
+        self._init(call, request, request.transactional_id, now_ms, patient=True)
+
+    def _init(
+        self,
+        call: Call,
+        request: InitProducerIdRequest,
+        transactional_id: str,
+        now_ms: int,
+        *,
+        patient: bool,
+    ) -> None:
+        try:
+            self.check(transactional_id)
+            timeout = request.transaction_timeout_ms
+            if not 0 < timeout <= self._config.transaction_max_timeout_ms:
+                raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+            named = request.producer_id != _NO_PRODUCER
+            if named != (request.producer_epoch != _NO_PRODUCER):
+                raise ApiError(ErrorCode.INVALID_REQUEST)
+            transaction = self._transactions.get(transactional_id)
+            if transaction is None:
+                transaction = TransactionMetadata(
+                    transactional_id, self._new_producer_id(), timeout, now_ms
+                )
+                self._transactions[transactional_id] = transaction
+            if named and not transaction.knows(
+                request.producer_id, request.producer_epoch
+            ):
+                raise ApiError(ErrorCode.PRODUCER_FENCED)
+            if transaction.state is S.ONGOING:
+                self._fence_and_abort(transaction, now_ms)
+            if transaction.state in PREPARED:
+                if not patient:
+                    raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+                self._later(
+                    transaction,
+                    lambda at_ms: self._init(
+                        call, request, transactional_id, at_ms, patient=False
+                    ),
+                    now_ms,
+                )
+                return
+            wrote = transaction.initialise(
+                timeout,
+                request.producer_epoch if named else None,
+                self._new_producer_id,
+                now_ms,
+            )
+            after = self._write(transaction) if wrote else NOW
+            self._out.answer(
+                call,
+                InitProducerIdResponse(
+                    producer_id=transaction.producer_id,
+                    producer_epoch=transaction.producer_epoch,
+                ),
+                after,
+            )
+        except ApiError as error:
+            code = fenced_as_of(error.error_code, call.version, _INIT_FENCED_SINCE)
+            refusal = InitProducerIdResponse(error_code=code, producer_epoch=-1)
+            self._out.answer(call, refusal)
+
+    # -- partitions ----------------------------------------------------------------
+
+    def find(
+        self, transactional_id: str, producer_id: int, epoch: int
+    ) -> TransactionMetadata:
+        """Find a producer's transaction.
+
+        Raises:
+            ApiError: INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED.
+        """
+        transaction = self._transactions.get(transactional_id)
+        if transaction is None or transaction.producer_id != producer_id:
+            raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if transaction.producer_epoch != epoch:
+            raise ApiError(ErrorCode.PRODUCER_FENCED)
+        return transaction
+
+    def add(
+        self,
+        transaction: TransactionMetadata,
+        partitions: Sequence[TopicPartition],
+        client_version: int,
+        now_ms: int,
+    ) -> tuple[int, ...]:
+        """Take partitions into a producer's transaction, and begin one if need be.
+
+        Returns:
+            What must be, or must be durable, before anything rests on it.
+
+        Raises:
+            ApiError: CONCURRENT_TRANSACTIONS.
+        """
+        if transaction.state in PREPARED:
+            raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if not self._open.has_room(len(partitions)):
+            _LOG.error(
+                "%s: too many partitions are in transactions",
+                transaction.transactional_id,
+            )
+            raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if transaction.state is S.ONGOING and transaction.partitions.issuperset(
+            partitions
+        ):
+            # Its record may be on the way to the disk still: who asks twice waits too.
+            self._open_once_appended(transaction, partitions)
+            return (self.log_of(transaction.transactional_id),)
+        unsynced = transaction.may_begin_unsynced(partitions, self._places.topic_id)
+        transaction.add(partitions, client_version, now_ms)
+        self._ongoing.add(transaction.transactional_id)
+        logs = self._write(transaction)
+        self._open_once_appended(transaction, partitions)
+        return tuple(map(appended_to, logs)) if unsynced else logs
+
+    def _open_once_appended(
+        self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Let the producer write there when the log says so, and not a moment before.
+
+        Killed in between, nobody would know of what it wrote, and its next transaction
+        would end it.
+        """
+        wanted = tuple(partitions)
+
+        def open_unless_decided() -> None:
+            if transaction.state is S.ONGOING:
+                producer = transaction.producer_id, transaction.producer_epoch
+                self._open.open(*producer, wanted)
+
+        log = self.log_of(transaction.transactional_id)
+        self._out.once_appended(log, open_unless_decided)
+
+    def verify(
+        self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Raise unless all partitions are in a producer's open transaction.
+
+        Raises:
+            ApiError: CONCURRENT_TRANSACTIONS, INVALID_TXN_STATE.
+        """
+        if transaction.state in PREPARED:
+            raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if transaction.state is not S.ONGOING or not transaction.partitions.issuperset(
+            partitions
+        ):
+            raise ApiError(ErrorCode.INVALID_TXN_STATE)
+        # They were opened when they were added, unless the topic is a new one since.
+        self._open_once_appended(transaction, partitions)
+
+    # -- the end -------------------------------------------------------------------
+
+    def end_txn(
+        self, call: Call, request: EndTxnRequest, now_ms: int, *, patient: bool = True
+    ) -> None:
+        try:
+            self.check(request.transactional_id)
+            transaction = self._transactions.get(request.transactional_id)
+            if transaction is None:
+                raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            if call.version >= _END_TXN_V2:
+                begins = self._may_end_v2(transaction, request)
+            else:
+                begins = self._may_end_v1(transaction, request)
+            if transaction.state in PREPARED:
+                if not patient:
+                    raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
+                self._later(
+                    transaction,
+                    lambda at_ms: self.end_txn(call, request, at_ms, patient=False),
+                    now_ms,
+                )
+                return
+            after: tuple[int, ...] = (self.log_of(request.transactional_id),)
+            if begins:
+                version = EPOCH_BUMPS_SINCE if call.version >= _END_TXN_V2 else 0
+                after = self._prepare(transaction, request.committed, version, now_ms)
+            producer_id, epoch = transaction.next_identity()
+            answer = EndTxnResponse(producer_id=producer_id, producer_epoch=epoch)
+            self._out.answer(call, answer, after)
+        except ApiError as error:
+            code = fenced_as_of(error.error_code, call.version, _FENCED_SINCE)
+            self._out.answer(call, EndTxnResponse(error_code=code))
+
+    def _may_end_v1(
+        self, transaction: TransactionMetadata, request: EndTxnRequest
+    ) -> bool:
+        """Say whether there is something to be ended; False: it has been."""
+        if transaction.producer_id != request.producer_id:
+            raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if transaction.producer_epoch != request.producer_epoch:
+            raise ApiError(ErrorCode.PRODUCER_FENCED)
+        if transaction.state is S.ONGOING:
+            return True
+        require_same_end(transaction.state, commit=request.committed)
+        return False
+
+    def _may_end_v2(
+        self, transaction: TransactionMetadata, request: EndTxnRequest
+    ) -> bool:
+        """The same where every end bumps the epoch: an older one is a retry."""
+        producer_id, epoch = request.producer_id, request.producer_epoch
+        retry = transaction.is_retry(producer_id, epoch)
+        if transaction.producer_id != producer_id and not retry:
+            raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        state = transaction.state
+        mine = transaction.producer_id, transaction.producer_epoch
+        current = (producer_id, epoch) == mine
+        if state in PREPARED:
+            valid = retry
+        elif state in COMPLETE:
+            valid = retry or current
+        else:
+            valid = current
+        if not valid:
+            raise ApiError(ErrorCode.PRODUCER_FENCED)
+        if state is S.ONGOING:
+            return True
+        if retry:
+            require_same_end(state, commit=request.committed)
+            return False
+        # Nothing was added; an abort bumps the epoch all the same.
+        if request.committed:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE)
+        return True
+
+    def _prepare(
+        self,
+        transaction: TransactionMetadata,
+        commit: bool,
+        client_version: int,
+        now_ms: int,
+    ) -> tuple[int, ...]:
+        transaction.prepare(
+            commit=commit,
+            client_version=client_version,
+            new_producer_id=self._new_producer_id,
+            now_ms=now_ms,
+        )
+        self._ongoing.discard(transaction.transactional_id)
+        if not transaction.bumps_epochs:
+            # What came late, behind the places that are named now, would be taken for
+            # the next transaction's: it has the same epoch.
+            self._open.close(transaction.producer_id, transaction.partitions)
+        self._ends.expect_markers(transaction)
+        after = self._write(transaction)
+        self._out.then(after, partial(self._decided, transaction))
+        return after
+
+    def _fence_and_abort(self, transaction: TransactionMetadata, now_ms: int) -> None:
+        """Shut the producer out, and abort what it has begun."""
+        transaction.fence(now_ms)
+        self._prepare(transaction, False, transaction.client_version, now_ms)
+
+    def _decided(self, transaction: TransactionMetadata, durable: bool) -> None:
+        """The decision is in the log: carry it out."""
+        if durable and self._is_current(transaction) and transaction.state in PREPARED:
+            self._open.close(transaction.producer_id, transaction.partitions)
+            self._ends.write_markers(transaction, sorted(transaction.partitions))
+
+    def _is_current(self, transaction: TransactionMetadata) -> bool:
+        return self._transactions.get(transaction.transactional_id) is transaction
+
+    def _ended(self, transaction: TransactionMetadata, now_ms: int) -> None:
+        """All its markers are written."""
+        transaction.complete(now_ms)
+        self._write(transaction)
+        self._wake(transaction, now_ms)
+
+    # -- waiting for the end ---------------------------------------------------------
+
+    def wait_for_end(
+        self, transaction: TransactionMetadata, again: Again, now_ms: int
+    ) -> bool:
+        """If markers are being written, call ``again`` after that; say whether."""
+        if transaction.state not in PREPARED:
+            return False
+        self._later(transaction, again, now_ms)
+        return True
+
+    def _later(
+        self, transaction: TransactionMetadata, again: Again, now_ms: int
+    ) -> None:
+        transaction.waiting.append(again)
+        name = ("patience", transaction.transactional_id)
+        if name not in self._timers:
+            self._timers.schedule(
+                name,
+                now_ms + _PATIENCE_MS,
+                lambda at_ms: self._wake(transaction, at_ms),
+            )
+
+    def _wake(self, transaction: TransactionMetadata, now_ms: int) -> None:
+        waiting, transaction.waiting = transaction.waiting, []
+        if waiting:
+            self._timers.cancel(("patience", transaction.transactional_id))
+        for again in waiting:
+            again(now_ms)
+
+    def refuse_waiting(self, now_ms: int) -> None:
+        """The broker stops: answer what waits for markers."""
+        for transaction in list(self._transactions.values()):
+            self._wake(transaction, now_ms)
+
+    # -- time ------------------------------------------------------------------------
+
+    def start_timers(self, now_ms: int) -> None:
+        """Look for transactions that timed out and ids that expired, every so often."""
+        config = self._config
+        self._timers.schedule(
+            "transaction timeouts",
+            now_ms + config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
+            self._abort_timed_out,
+        )
+        if "transactional id expiry" not in self._timers:
+            self._timers.schedule(
+                "transactional id expiry",
+                now_ms
+                + config.transaction_remove_expired_transaction_cleanup_interval_ms,
+                self._remove_expired,
+            )
+
+    def _abort_timed_out(self, now_ms: int) -> None:
+        for transaction in self._whole(self._ongoing):
+            if now_ms - transaction.start_ms > transaction.timeout_ms:
+                _LOG.info(
+                    "%s: aborted, its transaction runs for more than %d ms",
+                    transaction.transactional_id,
+                    transaction.timeout_ms,
+                )
+                self._fence_and_abort(transaction, now_ms)
+        self.start_timers(now_ms)
+
+    def _remove_expired(self, now_ms: int) -> None:
+        oldest = now_ms - self._config.transactional_id_expiration_ms
+        for transaction in self._whole(self._transactions):
+            idle = transaction.state is S.EMPTY or transaction.state in COMPLETE
+            if idle and transaction.update_ms <= oldest:
+                transaction.forget_synced(self._places.is_on_disk)
+                if transaction.unsynced:  # of which nobody else knows
+                    self._ends.settle_later(transaction, now_ms)
+                    continue
+                transaction.transition_to(S.DEAD, now_ms)
+                del self._transactions[transaction.transactional_id]
+                log = self.log_of(transaction.transactional_id)
+                self._out.write(log, transaction.key, None)
+        self.start_timers(now_ms)
+
+    def _whole(self, ids: Iterable[str]) -> list[TransactionMetadata]:
+        """But those of which later records may still have to be replayed."""
+        whole = [each for each in ids if self.partition_for(each) not in self._loading]
+        return [self._transactions[transactional_id] for transactional_id in whole]
+
+    # -- the log ---------------------------------------------------------------------
+
+    def _write(self, transaction: TransactionMetadata) -> tuple[int, ...]:
+        self._ends.forget_synced(transaction)
+        log = self.log_of(transaction.transactional_id)
+        self._out.write(log, transaction.key, transaction.value())
+        return (log,)
+
+    def begin_loading(self, partitions: Iterable[int]) -> None:
+        """Serve no id of these until they are loaded, perhaps once more."""
+        self._loading.update(partitions)
+        self._failed.difference_update(self._loading)
+
+    def replay(self, transactional_id: str, value: TransactionLogValue | None) -> None:
+        """Take over a record of the log, in the log's order."""
+        before = self._transactions.pop(transactional_id, None)
+        self._ongoing.discard(transactional_id)
+        if value is None:
+            return
+        transaction = TransactionMetadata.of_record(transactional_id, value, before)
+        self._transactions[transactional_id] = transaction
+        if transaction.state is S.ONGOING:
+            self._ongoing.add(transactional_id)
+
+    def with_unsynced_markers(self, partition: int) -> list[TransactionMetadata]:
+        """Those of a partition of the log of which a power cut may have taken more."""
+        return [each for each in self._of(partition) if each.unsynced]
+
+    def begin_again(
+        self,
+        transaction: TransactionMetadata,
+        partitions: Iterable[TopicPartition],
+        now_ms: int,
+    ) -> None:
+        """Take it that a transaction has begun, while its partition is loaded."""
+        transaction.add(partitions, transaction.client_version, now_ms)
+        self._ongoing.add(transaction.transactional_id)
+
+    def decided(self, partition: int) -> list[TransactionMetadata]:
+        """Those of a partition of the log whose markers may not all be written."""
+        return [each for each in self._of(partition) if each.state in PREPARED]
+
+    def _of(self, partition: int) -> list[TransactionMetadata]:
+        return [
+            transaction
+            for transactional_id, transaction in self._transactions.items()
+            if self.partition_for(transactional_id) == partition
+        ]
+
+    def open_partitions(self) -> Iterable[tuple[int, int, TopicPartition]]:
+        """(producer id, epoch, partition) of all that may be written to."""
+        for transactional_id in self._ongoing:
+            transaction = self._transactions[transactional_id]
+            for partition in transaction.partitions:
+                yield transaction.producer_id, transaction.producer_epoch, partition
+
+    def loaded(self, partition: int, now_ms: int) -> None:
+        """All records of a partition are replayed: carry out what was decided.
+
+        And open what is open: a partition that is loaded once more had been closed.
+        """
+        self._loading.discard(partition)
+        for transaction in self._of(partition):
+            if transaction.unsynced:
+                self._ends.settle_later(transaction, now_ms)
+            if transaction.state is S.ONGOING:
+                self._open.open(
+                    transaction.producer_id,
+                    transaction.producer_epoch,
+                    transaction.partitions,
+                )
+            elif transaction.state in PREPARED:
+                # Once more, so that there is something to wait for: the dead one's
+                # record need not be on disk yet. Logs may have other ends by now.
+                transaction.expected = ()
+                after = self._write(transaction)
+                self._out.then(after, partial(self._decided, transaction))
+
+    def failed(self, partition: int) -> None:
+        """A partition cannot be written: what memory says beyond it is not true."""
+        self._failed.add(partition)
+        for transactional_id, transaction in list(self._transactions.items()):
+            if self.partition_for(transactional_id) == partition:
+                del self._transactions[transactional_id]
+                self._ongoing.discard(transactional_id)
+                self._open.close(transaction.producer_id, transaction.partitions)
+                self._wake(transaction, transaction.update_ms)
+        self._out.records.pop(transaction_log(partition), None)

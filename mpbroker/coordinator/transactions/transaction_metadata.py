@@ -1,0 +1,370 @@
+"""One transactional id: its producer, and the state of its transaction.
+
+    Empty ──▶ Ongoing ──▶ PrepareCommit ──▶ CompleteCommit ─┐
+      ▲          │  └───▶ PrepareAbort ───▶ CompleteAbort ──┤
+      │          └▶ PrepareEpochFence ─▶ PrepareAbort       │
+      └──────────────── InitProducerId ─────────────────────┘  and on to Ongoing
+
+A change is written to the log before anything rests on it. From Prepare on there is no
+way back: whoever reads PrepareCommit in the log writes the commit markers that are
+missing, and nobody else's.
+
+Source: Kafka's TransactionMetadata and TransactionState; KIP-98, KIP-360, KIP-890.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Final
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.coordinator.outbox import AppendedMarker
+from mpbroker.coordinator.transactions.transaction_records import (
+    TransactionLogValue,
+    read_markers,
+    state_value,
+    transaction_key,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+NO_PRODUCER_ID: Final = -1
+NO_EPOCH: Final = -1
+MAX_EPOCH: Final = 0x7FFF
+# The client's idea of transactions, as the log has it: 2 bumps the epoch with each.
+EPOCH_BUMPS_SINCE: Final = 2
+
+TopicPartition = tuple[str, int]
+
+
+class TransactionState(IntEnum):
+    """Kafka's numbers, which are in the log."""
+
+    EMPTY = 0  # no transaction yet, or a new producer since the last one
+    ONGOING = 1  # partitions have been added
+    PREPARE_COMMIT = 2  # decided; markers are being written
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4  # all markers are in the partitions
+    COMPLETE_ABORT = 5
+    DEAD = 6  # expired, and about to be forgotten
+    PREPARE_EPOCH_FENCE = 7  # its producer is being shut out; never in the log
+
+    @property
+    def label(self) -> str:
+        """As clients filter by it and tools show it."""
+        return "".join(word.title() for word in self.name.split("_"))
+
+
+S = TransactionState
+
+# What may be left for what. A pair that is absent is a bug of ours.
+PREVIOUS: Final[Mapping[TransactionState, frozenset[TransactionState]]] = {
+    S.EMPTY: frozenset({S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT}),
+    S.ONGOING: frozenset({S.ONGOING, S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT}),
+    S.PREPARE_COMMIT: frozenset({S.ONGOING}),
+    # From the states without a transaction: an abort of nothing, to bump the epoch.
+    S.PREPARE_ABORT: frozenset(
+        {
+            S.ONGOING,
+            S.PREPARE_EPOCH_FENCE,
+            S.EMPTY,
+            S.COMPLETE_COMMIT,
+            S.COMPLETE_ABORT,
+        }
+    ),
+    S.COMPLETE_COMMIT: frozenset({S.PREPARE_COMMIT}),
+    S.COMPLETE_ABORT: frozenset({S.PREPARE_ABORT}),
+    S.DEAD: frozenset({S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT}),
+    S.PREPARE_EPOCH_FENCE: frozenset({S.ONGOING}),
+}
+PREPARED: Final = frozenset({S.PREPARE_COMMIT, S.PREPARE_ABORT})
+COMPLETE: Final = frozenset({S.COMPLETE_COMMIT, S.COMPLETE_ABORT})
+
+
+class IllegalTransitionError(MpbrokerError):
+    """A transaction cannot go from this state to that one: a bug of ours."""
+
+
+def is_exhausted(epoch: int) -> bool:
+    """Say whether a client gets no epoch after this: the last one is for fencing."""
+    return epoch >= MAX_EPOCH - 1
+
+
+class TransactionMetadata:
+    """What the coordinator knows of a transactional id."""
+
+    __slots__ = (
+        "_key",
+        "client_version",
+        "expected",
+        "foreseen",
+        "last_producer_epoch",
+        "next_producer_id",
+        "partitions",
+        "previous_producer_id",
+        "producer_epoch",
+        "producer_id",
+        "start_ms",
+        "state",
+        "timeout_ms",
+        "transactional_id",
+        "unsynced",
+        "update_ms",
+        "waiting",
+    )
+
+    def __init__(
+        self, transactional_id: str, producer_id: int, timeout_ms: int, now_ms: int
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._key: bytes | None = None
+        self.producer_id = producer_id
+        self.previous_producer_id = NO_PRODUCER_ID
+        self.next_producer_id = NO_PRODUCER_ID  # once the markers are written
+        self.producer_epoch = NO_EPOCH
+        self.last_producer_epoch = NO_EPOCH  # of whom may have missed its bump
+        self.timeout_ms = timeout_ms
+        self.state = S.EMPTY
+        self.partitions: set[TopicPartition] = set()
+        self.start_ms = -1
+        self.update_ms = now_ms
+        self.client_version = 0
+        # Of earlier ends, what may not be on disk: in their order.
+        self.unsynced: tuple[AppendedMarker, ...] = ()
+        # With Prepare: where the markers of this one will be, or further on.
+        self.expected: tuple[AppendedMarker, ...] = ()
+        # With Complete: partitions, and topics' ids, that both it and Prepare name.
+        self.foreseen: dict[TopicPartition, bytes] = {}
+        # Requests that go on when the markers are written.
+        self.waiting: list[Callable[[int], None]] = []
+
+    @property
+    def bumps_epochs(self) -> bool:
+        return self.client_version >= EPOCH_BUMPS_SINCE
+
+    def transition_to(self, state: TransactionState, now_ms: int) -> None:
+        """Raises: IllegalTransitionError: nothing has changed."""
+        if self.state not in PREVIOUS[state]:
+            raise IllegalTransitionError(
+                f"{self.transactional_id}: {self.state.label} to {state.label}"
+            )
+        self.state = state
+        self.update_ms = now_ms
+
+    # -- a new producer ------------------------------------------------------------
+
+    def knows(self, producer_id: int, epoch: int) -> bool:
+        """Say whether a producer that names itself may be given a new epoch."""
+        return (
+            self.producer_epoch == NO_EPOCH
+            or producer_id == self.producer_id
+            or (producer_id == self.previous_producer_id and is_exhausted(epoch))
+        )
+
+    def initialise(
+        self,
+        timeout_ms: int,
+        expected_epoch: int | None,
+        new_producer_id: Callable[[], int],
+        now_ms: int,
+    ) -> bool:
+        """Give the id to a new producer, or a producer its next epoch.
+
+        Returns:
+            Whether anything changed: a producer may ask again for what it has.
+
+        Raises:
+            ApiError: PRODUCER_FENCED.
+        """
+        current = self.producer_epoch
+        if is_exhausted(current) and expected_epoch in (None, current):
+            self.previous_producer_id, self.producer_id = (
+                self.producer_id,
+                new_producer_id(),
+            )
+            self.producer_epoch = 0
+            self.last_producer_epoch = NO_EPOCH if expected_epoch is None else current
+        elif expected_epoch is None:
+            self.producer_epoch, self.last_producer_epoch = current + 1, NO_EPOCH
+        elif current in (NO_EPOCH, expected_epoch):
+            self.producer_epoch, self.last_producer_epoch = current + 1, current
+        elif expected_epoch == self.last_producer_epoch:
+            return False
+        else:
+            raise ApiError(
+                ErrorCode.PRODUCER_FENCED,
+                f"epoch {expected_epoch} of {self.transactional_id} has become"
+                f" {current}",
+            )
+        self.timeout_ms = timeout_ms
+        self.partitions.clear()
+        self.foreseen = {}
+        self.start_ms = -1
+        self.transition_to(S.EMPTY, now_ms)
+        return True
+
+    # -- its transactions ----------------------------------------------------------
+
+    def may_begin_unsynced(
+        self,
+        partitions: Iterable[TopicPartition],
+        topic_id: Callable[[str], bytes | None],
+    ) -> bool:
+        """Say whether nothing is lost with the record that it has begun there.
+
+        If all partitions are named by the records before that: then a load looks there
+        for what it does not know of (MarkerWriter.begun_behind).
+        """
+        foreseen = self.foreseen
+        return bool(foreseen) and all(
+            foreseen.get(partition, b"") == topic_id(partition[0])
+            for partition in partitions
+        )
+
+    def add(
+        self, partitions: Iterable[TopicPartition], client_version: int, now_ms: int
+    ) -> None:
+        if self.state is not S.ONGOING:
+            self.start_ms = now_ms
+            self.partitions = set()
+            self.foreseen = {}
+        self.transition_to(S.ONGOING, now_ms)
+        self.partitions.update(partitions)
+        self.client_version = client_version
+
+    def fence(self, now_ms: int) -> None:
+        """Shut the producer out of its own transaction."""
+        if self.producer_epoch < MAX_EPOCH:
+            self.producer_epoch += 1
+        self.last_producer_epoch = NO_EPOCH
+        self.transition_to(S.PREPARE_EPOCH_FENCE, now_ms)
+
+    def prepare(
+        self,
+        *,
+        commit: bool,
+        client_version: int,
+        new_producer_id: Callable[[], int],
+        now_ms: int,
+    ) -> None:
+        """Decide how the transaction ends. Once in the log, it does."""
+        if self.state is not S.ONGOING and self.state is not S.PREPARE_EPOCH_FENCE:
+            self.start_ms = now_ms
+            self.partitions = set()
+            self.foreseen = {}
+        self.client_version = client_version
+        self.transition_to(S.PREPARE_COMMIT if commit else S.PREPARE_ABORT, now_ms)
+        if not self.bumps_epochs:
+            return
+        if is_exhausted(self.producer_epoch):
+            self.next_producer_id = new_producer_id()
+        self.last_producer_epoch = self.producer_epoch
+        self.producer_epoch = min(self.producer_epoch + 1, MAX_EPOCH)
+
+    def next_identity(self) -> tuple[int, int]:
+        """The producer id and epoch of the next transaction, once this one is over."""
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return self.next_producer_id, 0
+        return self.producer_id, self.producer_epoch
+
+    def complete(self, now_ms: int) -> None:
+        """All markers are written."""
+        committed = self.state is S.PREPARE_COMMIT
+        self.transition_to(S.COMPLETE_COMMIT if committed else S.COMPLETE_ABORT, now_ms)
+        self.partitions = set()
+        expected, self.expected = self.expected, ()
+        if expected and self.next_producer_id == NO_PRODUCER_ID:
+            named = {marker[3:6] for marker in self.unsynced}
+            self.foreseen = {
+                (marker.topic, marker.partition): marker.topic_id
+                for marker in expected
+                if marker[3:6] in named
+            }
+        if self.next_producer_id != NO_PRODUCER_ID:
+            self.previous_producer_id = self.producer_id
+            self.last_producer_epoch = self.producer_epoch
+            self.producer_id, self.producer_epoch = self.next_identity()
+            self.next_producer_id = NO_PRODUCER_ID
+
+    def forget_synced(self, is_on_disk: Callable[[AppendedMarker], bool]) -> None:
+        """Remember of the markers only those that may not be on disk."""
+        left = tuple(marker for marker in self.unsynced if not is_on_disk(marker))
+        if len(left) < len(self.unsynced):
+            self.unsynced = left
+
+    def is_retry(self, producer_id: int, epoch: int) -> bool:
+        """Say whether who ends the transaction has not heard that it has ended."""
+        if producer_id == self.producer_id:
+            return epoch == self.producer_epoch - 1
+        return (
+            producer_id == self.previous_producer_id
+            and is_exhausted(epoch)
+            and self.producer_epoch == 0
+        )
+
+    # -- the log -------------------------------------------------------------------
+
+    @property
+    def key(self) -> bytes:
+        """The key of its records."""
+        key = self._key
+        if key is None:
+            key = self._key = transaction_key(self.transactional_id)
+        return key
+
+    def value(self) -> bytes:
+        """The record that says what it is now."""
+        return state_value(
+            self.producer_id,
+            self.previous_producer_id,
+            self.next_producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.state,
+            None if self.state is S.EMPTY else self.partitions,
+            self.update_ms,
+            self.start_ms,
+            self.client_version,
+            self.unsynced,
+            self.expected,
+        )
+
+    @classmethod
+    def of_record(
+        cls,
+        transactional_id: str,
+        value: TransactionLogValue,
+        before: TransactionMetadata | None,
+    ) -> TransactionMetadata:
+        """Read what is in the log.
+
+        Args:
+            before: what the log said before. The last epoch is not in a record, and a
+                producer whose request died with us may ask again with it.
+        """
+        found = cls(
+            transactional_id,
+            value.producer_id,
+            value.transaction_timeout_ms,
+            value.transaction_last_update_timestamp_ms,
+        )
+        found.previous_producer_id = value.previous_producer_id
+        found.next_producer_id = value.next_producer_id
+        found.producer_epoch = value.producer_epoch
+        found.state = S(value.transaction_status)
+        found.start_ms = value.transaction_start_timestamp_ms
+        found.client_version = value.client_transaction_version
+        found.partitions = {
+            (row.topic, number)
+            for row in value.transaction_partitions or ()
+            for number in row.partition_ids
+        }
+        found.unsynced = read_markers(value.unsynced_markers)
+        found.expected = read_markers(value.expected_markers)
+        if before is not None:
+            changed = before.producer_epoch != found.producer_epoch
+            found.last_producer_epoch = (
+                before.producer_epoch if changed else before.last_producer_epoch
+            )
+        return found

@@ -1,0 +1,212 @@
+"""TxnOffsetCommit: a group's positions, which count if a transaction commits.
+
+The group says who may commit, the transaction that it is open there. From version 5
+on the group's partition is added to the transaction by this request itself.
+
+Source: Kafka protocol guide, "TxnOffsetCommit"; KIP-447, KIP-890.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpbroker.coordinator.groups.classic_group import ClassicGroup
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.groups.group_records import (
+    OffsetCommitKey,
+    OffsetCommitValue,
+    offset_key,
+    offset_value,
+)
+from mpbroker.coordinator.groups.offset_metadata_manager import Topics
+from mpbroker.coordinator.outbox import NOW, Call, Outbox, TransactionalRecord
+from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from mpbroker.coordinator.transactions.transaction_metadata import EPOCH_BUMPS_SINCE
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+_IMPLICIT_ADD_SINCE: Final = 5
+_STALE_EPOCH_SINCE: Final = 9  # of OffsetCommit: from where a group says so
+
+
+class TransactionOffsets:
+    """Offsets committed by transactions."""
+
+    def __init__(
+        self,
+        groups: GroupCoordinator,
+        coordinator: TransactionCoordinator,
+        outbox: Outbox,
+        topics: Topics,
+        offset_metadata_max_bytes: int,
+    ) -> None:
+        self._groups = groups
+        self._coordinator = coordinator
+        self._out = outbox
+        self._topics = topics
+        self._metadata_max_bytes = offset_metadata_max_bytes
+
+    def txn_offset_commit(
+        self,
+        call: Call,
+        request: TxnOffsetCommitRequest,
+        now_ms: int,
+        *,
+        patient: bool = True,
+    ) -> None:
+        group_id = request.group_id
+        try:
+            self._groups.check_group(group_id)
+            self._coordinator.check(request.transactional_id)
+            transaction = self._coordinator.find(
+                request.transactional_id, request.producer_id, request.producer_epoch
+            )
+            if patient and self._coordinator.wait_for_end(
+                transaction,
+                lambda at_ms: self.txn_offset_commit(
+                    call, request, at_ms, patient=False
+                ),
+                now_ms,
+            ):
+                return
+            partition = (OFFSETS_TOPIC, self._groups.partition_for(group_id))
+            after: tuple[int, ...] = NOW
+            if call.version >= _IMPLICIT_ADD_SINCE:
+                after = self._coordinator.add(
+                    transaction, [partition], EPOCH_BUMPS_SINCE, now_ms
+                )
+            else:
+                self._coordinator.verify(transaction, [partition])
+        except ApiError as error:
+            self._refuse(call, request, error.error_code)
+            return
+        if not after:
+            self._commit(call, request, now_ms)
+            return
+
+        def go_on(durable: bool) -> None:
+            if durable:
+                self._commit(call, request, now_ms)
+            else:
+                self._refuse(call, request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+        # Offsets of a transaction that the log knows nothing of would wait for ever.
+        self._out.then(after, go_on)
+
+    def _commit(self, call: Call, request: TxnOffsetCommitRequest, now_ms: int) -> None:
+        group_id = request.group_id
+        log = self._groups.partition_for(group_id)
+        try:
+            # Again: it may have been aborted while its beginning was on the way.
+            transaction = self._coordinator.find(
+                request.transactional_id, request.producer_id, request.producer_epoch
+            )
+            self._coordinator.verify(transaction, [(OFFSETS_TOPIC, log)])
+            self._groups.check_group(group_id)
+            self._validate(request)
+        except ApiError as error:
+            self._refuse(call, request, error.error_code)
+            return
+        wrote = False
+        topics = []
+        for row in request.topics:
+            count = self._topics.partition_count(row.name)
+            partitions = []
+            for part in row.partitions:
+                code = ErrorCode.NONE
+                if not 0 <= part.partition_index < count:
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif len(part.committed_metadata or "") > self._metadata_max_bytes:
+                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                else:
+                    self._write(request, row.name, part, now_ms)
+                    wrote = True
+                partitions.append(
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=code
+                    )
+                )
+            topics.append(
+                TxnOffsetCommitResponseTopic(name=row.name, partitions=partitions)
+            )
+        response = TxnOffsetCommitResponse(topics=topics)
+        self._out.answer(call, response, (log,) if wrote else NOW)
+
+    def _validate(self, request: TxnOffsetCommitRequest) -> None:
+        """Raise unless the member is one of the group; who names none need not be."""
+        member_id, generation = request.member_id, request.generation_id
+        group = self._groups.group(request.group_id)
+        if group is None:
+            if generation >= 0:
+                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        elif isinstance(group, ClassicGroup):
+            group.validate_offset_commit(
+                member_id, request.group_instance_id, generation, transactional=True
+            )
+        elif generation >= 0 or member_id or request.group_instance_id is not None:
+            try:
+                group.validate_offset_commit(member_id, generation, _STALE_EPOCH_SINCE)
+            except ApiError as error:
+                if error.error_code is ErrorCode.STALE_MEMBER_EPOCH:
+                    raise ApiError(ErrorCode.ILLEGAL_GENERATION) from error
+                raise
+
+    def _write(
+        self,
+        request: TxnOffsetCommitRequest,
+        topic: str,
+        part: TxnOffsetCommitRequestPartition,
+        now_ms: int,
+    ) -> None:
+        """Write a position, and keep it apart until its transaction has ended."""
+        group_id = request.group_id
+        value = OffsetCommitValue(
+            offset=part.committed_offset,
+            leader_epoch=part.committed_leader_epoch,
+            metadata=part.committed_metadata or "",
+            commit_timestamp=now_ms,
+        )
+        key = OffsetCommitKey(
+            group=group_id, topic=topic, partition=part.partition_index
+        )
+        self._groups.replay(key, value, now_ms, request.producer_id)
+        self._out.write_transactional(
+            self._groups.partition_for(group_id),
+            TransactionalRecord(
+                request.producer_id,
+                request.producer_epoch,
+                offset_key(group_id, topic, part.partition_index),
+                offset_value(
+                    value.offset, value.leader_epoch, value.metadata, now_ms, -1
+                ),
+            ),
+        )
+
+    def _refuse(
+        self, call: Call, request: TxnOffsetCommitRequest, code: ErrorCode
+    ) -> None:
+        if code is ErrorCode.PRODUCER_FENCED:
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        topics = [
+            TxnOffsetCommitResponseTopic(
+                name=row.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=code
+                    )
+                    for part in row.partitions
+                ],
+            )
+            for row in request.topics
+        ]
+        self._out.answer(call, TxnOffsetCommitResponse(topics=topics))

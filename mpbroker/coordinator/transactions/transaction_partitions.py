@@ -1,0 +1,343 @@
+"""What a transaction writes to: AddPartitionsToTxn, AddOffsetsToTxn, and Produce.
+
+A handler that meets a transactional Produce for a partition that is not open to its
+producer hands the request over to here. From version 12 on that adds the partition;
+before, it must have been added. Then the request goes back to the handlers.
+
+Source: Kafka protocol guide; KIP-890; Kafka's AddPartitionsToTxnManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mpbroker.coordinator.groups.offset_metadata_manager import Topics
+from mpbroker.coordinator.outbox import NOW, Call, Outbox
+from mpbroker.coordinator.transactions.transaction_config import fenced_as_of
+from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from mpbroker.coordinator.transactions.transaction_metadata import (
+    EPOCH_BUMPS_SINCE,
+    TopicPartition,
+    TransactionMetadata,
+)
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from mpbroker.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+from mpbroker.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from mpbroker.protocol.records.batch_header import RecordBatchError
+from mpbroker.protocol.transactional_produce import producer_of
+
+_BATCHED_SINCE: Final = 4
+_FENCED_SINCE: Final = 2
+_ABORTABLE_IN_ADD_SINCE: Final = 5
+_ABORTABLE_IN_PRODUCE_SINCE: Final = 11
+_IMPLICIT_ADD_SINCE: Final = 12
+_TOPIC_IDS_SINCE: Final = 13
+# Clients of Produce know these as "try again", and by no other name.
+_TRY_AGAIN: Final = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    }
+)
+
+
+class TransactionPartitions:
+    """Adds partitions to transactions, and verifies that they are in one.
+
+    Args:
+        group_partition: which partition of __consumer_offsets a group has.
+        put_back: gives a Produce back to the handlers.
+    """
+
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        outbox: Outbox,
+        topics: Topics,
+        group_partition: Callable[[str], int],
+        put_back: Callable[[Call], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._out = outbox
+        self._topics = topics
+        self._group_partition = group_partition
+        self._put_back = put_back
+
+    # -- AddPartitionsToTxn --------------------------------------------------------
+
+    def add_partitions_to_txn(
+        self,
+        call: Call,
+        request: AddPartitionsToTxnRequest,
+        now_ms: int,
+        *,
+        patient: bool = True,
+    ) -> None:
+        batched = call.version >= _BATCHED_SINCE
+        rows = request.transactions if batched else [_single(request)]
+        if patient and len(rows) == 1 and self._waits(call, rows[0], request, now_ms):
+            return
+        after: tuple[int, ...] = NOW
+        results = []
+        for row in rows:
+            topics, logs = self._add_row(call, row, now_ms)
+            after += logs
+            results.append(
+                AddPartitionsToTxnResult(
+                    transactional_id=row.transactional_id, topic_results=topics
+                )
+            )
+        if batched:
+            answer = AddPartitionsToTxnResponse(results_by_transaction=results)
+        else:
+            answer = AddPartitionsToTxnResponse(
+                results_by_topic_v3_and_below=results[0].topic_results
+            )
+        self._out.answer(call, answer, after)
+
+    def _waits(
+        self,
+        call: Call,
+        row: AddPartitionsToTxnTransaction,
+        request: AddPartitionsToTxnRequest,
+        now_ms: int,
+    ) -> bool:
+        """Whether this is about to begin a transaction while one ends."""
+        try:
+            transaction = self._find(row)
+        except ApiError:
+            return False
+        return self._coordinator.wait_for_end(
+            transaction,
+            lambda at_ms: self.add_partitions_to_txn(
+                call, request, at_ms, patient=False
+            ),
+            now_ms,
+        )
+
+    def _find(self, row: AddPartitionsToTxnTransaction) -> TransactionMetadata:
+        self._coordinator.check(row.transactional_id)
+        return self._coordinator.find(
+            row.transactional_id, row.producer_id, row.producer_epoch
+        )
+
+    def _add_row(
+        self, call: Call, row: AddPartitionsToTxnTransaction, now_ms: int
+    ) -> tuple[list[AddPartitionsToTxnTopicResult], tuple[int, ...]]:
+        wanted = [
+            (topic.name, partition)
+            for topic in row.topics
+            for partition in topic.partitions
+        ]
+        unknown = {
+            (topic, partition)
+            for topic, partition in wanted
+            if not 0 <= partition < self._topics.partition_count(topic)
+        }
+        try:
+            if unknown:
+                # All or nothing; which ones are at fault is said in the answer.
+                raise ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED)
+            transaction = self._find(row)
+            if row.verify_only:
+                self._coordinator.verify(transaction, wanted)
+                return _results(row.topics, ErrorCode.NONE, unknown), NOW
+            logs = self._coordinator.add(transaction, wanted, 0, now_ms)
+            return _results(row.topics, ErrorCode.NONE, unknown), logs
+        except ApiError as error:
+            code = fenced_as_of(error.error_code, call.version, _FENCED_SINCE)
+            if (
+                code is ErrorCode.INVALID_TXN_STATE
+                and call.version >= _ABORTABLE_IN_ADD_SINCE
+            ):
+                code = ErrorCode.TRANSACTION_ABORTABLE
+            return _results(row.topics, code, unknown), NOW
+
+    # -- AddOffsetsToTxn -----------------------------------------------------------
+
+    def add_offsets_to_txn(
+        self,
+        call: Call,
+        request: AddOffsetsToTxnRequest,
+        now_ms: int,
+        *,
+        patient: bool = True,
+    ) -> None:
+        try:
+            self._coordinator.check(request.transactional_id)
+            if not request.group_id:
+                raise ApiError(ErrorCode.INVALID_GROUP_ID)
+            transaction = self._coordinator.find(
+                request.transactional_id, request.producer_id, request.producer_epoch
+            )
+            if patient and self._coordinator.wait_for_end(
+                transaction,
+                lambda at_ms: self.add_offsets_to_txn(
+                    call, request, at_ms, patient=False
+                ),
+                now_ms,
+            ):
+                return
+            partition = (OFFSETS_TOPIC, self._group_partition(request.group_id))
+            after = self._coordinator.add(transaction, [partition], 0, now_ms)
+            self._out.answer(call, AddOffsetsToTxnResponse(), after)
+        except ApiError as error:
+            code = fenced_as_of(error.error_code, call.version, _FENCED_SINCE)
+            self._out.answer(call, AddOffsetsToTxnResponse(error_code=code))
+
+    # -- Produce -------------------------------------------------------------------
+
+    def produce(
+        self,
+        call: Call,
+        request: ProduceRequest,
+        now_ms: int,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """Open what a Produce writes to, and give it back; or refuse it."""
+        after: tuple[int, ...] = NOW
+        try:
+            transactional_id = request.transactional_id or ""
+            self._coordinator.check(transactional_id)
+            for producer, wanted in self._wanted(call, request).items():
+                transaction = self._coordinator.find(transactional_id, *producer)
+                if patient and self._coordinator.wait_for_end(
+                    transaction,
+                    lambda at_ms: self.produce(call, request, at_ms, patient=False),
+                    now_ms,
+                ):
+                    return
+                if call.version >= _IMPLICIT_ADD_SINCE:
+                    after += self._coordinator.add(
+                        transaction, wanted, EPOCH_BUMPS_SINCE, now_ms
+                    )
+                else:
+                    self._coordinator.verify(transaction, wanted)
+        except ApiError as error:
+            self._refuse(call, request, error.error_code)
+            return
+        if not after:
+            self._give_back(call)
+            return
+
+        def go_on(durable: bool) -> None:
+            if durable:
+                self._give_back(call)
+            else:
+                self._refuse(call, request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+        self._out.then(after, go_on)
+
+    def _give_back(self, call: Call) -> None:
+        if not call.answered:
+            call.answered = True  # from here on it is somebody else's
+            self._put_back(call)
+
+    def _wanted(
+        self, call: Call, request: ProduceRequest
+    ) -> dict[tuple[int, int], Sequence[TopicPartition]]:
+        """What each producer in a request writes to, that is there.
+
+        Raises:
+            ApiError: CORRUPT_MESSAGE.
+        """
+        wanted: dict[tuple[int, int], list[TopicPartition]] = {}
+        for row in request.topic_data:
+            name: str | None = row.name
+            if call.version >= _TOPIC_IDS_SINCE:
+                name = self._topics.topic_name(row.topic_id)
+            count = self._topics.partition_count(name) if name else 0
+            for partition in row.partition_data:
+                if name is None or not 0 <= partition.index < count:
+                    continue  # the handler says so
+                try:
+                    producer = producer_of(partition.records)
+                except RecordBatchError as error:
+                    raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+                if producer is not None:
+                    wanted.setdefault(producer, []).append((name, partition.index))
+        return dict(wanted)
+
+    def _refuse(self, call: Call, request: ProduceRequest, code: ErrorCode) -> None:
+        if code in _TRY_AGAIN:
+            code = ErrorCode.NOT_ENOUGH_REPLICAS
+        elif code is ErrorCode.PRODUCER_FENCED:
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        elif (
+            code is ErrorCode.INVALID_TXN_STATE
+            and call.version >= _ABORTABLE_IN_PRODUCE_SINCE
+        ):
+            code = ErrorCode.TRANSACTION_ABORTABLE
+        response = ProduceResponse(
+            responses=[
+                TopicProduceResponse(
+                    name=row.name,
+                    topic_id=row.topic_id,
+                    partition_responses=[
+                        PartitionProduceResponse(
+                            index=partition.index, error_code=code, base_offset=-1
+                        )
+                        for partition in row.partition_data
+                    ],
+                )
+                for row in request.topic_data
+            ]
+        )
+        self._out.answer(call, response)
+
+
+def _single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
+    """What a client of version 0 to 3 asks for, as brokers ask."""
+    return AddPartitionsToTxnTransaction(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        verify_only=False,
+        topics=request.v3_and_below_topics,
+    )
+
+
+def _results(
+    topics: Sequence[AddPartitionsToTxnTopic],
+    code: ErrorCode,
+    unknown: set[TopicPartition],
+) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=partition,
+                    partition_error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    if (topic.name, partition) in unknown
+                    else code,
+                )
+                for partition in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]

@@ -1,0 +1,146 @@
+"""What clients call themselves (client.id), for the lines of the request log.
+
+Processors do not note it: it is a text, and there are no words for it. But a request's
+bytes stay in its slot's block until the connection's next request comes, and the slot
+says which request they are. So whoever looks finds the header of the request itself, or
+that of the connection's latest one, which is taken to say the same: clients do not
+change their client.id while they are connected.
+
+    bytes                             are believed if
+    of the request itself             they begin with its API, version, correlation id
+    of the connection's latest one    they begin the block: there, whatever has come
+                                      since begins with a header too
+
+Nobody is called what another client calls itself: the row says since when it is whose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.counters.request_metrics import LoggedRequest
+from mpbroker.ipc.layout import (
+    CONNECTION_OPENED,
+    CONNECTION_SLOT,
+    SLOT_BLOCK,
+    SLOT_CONNECTION,
+    SLOT_RECEIVED,
+    SLOT_REQUEST_OFFSET,
+    SLOT_WORDS,
+    connection_row,
+    slot_row,
+    slots_in_use,
+)
+from mpbroker.ipc.segment import Segment
+
+# Size of the frame, API key, version, correlation id, length of client.id.
+_HEAD: Final = Struct(">ihhih")
+_SIZE_BYTES: Final = 4
+# A line of the log is no place for 32 KiB; names of clients are much shorter.
+_MAX_BYTES: Final = 255
+_MAX_KNOWN: Final = 65_536
+
+
+class ClientIds:
+    """Finds the client.id of logged requests.
+
+    Args:
+        words: the control segment's.
+        arena: where requests lie. It is read by system calls, since a page that nobody
+            has touched would be allocated by a look through the mapping.
+    """
+
+    def __init__(self, words: memoryview, arena: Segment) -> None:
+        self._words = words
+        self._arena = arena
+        # By connection: when its client came, ns, and what it calls itself.
+        self._known: dict[int, tuple[int, str | None]] = {}
+
+    def look(self, processor: int, requests: Sequence[LoggedRequest]) -> None:
+        """Read what there still is of a processor's requests."""
+        slots = slots_in_use(self._words, processor)
+        if not requests or not slots:
+            return
+        self._look_for_themselves(slots, requests)
+        for each in {each.connection: each for each in requests}.values():
+            if self.of(each) is None:
+                self._look_for_the_latest(slots, each)
+
+    def of(self, each: LoggedRequest) -> str | None:
+        """What a request's client calls itself; None: nothing, or it was not seen."""
+        came_ns, text = self._known.get(each.connection, (0, None))
+        opened_ns = self._opened_ns(each.connection)
+        if each.received_ns < came_ns or came_ns < opened_ns <= each.received_ns:
+            return None  # that was another one
+        return text
+
+    def _look_for_themselves(
+        self, slots: range, requests: Iterable[LoggedRequest]
+    ) -> None:
+        wanted = {(each.connection, each.received_ns): each for each in requests}
+        words, first, end = self._words, slot_row(slots.start), slot_row(slots.stop)
+        # A column at a time: a row at a time takes a hundred times as long.
+        columns = (
+            words[first + word : end : SLOT_WORDS].tolist()
+            for word in (SLOT_CONNECTION, SLOT_RECEIVED, SLOT_REQUEST_OFFSET)
+        )
+        for connection, received_ns, offset in zip(*columns, strict=True):
+            each = wanted.get((connection, received_ns))
+            if each is None:
+                continue
+            opened_ns = self._opened_ns(connection)
+            if opened_ns > received_ns:
+                continue  # its row is another client's already
+            found = self._read(offset)
+            head = (each.api_key, each.api_version, each.correlation_id)
+            if found is not None and found[0] == head:
+                self._learn(connection, opened_ns, found[1])
+
+    def _look_for_the_latest(self, slots: range, each: LoggedRequest) -> None:
+        words, row = self._words, connection_row(each.connection)
+        slot = words[row + CONNECTION_SLOT] - 1
+        opened_ns = words[row + CONNECTION_OPENED]
+        if slot not in slots or opened_ns > each.received_ns:
+            return
+        at = slot_row(slot)
+        offset = words[at + SLOT_REQUEST_OFFSET]
+        if (
+            words[at + SLOT_CONNECTION] != each.connection
+            or words[at + SLOT_RECEIVED] < opened_ns  # it has published nothing there
+            or offset != words[at + SLOT_BLOCK] + _SIZE_BYTES
+        ):
+            return
+        found = self._read(offset)
+        is_still_its = (
+            words[row + CONNECTION_SLOT] == slot + 1
+            and words[row + CONNECTION_OPENED] == opened_ns
+        )
+        if found is not None and is_still_its:
+            self._learn(each.connection, opened_ns, found[1])
+
+    def _read(self, offset: int) -> tuple[tuple[int, int, int], str | None] | None:
+        """The beginning of a request's header, and its client.id."""
+        data = os.pread(
+            self._arena.fd, _HEAD.size + _MAX_BYTES, max(0, offset - _SIZE_BYTES)
+        )
+        if len(data) < _HEAD.size:
+            return None
+        size, key, version, correlation_id, length = _HEAD.unpack_from(data)
+        head = (key, version, correlation_id)
+        if length < 0:
+            return head, None
+        if _HEAD.size + length > size + _SIZE_BYTES:
+            return None  # it claims more than there is
+        name = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
+        return head, name + "..." * (length > _MAX_BYTES)
+
+    def _learn(self, connection: int, opened_ns: int, text: str | None) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[connection] = (opened_ns, text)
+
+    def _opened_ns(self, connection: int) -> int:
+        return self._words[connection_row(connection) + CONNECTION_OPENED]

@@ -1,0 +1,232 @@
+"""A small HTTP server that nobody can keep busy: everything about it is bounded.
+
+One request a connection, GET or HEAD, a head of 8 KiB, 32 connections, ten seconds
+each: who is slower is closed. Nothing blocks; a page is made when its request is whole.
+While others wait, who has said nothing makes room at once: whether the broker lives is
+asked here, and those who ask would restart it.
+
+Source: RFC 9110, RFC 9112.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from mpbroker.base.logger import get_logger
+
+_LOG = get_logger(__name__)
+
+MAX_CONNECTIONS: Final = 32
+MAX_HEAD_BYTES: Final = 8 * 1024
+TIME_S: Final = 10.0
+# What they have who keep others waiting, to ask and to read the answer. A request comes
+# right behind the last packet of its connection's handshake.
+_SILENT_S: Final = 0.05
+_READING_S: Final = 1.0
+_CHUNK: Final = 64 * 1024
+
+
+class Page(NamedTuple):
+    """What is answered."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class HttpError(Exception):
+    """A request that is answered with an error; the text is for its sender."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def requested_path(head: bytes) -> tuple[str, bool]:
+    """Read a request's first line.
+
+    Returns:
+        The path without its query, and whether the body is wanted.
+
+    Raises:
+        HttpError: it is not for us, or no HTTP.
+    """
+    line = head.split(b"\r\n", 1)[0].split(b"\n", 1)[0]
+    parts = line.split(b" ")
+    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+        raise HttpError(HTTPStatus.BAD_REQUEST, "this is no HTTP/1 request")
+    method, target = parts[0], parts[1].partition(b"?")[0]
+    if method not in (b"GET", b"HEAD"):
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are served")
+    return target.decode("latin-1"), method == b"GET"
+
+
+class _Connection:
+    def __init__(self, sock: socket.socket, came: float) -> None:
+        self.sock = sock
+        self.came = came
+        self.head = bytearray()
+        self.left: memoryview | None = None  # of the answer
+
+
+class HttpServer:
+    """Serves pages of one listening socket in somebody's epoll loop.
+
+    Args:
+        sock: listening.
+        epoll: the loop's; ``ready`` gets what it reports.
+        page: makes the page of a path, or raises HttpError.
+    """
+
+    def __init__(
+        self, sock: socket.socket, epoll: select.epoll, page: Callable[[str], Page]
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._epoll = epoll
+        self._page = page
+        self._connections: dict[int, _Connection] = {}
+        self._is_waiting = False  # for room, and accepts nobody
+        epoll.register(sock.fileno(), select.EPOLLIN)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether others wait until there is room, which a turn may make soon."""
+        return len(self._connections) >= MAX_CONNECTIONS
+
+    def ready(self, fd: int) -> None:
+        """A descriptor of ours, or of somebody else, can be read or written."""
+        if fd == self._sock.fileno():
+            self._accept()
+        elif fd in self._connections:
+            connection = self._connections[fd]
+            try:
+                self._move(connection)
+            except OSError:  # it has gone
+                self._close(connection)
+
+    def expire(self, now: float) -> None:
+        """Close whoever was too slow."""
+        for connection in list(self._connections.values()):
+            if connection.came + TIME_S <= now:
+                self._close(connection)
+
+    def close(self) -> None:
+        """Close everything but the listening socket."""
+        for connection in list(self._connections.values()):
+            self._close(connection)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_CONNECTIONS):  # a turn
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                _LOG.warning("metrics: no connection can be accepted: %s", error)
+                self._wait_for_room()
+                return
+            sock.setblocking(False)
+            connection = _Connection(sock, time.monotonic())
+            self._connections[sock.fileno()] = connection
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+            self.ready(sock.fileno())  # it may have asked while it waited
+            if self.is_full:
+                self._wait_for_room()
+                return
+
+    def _wait_for_room(self) -> None:
+        # The others wait in the backlog, and we do not spin over them.
+        self._is_waiting = True
+        self._epoll.modify(self._sock.fileno(), 0)
+
+    def resume(self) -> None:
+        """Accept again, if there is room; once a turn of the loop at most."""
+        if not self._is_waiting:
+            return
+        if self.is_full:
+            now = time.monotonic()
+            for each in list(self._connections.values()):
+                allowed_s = _SILENT_S if each.left is None else _READING_S
+                if each.came + allowed_s <= now:
+                    self._close(each)
+        if not self.is_full:
+            self._is_waiting = False
+            self._epoll.modify(self._sock.fileno(), select.EPOLLIN)
+
+    def _move(self, connection: _Connection) -> None:
+        if connection.left is None:
+            try:
+                data = connection.sock.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close(connection)
+                return
+            connection.head += data
+            head = connection.head
+            if b"\r\n\r\n" not in head and b"\n\n" not in head:
+                if len(head) <= MAX_HEAD_BYTES:
+                    return
+                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                answer = _error(status, f"more than {MAX_HEAD_BYTES} bytes of headers")
+            else:
+                answer = self._answer(bytes(head))
+            connection.left = memoryview(answer)
+            self._epoll.modify(connection.sock.fileno(), select.EPOLLOUT)
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        assert connection.left is not None
+        try:
+            sent = connection.sock.send(connection.left)
+        except BlockingIOError:
+            return
+        connection.left = connection.left[sent:]
+        if not connection.left:
+            self._close(connection)
+
+    def _answer(self, head: bytes) -> bytes:
+        try:
+            path, with_body = requested_path(head)
+            page = self._page(path)
+        except HttpError as error:
+            return _error(error.status, str(error))
+        except Exception:  # noqa: BLE001 - the next one may be luckier
+            _LOG.exception("metrics: a page could not be made; this is a bug")
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "see the broker's log")
+        return _message(page, with_body=with_body)
+
+    def _close(self, connection: _Connection) -> None:
+        fd = connection.sock.fileno()
+        self._epoll.unregister(fd)
+        del self._connections[fd]
+        connection.sock.close()
+
+
+def _message(page: Page, *, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}\r\n"
+        f"Content-Type: {page.content_type}\r\n"
+        f"Content-Length: {len(page.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "X-Content-Type-Options: nosniff\r\n"
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline';"
+        " script-src 'unsafe-inline'; connect-src 'self'; img-src data:\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (page.body if with_body else b"")
+
+
+def _error(status: int, text: str) -> bytes:
+    page = Page(status, "text/plain; charset=utf-8", text.encode() + b"\n")
+    return _message(page, with_body=True)

@@ -1,0 +1,61 @@
+"""The listening socket of the metrics: opened by the supervisor, so that an address
+that cannot be had is an error of the start and not a log line of a child.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from mpbroker.base.config_def import ConfigError
+from mpbroker.config import BrokerConfig
+from mpbroker.config.metrics_keys import parse_metrics_listener
+from mpbroker.ipc.parts import Parts
+
+_PART: Final = "metrics listener"
+_BACKLOG: Final = 128
+
+
+def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket | None:
+    """Return the listening socket; None: metrics.listeners is not set.
+
+    A program that takes over listens on the socket of the one before it.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    address = parse_metrics_listener(config.metrics_listeners)
+    if address is None:
+        return None
+    return parts.listening(_PART, lambda: _listen(*address))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            # As bytes: of a str the codec "idna" refuses "a..b" in a way of its own.
+            host.encode() or None,
+            port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"metrics.listeners=HTTP://{host}:{port}: {error.strerror}; choose another"
+            " address or leave it unset"
+        ) from error
+    return sock
+
+
+def metrics_url(sock: socket.socket) -> str:
+    """Where the status page is."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

@@ -1,0 +1,115 @@
+"""What the partition table says of each partition, without loading or locking any."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mpbroker.ipc.layout import (
+    ROW_COPIES,
+    ROW_COPY_WORDS,
+    ROW_DURABLE_END,
+    ROW_LOG_START_OFFSET,
+    ROW_STATUS,
+    ROW_STRUCTURE,
+    ROW_VERSION,
+    ROW_WORDS,
+    RowStatus,
+)
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.storage.files.log_files import LOG_SUFFIX
+from mpbroker.storage.partition_directory import directory_name
+
+if TYPE_CHECKING:
+    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.supervisor.memory import BrokerMemory
+
+# Beyond these a page of metrics would be larger than anybody reads: they are counted.
+MAX_PARTITIONS_SHOWN: Final = 20_000
+
+
+class PartitionFigures(NamedTuple):
+    """One partition, now."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    log_end_offset: int
+    size_bytes: int
+    unflushed_records: int
+    unflushed_bytes: int  # an estimate: the records' share of the active segment
+    is_offline: bool
+
+
+class Partitions:
+    """Reads the table; keeps the sizes of closed segments, which do not change."""
+
+    def __init__(
+        self, memory: BrokerMemory, registry: TopicRegistry, log_dirs: list[str]
+    ) -> None:
+        self._words = memory.table.segment.words
+        self.registry = registry
+        self._log_dirs = log_dirs
+        self._closed: dict[int, tuple[tuple[int, int], int]] = {}
+        self.unloaded = 0  # of the last look: nobody has touched them since the start
+        self.not_shown = 0
+
+    def __iter__(self) -> Iterator[PartitionFigures]:
+        self.unloaded = self.not_shown = shown = 0
+        for topic in list(self.registry.topics()):
+            for partition, row in enumerate(topic.partitions):
+                status = self._words[row * ROW_WORDS + ROW_STATUS]
+                if status not in (RowStatus.ONLINE, RowStatus.OFFLINE):
+                    self.unloaded += 1
+                elif shown >= MAX_PARTITIONS_SHOWN:
+                    self.not_shown += 1
+                else:
+                    shown += 1
+                    yield self._figures(topic.name, partition, row, status)
+
+    def _figures(
+        self, topic: str, partition: int, row: int, status: int
+    ) -> PartitionFigures:
+        words, word = self._words, row * ROW_WORDS
+        state = self._state(word)
+        durable = words[word + ROW_DURABLE_END]
+        unflushed = max(0, state.log_end_offset - durable)
+        in_active = max(1, state.log_end_offset - state.active_base_offset)
+        structure = (words[word + ROW_STRUCTURE], state.active_base_offset)
+        closed = self._closed.get(row)
+        if closed is None or closed[0] != structure:
+            size = self._closed_bytes(topic, partition, state.active_base_offset)
+            closed = self._closed[row] = (structure, size)
+        return PartitionFigures(
+            topic,
+            partition,
+            words[word + ROW_LOG_START_OFFSET],
+            state.log_end_offset,
+            closed[1] + state.active_size,
+            unflushed,
+            state.active_size * min(unflushed, in_active) // in_active,
+            status == RowStatus.OFFLINE,
+        )
+
+    def _state(self, word: int) -> LogState:
+        """The committed copy, without the lock: an unmoved version says it is whole."""
+        words = self._words
+        while True:
+            version = words[word + ROW_VERSION]
+            at = word + ROW_COPIES + (version & 1) * ROW_COPY_WORDS
+            state = LogState._make(words[at : at + len(LogState._fields)].tolist())
+            if words[word + ROW_VERSION] == version:
+                return state
+
+    def _closed_bytes(self, topic: str, partition: int, active_base: int) -> int:
+        name, total = directory_name(topic, partition), 0
+        active = f"{active_base:020d}{LOG_SUFFIX}"
+        for parent in self._log_dirs:
+            # It may be deleted just now, or its segments be.
+            with contextlib.suppress(OSError), os.scandir(f"{parent}/{name}") as files:
+                for file in files:
+                    if file.name.endswith(LOG_SUFFIX) and file.name != active:
+                        total += file.stat().st_size
+        return total

@@ -1,0 +1,148 @@
+"""Look into a broker that does not answer: by what it has published, and its memory.
+
+The named segment says who it is, which processes it had and who died of what. Its live
+words are in memory without a name, which Linux shows to the same user and to root as
+the supervisor's descriptors in /proc; they are mapped read-only. Nothing here asks, or
+stops, any process.
+
+Source: proc(5), /proc/pid/fd; ptrace(2), "Ptrace access mode checking".
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.inspect.broker_view import BrokerView, NameOfRow
+from mpbroker.ipc.layout import (
+    CELL_END,
+    CONTROL_WORDS,
+    HEADER,
+    HEADER_MAGIC,
+    HEADER_SUPERVISOR_PID,
+    HEADER_VERSION,
+    LAYOUT_VERSION,
+    MAGIC,
+    MAX_PARTITIONS,
+    METADATA_CELL,
+    cell,
+)
+from mpbroker.ipc.named_segment import broker_names, read_telemetry
+
+_MEMFD: Final = "/memfd:mpbroker-"
+_DELETED: Final = " (deleted)"
+_WANTED: Final = ("control", "partitions", "black-boxes")
+
+
+class FoundBroker(NamedTuple):
+    """A broker on this machine, as its named segment shows it."""
+
+    name: str  # of the segment
+    pid: int
+    alive: bool
+    state: dict[str, Any] | None  # None: not ours to read, or not yet complete
+
+    def serves(self, path: str) -> bool:
+        """Whether a directory is one of its data directories."""
+        return self.state is not None and path in self.state.get("log_dirs", ())
+
+
+def find_brokers() -> list[FoundBroker]:
+    """All brokers that have left a named segment: the living, then the dead."""
+    found = [
+        FoundBroker(name, pid, alive, read_telemetry(name))
+        for name, pid, alive in broker_names()
+    ]
+    return sorted(found, key=lambda each: (not each.alive, each.name))
+
+
+def process_state(pid: int) -> str:
+    """The letter of /proc/pid/stat: T is stopped, Z a zombie; "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def attach(pid: int) -> BrokerView | None:
+    """Map a broker's shared memory read-only.
+
+    Returns:
+        None if we may not, or it has another layout than this version knows.
+    """
+    found: dict[str, list[memoryview]] = {}
+    folder = f"/proc/{pid}/fd"
+    try:
+        for fd in os.listdir(folder):
+            try:
+                target = os.readlink(f"{folder}/{fd}")
+            except FileNotFoundError:  # closed meanwhile: none that we want
+                continue
+            name = target.removeprefix(_MEMFD).removesuffix(_DELETED)
+            if target.startswith(_MEMFD) and name in _WANTED:
+                found.setdefault(name, []).append(_map(f"{folder}/{fd}"))
+    except (OSError, ValueError):  # a start that has not got far is empty yet
+        return None
+    try:
+        # After an upgrade it may hold a predecessor's beside its own.
+        control = next(each for each in found["control"] if _is_of(each, pid))
+        return BrokerView(control, found["partitions"][-1], found["black-boxes"][-1])
+    except (KeyError, StopIteration):
+        return None
+
+
+def names_of_rows(view: BrokerView, log_dir: str, broker_id: int = 0) -> NameOfRow:
+    """Learn the partitions' names from the metadata log, as far as it is committed."""
+    from mpbroker.metadata.metadata_log import MetadataLog
+    from mpbroker.metadata.topics import TopicRegistry
+
+    try:
+        log = MetadataLog(log_dir, _CommittedEnd(view.control))
+        registry = TopicRegistry(
+            log, broker_id=broker_id, capacity=MAX_PARTITIONS, now_ms=lambda: 0
+        )
+    except (OSError, MpbrokerError):
+        return lambda row: None
+
+    def name(row: int) -> tuple[str, int] | None:
+        partition = registry.partition_by_row(row)
+        return partition and (partition.topic.name, partition.partition_id)
+
+    return name
+
+
+class _CommittedEnd:
+    """The metadata log's cell, for one who only reads."""
+
+    def __init__(self, control: memoryview) -> None:
+        self.end = int(control[cell(METADATA_CELL) + CELL_END])
+
+    def locked(self) -> AbstractContextManager[None]:
+        raise MpbrokerError("a broker that is only looked at is not changed")
+
+
+def _map(path: str) -> memoryview:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)).cast("q")
+    finally:
+        os.close(fd)
+
+
+def _is_of(words: memoryview, pid: int) -> bool:
+    return (
+        len(words) == CONTROL_WORDS
+        and words[HEADER + HEADER_MAGIC] == MAGIC
+        and words[HEADER + HEADER_VERSION] == LAYOUT_VERSION
+        and words[HEADER + HEADER_SUPERVISOR_PID] == pid
+    )

@@ -1,0 +1,190 @@
+"""What the control socket speaks: its frames, its path, and who may speak.
+
+    frame      length of the rest (4 bytes, big-endian), then one msgpack map
+    request    {"command": name, "arguments": {...}}
+    answer     {"ok": true, "result": ...}
+               {"ok": false, "error": one sentence for people}
+
+One answer a request, in order, on a connection that may carry any number. There is
+no state between two requests.
+
+Source: unix(7) for the length of paths, SO_PEERCRED and SO_PEERGROUPS.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from mpbroker.base.errors import MpbrokerError
+
+SOCKET_NAME: Final = "control.sock"
+# A request is a name and some numbers; whoever sends more is not our client.
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+
+_LENGTH: Final = struct.Struct(">I")
+_MAX_PATH_BYTES: Final = 107  # sun_path without its final zero
+# What is left of that behind "/proc/self/fd/NNNNNNN/".
+_MAX_NAME_BYTES: Final = 80
+_CREDENTIALS: Final = struct.Struct("=iII")
+_SO_PEERGROUPS: Final = 59
+_MAX_GROUPS: Final = 65536  # NGROUPS_MAX
+
+
+class ControlProtocolError(MpbrokerError):
+    """Bytes that are no frame of ours: close the connection."""
+
+
+class ControlSocketError(MpbrokerError):
+    """The control socket cannot be made or reached where it should be."""
+
+
+def encode_frame(value: object, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
+    """Return a value as one frame.
+
+    Raises:
+        ControlProtocolError: it is longer than its reader would accept.
+    """
+    data: bytes = msgpack.packb(value)
+    if len(data) > max_bytes:
+        raise ControlProtocolError(f"{len(data)} bytes in a frame of {max_bytes}")
+    return _LENGTH.pack(len(data)) + data
+
+
+class FrameReader:
+    """Cut a byte stream into maps, wherever its chunks were cut."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = bytearray()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the stream so far ended with a whole frame."""
+        return not self._bytes
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether ``next_map`` has something to return, or to raise."""
+        if len(self._bytes) < _LENGTH.size:
+            return False
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        whole: bool = len(self._bytes) >= _LENGTH.size + length
+        return whole or length > self._max_bytes
+
+    def feed(self, data: bytes) -> None:
+        self._bytes += data
+
+    def next_map(self) -> dict[str, Any] | None:
+        """Return the next frame's map, or None if more bytes are needed first.
+
+        Raises:
+            ControlProtocolError: the length is above the limit, or what follows is no
+                map of msgpack; nothing after it can be understood.
+        """
+        if not self.has_frame:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        # Judged before the bytes arrive: nobody makes us wait for, or hold, 4 GiB.
+        if length > self._max_bytes:
+            raise ControlProtocolError(
+                f"a frame of {length} bytes; at most {self._max_bytes} are read"
+            )
+        end = _LENGTH.size + length
+        data = bytes(self._bytes[_LENGTH.size : end])
+        del self._bytes[:end]
+        try:
+            value = msgpack.unpackb(data)
+        # All of what it raises for bytes that it cannot read.
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+            raise ControlProtocolError(f"not msgpack: {error}") from None
+        if not isinstance(value, dict):
+            raise ControlProtocolError(f"{type(value).__name__} instead of a map")
+        return value
+
+
+# -- where ---------------------------------------------------------------------------
+
+
+def default_socket_path(data_dir: str, runtime_directory: str) -> str:
+    """Where a broker's socket is unless ``control.socket.path`` says otherwise.
+
+    Args:
+        data_dir: its first.
+        runtime_directory: $RUNTIME_DIRECTORY: of systemd, a colon-separated list; or
+            empty.
+    """
+    return os.path.join(runtime_directory.partition(":")[0] or data_dir, SOCKET_NAME)
+
+
+@contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """The address to bind or connect to for a path of any length.
+
+    A socket's address holds 107 bytes. What is longer is reached through a descriptor
+    of its directory, so that a deep data directory is no error.
+
+    Raises:
+        ControlSocketError: the directory cannot be opened, or the last name alone is
+            too long.
+    """
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        yield path
+        return
+    directory, name = os.path.split(path)
+    size = len(os.fsencode(name))
+    if size > _MAX_NAME_BYTES:
+        raise ControlSocketError(
+            f"control.socket.path={path}: the file's name has {size} bytes, at most"
+            f" {_MAX_NAME_BYTES} can be used in a path of more than {_MAX_PATH_BYTES};"
+            " shorten it"
+        )
+    try:
+        fd = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ControlSocketError(f"{directory}: {error.strerror}") from None
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+# -- who -----------------------------------------------------------------------------
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, as the kernel knows it."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Ask the kernel who connected.
+
+    Raises:
+        OSError: the peer has gone.
+    """
+    pid, uid, gid = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    groups = {gid}
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
+    except OSError:  # before Linux 4.13: the first group alone
+        packed = b""
+    groups.update(struct.unpack(f"={len(packed) // 4}I", packed))
+    return Peer(pid, uid, frozenset(groups))
+
+
+def may_control(peer: Peer, owner: int, group: int) -> bool:
+    """Whether a peer is root, the broker's own user, or of the socket's group."""
+    return peer.uid in (0, owner) or group in peer.groups

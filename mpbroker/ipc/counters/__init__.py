@@ -1,0 +1,1 @@
+"""Counted events, in words that outlive the process that counted."""

@@ -1,0 +1,1 @@
+"""Tables of rows that several processes read and write."""

@@ -1,0 +1,310 @@
+"""The shared row of every partition: who appends next, and what is committed.
+
+An append commits by one store: the new LogState is written to the copy that nobody
+reads, then the version word makes it the current one. Whoever dies before that store
+has appended nothing; the bytes it left past ``active_size`` and the index entries
+past their counts are overwritten by the next append.
+
+A request that must not be executed twice names itself in the row (intent) before it
+writes. Whoever takes the lock of a dead owner first finds out whether that append was
+committed (the log end has passed its base offset) and notes it in the request's slot,
+so that a redelivered request is answered and not appended again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.counters import fetched_bytes
+from mpbroker.ipc.layout import (
+    MAX_PARTITIONS,
+    MAX_SLOTS,
+    ROW_COPIES,
+    ROW_COPY_WORDS,
+    ROW_DURABLE_END,
+    ROW_INTENT,
+    ROW_LOG_START_OFFSET,
+    ROW_MUTEX,
+    ROW_STATUS,
+    ROW_STRUCTURE,
+    ROW_VERSION,
+    ROW_WORDS,
+    SLOT_INTENT,
+    SLOT_INTENT_BASE,
+    SLOT_PROGRESS,
+    SLOT_PROGRESS_OFFSET,
+    RowStatus,
+    slot_row,
+)
+from mpbroker.ipc.robust_mutex import (
+    RobustMutex,
+    owner_died,
+    pthread_mutex_unlock,
+    spin_lock,
+)
+from mpbroker.ipc.segment import Segment
+
+TABLE_BYTES: Final = (fetched_bytes.FIRST + fetched_bytes.WORDS) * 8
+_INTENT_ROW_MASK: Final = 0xFFFF_FFFF
+
+
+class LogState(NamedTuple):
+    """What one append changes of a partition, committed together."""
+
+    log_end_offset: int = 0
+    active_base_offset: int = 0
+    active_size: int = 0  # bytes of the active segment
+    index_entries: int = 0  # of the active segment's offset index
+    time_index_entries: int = 0
+    bytes_since_index: int = 0
+    max_timestamp: int = -1  # ms, of the active segment
+    max_timestamp_offset: int = -1
+    first_unstable_offset: int = -1  # -1: none, all is stable
+    segment_created_ms: int = 0
+    bytes_in: int = 0  # of all batches appended since the broker's memory was made
+
+
+_STATE_WORDS: Final = len(LogState._fields)
+assert _STATE_WORDS <= ROW_COPY_WORDS
+
+
+class PartitionTable:
+    """Rows 0 to MAX_PARTITIONS in one sparse segment.
+
+    Args:
+        segment: the rows.
+        control: the slot table, where intents are settled; None where no request
+            can be under way (tools, unit tests).
+        arena: where slots keep their progress words; None likewise.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        control: Segment | None = None,
+        arena: Segment | None = None,
+    ) -> None:
+        self._segment = segment
+        self._control = control
+        self._arena = arena
+        self._rows: dict[int, PartitionRow] = {}
+
+    @classmethod
+    def create(
+        cls, control: Segment | None = None, arena: Segment | None = None
+    ) -> "PartitionTable":
+        """Make a table of zeroed rows. A row's mutex is made by ``initialise_row``."""
+        return cls(cls.create_segment(), control, arena)
+
+    @staticmethod
+    def create_segment() -> Segment:
+        return Segment.create("mpbroker-partitions", TABLE_BYTES)
+
+    @property
+    def segment(self) -> Segment:
+        return self._segment
+
+    def row(self, index: int) -> "PartitionRow":
+        row = self._rows.get(index)
+        if row is None:
+            if not 0 <= index < MAX_PARTITIONS:
+                raise IndexError(f"partition row {index} not in 0..{MAX_PARTITIONS}")
+            row = PartitionRow(index, self._segment, self._control, self._arena)
+            self._rows[index] = row
+        return row
+
+    def status(self, index: int) -> int:
+        """Return a row's status; cheaper than to make the row for that alone."""
+        return self._segment.words[index * ROW_WORDS + ROW_STATUS]
+
+    def initialise_row(self, index: int) -> None:
+        """Make a row usable: by the one process that just gave this row its meaning.
+
+        Under the metadata mutex, before the partition is published; doing it again
+        after a death that left it half done is harmless, since nobody has seen it.
+        """
+        RobustMutex.initialise(self._segment, index * ROW_WORDS + ROW_MUTEX)
+
+
+class PartitionRow:
+    """One partition's shared words, for the process that holds this object."""
+
+    __slots__ = (
+        "_arena",
+        "_argument",
+        "_control",
+        "_intended",
+        "base",
+        "index",
+        "words",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        segment: Segment,
+        control: Segment | None,
+        arena: Segment | None,
+    ) -> None:
+        self.index = index
+        self.words = segment.words
+        self.base = index * ROW_WORDS
+        self._argument = RobustMutex(segment, self.base + ROW_MUTEX).argument
+        self._control = control
+        self._arena = arena
+        # Of the append under way in this process: its slot's row, which of the
+        # request's partitions it is, and its base offset.
+        self._intended: tuple[int, int, int] | None = None
+
+    def lock(self) -> None:
+        """Take the row's mutex; settle the intent of an owner that died with it."""
+        result = spin_lock(self._argument)
+        if result:
+            owner_died(self._argument, result)
+            self._settle_intent()
+
+    def unlock(self) -> None:
+        pthread_mutex_unlock(self._argument)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        self.lock()
+        try:
+            yield
+        finally:
+            pthread_mutex_unlock(self._argument)
+
+    def settle(self) -> None:
+        """Take and release the lock, so that a dead owner's intent is settled now."""
+        self.lock()
+        self.unlock()
+
+    def settle_and_unlock(self) -> None:
+        """Settle the intent, as the lock's owner, and release the lock."""
+        self._settle_intent()
+        self.unlock()
+
+    # -- the committed copy ------------------------------------------------------
+
+    def snapshot(self) -> LogState:
+        """Read the committed copy, without the lock; retried if it moved meanwhile."""
+        words, base = self.words, self.base
+        while True:
+            version = words[base + ROW_VERSION]
+            start = base + ROW_COPIES + (version & 1) * ROW_COPY_WORDS
+            state = words[start : start + _STATE_WORDS].tolist()
+            if words[base + ROW_VERSION] == version:
+                return LogState._make(state)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The committed log end offset."""
+        words, base = self.words, self.base
+        while True:
+            version = words[base + ROW_VERSION]
+            end = words[base + ROW_COPIES + (version & 1) * ROW_COPY_WORDS]
+            # Unmoved version: nobody was rewriting this copy while we read it.
+            if words[base + ROW_VERSION] == version:
+                return end
+
+    def publish(self, state: LogState) -> None:
+        """Commit a new state. Under the lock; the last store is the commit."""
+        words, base = self.words, self.base
+        version = words[base + ROW_VERSION] + 1
+        word = base + ROW_COPIES + (version & 1) * ROW_COPY_WORDS
+        for value in state:
+            words[word] = value
+            word += 1
+        words[base + ROW_VERSION] = version
+
+    # -- exactly once --------------------------------------------------------------
+
+    def set_intent(self, slot: int, ordinal: int, base_offset: int) -> None:
+        """Say that ``slot`` is about to append its partition number ``ordinal``."""
+        if slot < 0:
+            return
+        assert self._control is not None
+        slots, row = self._control.words, slot_row(slot)
+        slots[row + SLOT_INTENT_BASE] = base_offset
+        slots[row + SLOT_INTENT] = (ordinal + 1) << 32 | (self.index + 1)
+        self.words[self.base + ROW_INTENT] = slot + 1
+        self._intended = (row, ordinal, base_offset)
+
+    def clear_intent(self) -> None:
+        """Note the append as done in its slot. Under the lock, after ``publish``."""
+        intended = self._intended
+        if intended is None:
+            return
+        # We know what a successor would have to find out: see _settle_intent, whose
+        # stores these are, in the same order.
+        row, ordinal, base_offset = intended
+        self._intended = None
+        self._note_done(row, ordinal, base_offset)
+        assert self._control is not None
+        self._control.words[row + SLOT_INTENT] = 0
+        self.words[self.base + ROW_INTENT] = 0
+
+    def abandon_intent(self) -> None:
+        """The append failed, perhaps before its commit, and its process lives."""
+        self._intended = None
+        if self.words[self.base + ROW_INTENT]:
+            self._settle_intent()
+
+    def _settle_intent(self) -> None:
+        # Idempotent: whoever dies in here leaves the row's intent, and the next owner
+        # comes to the same end. PROGRESS is set to an absolute number for that reason.
+        slot = self.words[self.base + ROW_INTENT] - 1
+        if slot < 0:
+            return
+        if self._control is not None and slot < MAX_SLOTS:
+            slots, row = self._control.words, slot_row(slot)
+            intent = slots[row + SLOT_INTENT]
+            if intent & _INTENT_ROW_MASK == self.index + 1:
+                ordinal = (intent >> 32) - 1
+                base_offset = slots[row + SLOT_INTENT_BASE]
+                if self.log_end_offset > base_offset:
+                    self._note_done(row, ordinal, base_offset)
+                slots[row + SLOT_INTENT] = 0
+        self.words[self.base + ROW_INTENT] = 0
+
+    def _note_done(self, row: int, ordinal: int, base_offset: int) -> None:
+        assert self._control is not None
+        slots = self._control.words
+        where = slots[row + SLOT_PROGRESS_OFFSET]
+        if self._arena is not None and where:
+            self._arena.words[(where >> 3) + ordinal] = base_offset
+        slots[row + SLOT_PROGRESS] = ordinal + 1
+
+    # -- single words ----------------------------------------------------------------
+
+    @property
+    def status(self) -> int:
+        return self.words[self.base + ROW_STATUS]
+
+    @status.setter
+    def status(self, value: RowStatus) -> None:
+        self.words[self.base + ROW_STATUS] = value
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.words[self.base + ROW_LOG_START_OFFSET]
+
+    @log_start_offset.setter
+    def log_start_offset(self, value: int) -> None:
+        self.words[self.base + ROW_LOG_START_OFFSET] = value
+
+    @property
+    def structure_version(self) -> int:
+        return self.words[self.base + ROW_STRUCTURE]
+
+    @structure_version.setter
+    def structure_version(self, value: int) -> None:
+        self.words[self.base + ROW_STRUCTURE] = value
+
+    @property
+    def durable_end_offset(self) -> int:
+        return self.words[self.base + ROW_DURABLE_END]
+
+    @durable_end_offset.setter
+    def durable_end_offset(self, value: int) -> None:
+        self.words[self.base + ROW_DURABLE_END] = value

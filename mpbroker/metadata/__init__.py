@@ -1,0 +1,1 @@
+"""The metadata log and its image: topics, configs, ACLs, quotas, SCRAM users."""

@@ -1,0 +1,216 @@
+"""Access control entries in the metadata log, and how they are changed.
+
+Each has an id of 16 random bytes, which the record that takes it away names.
+
+Source: Apache Kafka, AccessControlEntryRecord.json and its removal's;
+AclControlManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from mpbroker.metadata.meta_properties import random_uuid, uuid_of_text, uuid_to_text
+from mpbroker.protocol.acl import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    PatternType,
+    ResourceType,
+)
+
+# A request that is executed again is so within seconds: so many others are known.
+_REQUESTS_KNOWN: Final = 16
+
+ENTRY_RECORD: Final = "AccessControlEntryRecord"
+REMOVAL_RECORD: Final = "RemoveAccessControlEntryRecord"
+
+AclRecord = dict[str, Any]
+
+
+def access_control_entry_record(acl_id: bytes, acl: AclBinding) -> AclRecord:
+    """An entry is there from now on."""
+    return {
+        "type": ENTRY_RECORD,
+        "id": uuid_to_text(acl_id),
+        "resourceType": int(acl.resource_type),
+        "resourceName": acl.resource_name,
+        "patternType": int(acl.pattern_type),
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": int(acl.operation),
+        "permissionType": int(acl.permission_type),
+    }
+
+
+def remove_access_control_entry_record(
+    acl_id: bytes, request_id: bytes | None = None
+) -> AclRecord:
+    """The entry of that id is there no longer, at the wish of that request."""
+    record: AclRecord = {"type": REMOVAL_RECORD, "id": uuid_to_text(acl_id)}
+    if request_id is not None:
+        record["request"] = uuid_to_text(request_id)
+    return record
+
+
+class AclImage:
+    """The entries that the log adds up to.
+
+    Attributes:
+        version: changes with every change of them, and of nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._by_id: dict[bytes, AclBinding] = {}
+        self._ids: dict[AclBinding, bytes] = {}
+        self._removed: dict[str, list[AclBinding]] = {}  # by the latest requests
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[AclBinding]:
+        """All entries, oldest first."""
+        return iter(self._by_id.values())
+
+    def __contains__(self, acl: AclBinding) -> bool:
+        return acl in self._ids
+
+    def id_of(self, acl: AclBinding) -> bytes:
+        return self._ids[acl]
+
+    def removed_by(self, request_id: bytes) -> list[AclBinding]:
+        """The entries that a request took away, oldest first; of the latest few."""
+        return self._removed.get(uuid_to_text(request_id), [])
+
+    def replay_entry(self, record: AclRecord) -> None:
+        """Apply an AccessControlEntryRecord.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not what it should be, or its id or
+                entry is there already.
+        """
+        acl_id = uuid_of_text(record["id"])
+        acl = AclBinding(
+            ResourceType(record["resourceType"]),
+            str(record["resourceName"]),
+            PatternType(record["patternType"]),
+            str(record["principal"]),
+            str(record["host"]),
+            AclOperation(record["operation"]),
+            AclPermissionType(record["permissionType"]),
+        )
+        if acl_id in self._by_id or acl in self._ids:
+            raise ValueError("the entry exists already")
+        self._by_id[acl_id] = acl
+        self._ids[acl] = acl_id
+        self.version += 1
+
+    def replay_removal(self, record: AclRecord) -> None:
+        """Apply a RemoveAccessControlEntryRecord; raises as replay_entry()."""
+        acl = self._by_id.pop(uuid_of_text(record["id"]))
+        del self._ids[acl]
+        self.version += 1
+        request = record.get("request")
+        if request is not None:
+            self._removed.setdefault(str(request), []).append(acl)
+            if len(self._removed) > _REQUESTS_KNOWN:
+                del self._removed[next(iter(self._removed))]
+
+    def records(self) -> list[AclRecord]:
+        """Return records that replay to this."""
+        return [
+            access_control_entry_record(acl_id, acl)
+            for acl_id, acl in self._by_id.items()
+        ]
+
+
+class HasAcls(Protocol):
+    """The part of a MetadataImage that is needed here."""
+
+    @property
+    def acls(self) -> AclImage:
+        """The access control entries."""
+        ...
+
+
+class Metadata(Protocol):
+    """The part of the TopicRegistry that is needed here."""
+
+    @property
+    def image(self) -> HasAcls: ...
+
+    def change(self, decide: Callable[[HasAcls], Sequence[AclRecord]], /) -> None: ...
+
+
+def create_acls(metadata: Metadata, acls: Iterable[AclBinding]) -> None:
+    """Add entries with one write to disk; those that are there already stay.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was added.
+    """
+    wanted = dict.fromkeys(acls)
+    metadata.change(
+        lambda image: [
+            access_control_entry_record(random_uuid(), acl)
+            for acl in wanted
+            if acl not in image.acls
+        ]
+    )
+
+
+def delete_acls(
+    metadata: Metadata, filters: Sequence[AclFilter], request_id: bytes | None = None
+) -> list[list[AclBinding]]:
+    """Take away with one write to disk what passes any filter; say what, for each.
+
+    Args:
+        request_id: whoever calls again with it is told what was taken away already.
+
+    Raises:
+        ApiError: KAFKA_STORAGE_ERROR; nothing was taken away.
+    """
+    deleted: list[list[AclBinding]] = []
+
+    def decide(image: HasAcls) -> list[AclRecord]:
+        earlier = [] if request_id is None else image.acls.removed_by(request_id)
+        there = earlier or image.acls
+        deleted[:] = [[acl for acl in there if f.matches(acl)] for f in filters]
+        if earlier:
+            return []
+        gone = {acl for acls in deleted for acl in acls}
+        # In the order in which they are there, and so will be told once more.
+        return [
+            remove_access_control_entry_record(image.acls.id_of(acl), request_id)
+            for acl in image.acls
+            if acl in gone
+        ]
+
+    metadata.change(decide)
+    return deleted
+
+
+class MetadataAcls:
+    """The entries in the metadata log, as a process's registry knows them."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    @property
+    def version(self) -> int:
+        return self._metadata.image.acls.version
+
+    def __iter__(self) -> Iterator[AclBinding]:
+        return iter(self._metadata.image.acls)
+
+    def create(self, acls: Iterable[AclBinding]) -> None:
+        """See create_acls()."""
+        create_acls(self._metadata, acls)
+
+    def delete(
+        self, filters: Sequence[AclFilter], request_id: bytes | None = None
+    ) -> list[list[AclBinding]]:
+        """See delete_acls()."""
+        return delete_acls(self._metadata, filters, request_id)

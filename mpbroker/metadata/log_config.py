@@ -1,0 +1,182 @@
+"""LogConfig: the settings of one topic, resolved and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mpbroker.base.config_def import ConfigError, ConfigValue
+from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+
+_DEFAULTS: Final = {key.name: key.default for key in LOG_CONFIG_DEF}
+_ATTRIBUTES: Final = {key.name: key.attribute for key in LOG_CONFIG_DEF}
+
+
+class LogConfig:
+    """The settings of one topic; immutable.
+
+    Attributes are the topic keys with underscores (retention.ms is `retention_ms`), in
+    the units of their names; -1 means no limit where the key says so. Sizes and times
+    that mean "never" are the largest 64-bit integer.
+    """
+
+    __slots__ = ("_values", "overrides", *(key.attribute for key in LOG_CONFIG_DEF))
+
+    overrides: Mapping[str, str]
+    cleanup_policy: tuple[str, ...]
+    compression_gzip_level: int
+    compression_lz4_level: int
+    compression_type: str
+    compression_zstd_level: int
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    flush_messages: int
+    flush_ms: int
+    follower_replication_throttled_replicas: tuple[str, ...]
+    index_interval_bytes: int
+    leader_replication_throttled_replicas: tuple[str, ...]
+    local_retention_bytes: int
+    local_retention_ms: int
+    max_compaction_lag_ms: int
+    max_message_bytes: int
+    message_timestamp_after_max_ms: int
+    message_timestamp_before_max_ms: int
+    message_timestamp_type: str
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    min_insync_replicas: int
+    preallocate: bool
+    remote_log_copy_disable: bool
+    remote_log_delete_on_disable: bool
+    remote_storage_enable: bool
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    segment_jitter_ms: int
+    segment_ms: int
+    unclean_leader_election_enable: bool
+
+    def __init__(
+        self,
+        values: Mapping[str, ConfigValue] | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take parsed values by topic key; what is absent has Kafka's default.
+
+        ``overrides`` are the texts set on the topic itself, kept for those who show
+        them; see from_overrides().
+        """
+        merged = {**_DEFAULTS, **(values or {})}
+        set_attribute = object.__setattr__
+        set_attribute(self, "_values", merged)
+        set_attribute(self, "overrides", dict(overrides or {}))
+        for name, attribute in _ATTRIBUTES.items():
+            set_attribute(self, attribute, merged[name])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"LogConfig is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"LogConfig is immutable: cannot delete {name}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LogConfig):
+            return NotImplemented
+        return self._mapping == other._mapping and self.overrides == other.overrides
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.overrides.items())))
+
+    def __repr__(self) -> str:
+        return f"LogConfig({dict(self.overrides)!r})"
+
+    def value(self, name: str) -> ConfigValue:
+        """Return a topic key's effective value. Raises KeyError if there is none."""
+        return self._mapping[name]
+
+    @property
+    def _mapping(self) -> dict[str, ConfigValue]:
+        values: dict[str, ConfigValue] = object.__getattribute__(self, "_values")
+        return values
+
+    @classmethod
+    def from_overrides(
+        cls,
+        broker_defaults: Mapping[str, ConfigValue],
+        overrides: Mapping[str, str],
+    ) -> LogConfig:
+        """Resolve the settings of a topic.
+
+        Args:
+            broker_defaults: values by topic key, from defaults_of_broker().
+            overrides: texts by topic key, as somebody set them on the topic.
+
+        Raises:
+            ApiError: INVALID_CONFIG; an unknown key, a value outside its limits, or two
+                values that contradict each other.
+        """
+        values = dict(broker_defaults)
+        try:
+            for name, text in overrides.items():
+                values[name] = LOG_CONFIG_DEF.key(name).parse(text)
+            config = cls(values, overrides)
+            _check_together(config)
+        except ConfigError as error:
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        return config
+
+    @classmethod
+    def from_accepted(
+        cls,
+        broker_defaults: Mapping[str, ConfigValue],
+        overrides: Mapping[str, str],
+    ) -> LogConfig:
+        """Resolve settings that were accepted once, without ever failing.
+
+        The broker's defaults may have changed since, and another release may have
+        accepted more: an override that means nothing now is kept but has no effect.
+        """
+        values = dict(broker_defaults)
+        for name, text in overrides.items():
+            try:
+                values[name] = LOG_CONFIG_DEF.key(name).parse(text)
+            except ConfigError:
+                continue
+        return cls(values, overrides)
+
+
+def defaults_of_broker(
+    broker_values: Mapping[str, ConfigValue],
+) -> dict[str, ConfigValue]:
+    """Return what topics inherit, by topic key, from the broker's values by key.
+
+    Keys of the broker that no topic inherits are skipped, and so are those that are
+    None: the next synonym decides, and after the last one Kafka's default.
+    """
+    inherited: dict[str, ConfigValue] = {}
+    for topic_name, synonyms in BROKER_SYNONYMS.items():
+        for synonym in synonyms:
+            value = broker_values.get(synonym.name)
+            if value is not None:
+                inherited[topic_name] = _in_topic_unit(value, synonym.factor)
+                break
+    return inherited
+
+
+def _in_topic_unit(value: ConfigValue, factor: int) -> ConfigValue:
+    # A negative age means "no limit" in every unit.
+    if factor == 1 or not isinstance(value, int):
+        return value
+    return value * factor if value >= 0 else -1
+
+
+def _check_together(config: LogConfig) -> None:
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise ConfigError(
+            f"min.compaction.lag.ms={config.min_compaction_lag_ms}: above"
+            f" max.compaction.lag.ms={config.max_compaction_lag_ms}; lower the first or"
+            " raise the second"
+        )

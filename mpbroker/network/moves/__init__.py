@@ -1,0 +1,1 @@
+"""Connections that outlive their process: hand-over, succession, the keeper."""

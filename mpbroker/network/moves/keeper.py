@@ -1,0 +1,343 @@
+"""Keeper: holds a duplicate of every client's socket, so that none dies with a process.
+
+An acceptor leaves a duplicate here before it hands a connection to a processor. When a
+processor has died, its successor is sent the sockets of all rows it owns; a new
+connection that is in nobody's row after a while is handed over once more, and a
+processor that has it already drops the second. An acceptor's guard leaves here what its
+acceptor had in hand when it died, and that is handed on at once.
+
+Which socket is whose is beyond doubt: the row has the kernel's cookie of it. When a
+duplicate may go the kernel says too: a processor shuts a connection down before it
+closes it, and a peer's reset ends it likewise; either way epoll reports a hang-up. So
+nobody sends a message about a connection's end that a death could swallow.
+
+If the keeper dies the processors have their sockets, and leave duplicates with its
+successor. It touches no bytes, takes no lock, and writes four words; so only a process
+and the keeper killed within the same few milliseconds take connections along.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.fdpass import FdsDroppedError, recv_fds, send_fds
+from mpbroker.ipc.layout import (
+    CONNECTION_COOKIE,
+    CONNECTION_OWNER,
+    HEADER,
+    HEADER_COUNTERS,
+    HEADER_DEATH_EPOCH,
+    HEADER_KEEPER,
+    HEADER_PHASE,
+    MAX_PROCESSORS,
+    PROCESSOR_DELIVERED,
+    PROCESSOR_INCARNATION,
+    PROCESSOR_LISTENER,
+    Phase,
+    connection_row,
+    processor_row,
+)
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.connection_rows import is_held, live_rows
+from mpbroker.network.moves.hand_over import (
+    HAND_OUT,
+    HAND_OVER,
+    HAS_ROW,
+    KEEP,
+    MAX_SOCKETS,
+    RESCUED,
+    HandOver,
+    pack_adopt,
+)
+from mpbroker.network.moves.tcp_counters import counters_are_exact, socket_cookie
+
+_LOG = get_logger(__name__)
+
+_POLL_S: Final = 1.0
+_RETRY_S: Final = 0.005  # a processor's queue was full
+# So long a connection may be on its way into a row before it counts as lost.
+_ON_ITS_WAY_S: Final = 0.25
+_HAND_OUT_S: Final = 1.0
+_MAX_EVENTS: Final = 256
+
+
+class _New(NamedTuple):
+    """A connection that had no row when it was last looked for."""
+
+    processor: int
+    listener: int
+    sequence: int
+    since: float
+
+
+class _Parcel(NamedTuple):
+    """Sockets on their way to a processor, by cookie: some may end before they go."""
+
+    processor: int
+    message: bytes  # AGAIN, of one socket; b"": ADOPT
+    sockets: list[tuple[int, int]]  # cookie and row
+
+
+class Keeper:
+    """The one process that shares every client's socket.
+
+    Args:
+        control: the control segment.
+        link: the receiving end of the socket through which duplicates come.
+        handovers: the sending ends of every processor's Unix socket, by id.
+        bell: its own.
+        processor_bells: the processors', by id.
+    """
+
+    def __init__(
+        self,
+        control: Segment,
+        link: socket.socket,
+        handovers: Mapping[int, socket.socket],
+        bell: Doorbell,
+        processor_bells: Sequence[Doorbell],
+    ) -> None:
+        self._words = control.words
+        self._link = link
+        self._handovers = handovers
+        self._bell = bell
+        self._processor_bells = processor_bells
+        self._fds: dict[int, int] = {}  # descriptor by cookie
+        self._cookies: dict[int, int] = {}  # and the other way round
+        self._new: dict[int, _New] = {}  # by cookie
+        self._undelivered: list[_Parcel] = []
+        self._death_epoch = -1
+        self._next_look = 0.0
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._epoll.register(bell.fd, select.EPOLLIN | select.EPOLLET)
+        self._epoll.register(link.fileno(), select.EPOLLIN)
+
+    def run(self) -> None:
+        """Hold sockets until the broker has stopped."""
+        # What a predecessor found holds: a machine that has no descriptor or no time to
+        # spare just now must not make us doubt its kernel.
+        exact = self._words[HEADER + HEADER_COUNTERS] == 1 or counters_are_exact()
+        if not exact:
+            _LOG.warning(
+                "this kernel's TCP counters are not exact: connections are closed"
+                " when their processor dies"
+            )
+        words = self._words
+        words[HEADER + HEADER_COUNTERS] = 1 if exact else -1
+        words[HEADER + HEADER_KEEPER] += 1
+        for bell in self._processor_bells:
+            bell.ring()
+        while words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            self.turn()
+
+    @property
+    def count(self) -> int:
+        """How many sockets it holds."""
+        return len(self._fds)
+
+    def turn(self, timeout_s: float = _POLL_S) -> None:
+        """Wait for something, and do what there is to do."""
+        if self._undelivered:
+            timeout_s = min(timeout_s, _RETRY_S)
+        elif self._new:
+            timeout_s = min(timeout_s, _ON_ITS_WAY_S)
+        was_asked = False
+        for fd, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
+            if fd in self._cookies:
+                self._drop(fd)  # it is over, for whatever reason
+            elif fd == self._link.fileno():
+                self._receive()
+            else:
+                was_asked = True
+        if self._undelivered:
+            self._deliver()
+        self._look_for_successors()
+        if self._new and time.monotonic() >= self._next_look:
+            self._look_for_lost()
+        if was_asked:
+            self._end_given_up()
+
+    # -- keeping -------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Take all duplicates that have been left."""
+        while True:
+            try:
+                message, fds = recv_fds(self._link, KEEP.size, MAX_SOCKETS)
+            except BlockingIOError:
+                return
+            except FdsDroppedError as error:
+                _LOG.warning("duplicates of connections were not kept: %s", error)
+                continue
+            if not message:
+                return
+            processor, listener, sequence = KEEP.unpack(message)
+            if processor == HAND_OUT:
+                self._hand_out(fds)
+                continue
+            for fd in fds:
+                cookie, is_new = self._keep(fd)
+                if processor == RESCUED:
+                    self._rescue(cookie, listener, is_new=is_new)
+                elif is_new and processor != HAS_ROW:
+                    now = time.monotonic()
+                    self._new[cookie] = _New(processor, listener, sequence, now)
+
+    def _rescue(self, cookie: int, listener: int, *, is_new: bool) -> None:
+        """One that an acceptor has died with: hand it on unless somebody has it."""
+        if is_new:
+            self._new[cookie] = _New(0, listener, 0, 0.0)  # whoever serves it
+        elif cookie in self._new:
+            # To the processor that it was meant for, behind what may be there already.
+            self._new[cookie] = self._new[cookie]._replace(since=0.0)
+        self._next_look = 0.0
+
+    def _hand_out(self, fds: list[int]) -> None:
+        """Send all sockets there are to the supervisor, which waits for them."""
+        (fd,) = fds
+        with socket.socket(fileno=fd) as link, contextlib.suppress(OSError):
+            link.settimeout(_HAND_OUT_S)
+            for cookie, new in self._new.items():
+                send_fds(link, KEEP.pack(*new[:3]), [self._fds[cookie]])
+            others = [fd for cookie, fd in self._fds.items() if cookie not in self._new]
+            for first in range(0, len(others), MAX_SOCKETS):
+                batch = others[first : first + MAX_SOCKETS]
+                send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
+
+    def _keep(self, fd: int) -> tuple[int, bool]:
+        """Own a descriptor; return the socket's cookie, and whether it is new here."""
+        # Of a given family, so that Python does not ask the kernel for it.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+        cookie = socket_cookie(sock)
+        sock.detach()
+        if cookie in self._fds:
+            os.close(fd)
+            return cookie, False
+        self._fds[cookie] = fd
+        self._cookies[fd] = cookie
+        # No event is asked for; a hang-up or an error is always told.
+        self._epoll.register(fd, 0)
+        return cookie, True
+
+    def _drop(self, fd: int) -> None:
+        cookie = self._cookies.pop(fd)
+        del self._fds[cookie]
+        self._new.pop(cookie, None)
+        self._epoll.unregister(fd)
+        os.close(fd)
+
+    # -- delivering ----------------------------------------------------------------
+
+    def _look_for_successors(self) -> None:
+        """After a death: send whoever owns a row and lacks its socket that socket."""
+        words = self._words
+        epoch = words[HEADER + HEADER_DEATH_EPOCH]
+        waiting = {
+            processor: words[processor_row(processor) + PROCESSOR_INCARNATION]
+            for processor in range(MAX_PROCESSORS)
+        }
+        waiting = {
+            processor: incarnation
+            for processor, incarnation in waiting.items()
+            if words[processor_row(processor) + PROCESSOR_DELIVERED] != incarnation
+        }
+        if epoch == self._death_epoch and not waiting:
+            return
+        self._death_epoch = epoch
+        self._receive()  # what the dead have left first
+        lacking: dict[int, list[int]] = {}
+        for row in live_rows(words):
+            if not is_held(words, row):
+                owner = words[connection_row(row) + CONNECTION_OWNER] - 1
+                lacking.setdefault(owner, []).append(row)
+        for processor, rows in lacking.items():
+            self._send_rows(processor, rows)
+        for cookie in list(self._new):
+            self._new[cookie] = self._new[cookie]._replace(since=0.0)
+        self._look_for_lost()
+        self._deliver()
+        for processor, incarnation in waiting.items():
+            if all(parcel.processor != processor for parcel in self._undelivered):
+                words[processor_row(processor) + PROCESSOR_DELIVERED] = incarnation
+                self._processor_bells[processor].ring()
+
+    def _send_rows(self, processor: int, rows: list[int]) -> None:
+        words = self._words
+        sockets = [
+            (words[connection_row(row) + CONNECTION_COOKIE], row) for row in rows
+        ]
+        for first in range(0, len(sockets), MAX_SOCKETS):
+            batch = sockets[first : first + MAX_SOCKETS]
+            self._undelivered.append(_Parcel(processor, b"", batch))
+
+    def _look_for_lost(self) -> None:
+        """Hand new connections over again that are in nobody's row."""
+        words, now = self._words, time.monotonic()
+        self._next_look = now + _ON_ITS_WAY_S
+        in_rows = {
+            words[connection_row(row) + CONNECTION_COOKIE] for row in live_rows(words)
+        }
+        for cookie, new in list(self._new.items()):
+            if cookie in in_rows:
+                del self._new[cookie]
+            elif now - new.since >= _ON_ITS_WAY_S:
+                processor = self._server_of(new)
+                self._new[cookie] = new._replace(processor=processor, since=now)
+                message = HAND_OVER.pack(HandOver.AGAIN, new.listener, new.sequence, 0)
+                self._undelivered.append(_Parcel(processor, message, [(cookie, -1)]))
+
+    def _end_given_up(self) -> None:
+        """End the connections whose rows were given up; whoever did had no socket.
+
+        All others end before their rows do, so that a socket here says so too.
+        """
+        words = self._words
+        in_rows = {
+            words[connection_row(row) + CONNECTION_COOKIE] for row in live_rows(words)
+        }
+        for cookie, fd in list(self._fds.items()):
+            if cookie not in in_rows and cookie not in self._new:
+                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # and the epoll will say so
+                sock.detach()
+
+    def _server_of(self, new: _New) -> int:
+        """The processor it was meant for, or another if that one serves no more."""
+        words, wanted = self._words, new.listener + 1
+        if words[processor_row(new.processor) + PROCESSOR_LISTENER] == wanted:
+            return new.processor
+        for processor in range(MAX_PROCESSORS):
+            if words[processor_row(processor) + PROCESSOR_LISTENER] == wanted:
+                return processor
+        return new.processor
+
+    def _deliver(self) -> None:
+        waiting, self._undelivered = self._undelivered, []
+        for parcel in waiting:
+            there = [
+                (self._fds[cookie], row)
+                for cookie, row in parcel.sockets
+                if cookie in self._fds
+            ]
+            if not there:
+                continue
+            message = parcel.message or pack_adopt([row for _, row in there])
+            sender = self._handovers[parcel.processor]
+            try:
+                send_fds(sender, message, [fd for fd, _ in there])
+            except OSError:  # its queue is full; it reads, or will have a successor
+                self._undelivered.append(parcel)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for fd in list(self._cookies):
+            with contextlib.suppress(OSError):
+                self._drop(fd)
+        self._epoll.close()

@@ -1,0 +1,1 @@
+"""Listeners with TLS or SASL; no PLAINTEXT listener imports it."""

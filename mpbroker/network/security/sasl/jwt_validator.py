@@ -1,0 +1,274 @@
+"""Who a signed JWT says it is, judged by keys from a JWKS file or URL.
+
+PyJWT does the cryptography. Only signatures that need a private key are accepted: no
+"none", and no HMAC, whose key whoever verifies could sign with too.
+
+A file is read when it changes. A URL is asked by a thread of its own, which touches
+nothing but the keys it brings: a processor never waits for another machine.
+
+Source: RFC 7519, RFC 7517; KIP-768, whose settings these are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from mpbroker.base.config_def import ConfigError, without_credentials
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult
+from mpbroker.network.security.sasl.mechanism import NotYetError, SaslError
+from mpbroker.network.security.sasl.oauthbearer import Token
+
+_LOG = get_logger(__name__)
+
+_URL_KEY: Final = "sasl.oauthbearer.jwks.endpoint.url"
+_ALGORITHMS: Final = [
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+]
+_LATEST_S: Final = 253_402_300_799  # the end of 9999; some count nanoseconds
+_MAX_JWKS_BYTES: Final = 1 << 20
+_FETCH_TIMEOUT_S: Final = 10.0
+
+
+class JwtSettings(NamedTuple):
+    """The settings sasl.oauthbearer.*, of one listener."""
+
+    jwks_url: str
+    expected_audience: tuple[str, ...] = ()
+    expected_issuer: str | None = None
+    user_claim: str = "sub"
+    scope_claim: str = "scope"
+    clock_skew_s: int = 30
+    refresh_s: float = 3600.0
+    retry_s: float = 0.1
+    max_retry_s: float = 10.0
+
+
+class JwtValidator:
+    """Judges tokens by the keys of the moment.
+
+    Args:
+        settings: see there.
+    """
+
+    def __init__(self, settings: JwtSettings) -> None:
+        import jwt
+
+        self._jwt = jwt
+        self._settings = settings
+        self._keys = source_of(settings)
+
+    def __call__(self, text: str) -> Token:
+        """Return who it is.
+
+        Raises:
+            SaslError: it is not valid; which check it failed is for our log alone.
+            NotYetError: the keys are not here yet.
+        """
+        keys = self._keys.keys()
+        jwt, settings = self._jwt, self._settings
+        try:
+            key = self._key_for(jwt.get_unverified_header(text), keys)
+            claims: dict[str, Any] = jwt.decode(
+                text,
+                key,
+                algorithms=_ALGORITHMS,
+                audience=list(settings.expected_audience) or None,
+                issuer=settings.expected_issuer,
+                leeway=settings.clock_skew_s,
+                options={
+                    "require": ["exp", settings.user_claim],
+                    "verify_aud": bool(settings.expected_audience),
+                    "verify_iss": settings.expected_issuer is not None,
+                },
+            )
+        except jwt.PyJWTError as error:
+            raise _invalid(f"{type(error).__name__}: {error}") from None
+        user = claims.get(settings.user_claim)
+        if not isinstance(user, str) or not user.strip():
+            raise _invalid(f"the claim {settings.user_claim} is no name")
+        return Token(user, int(min(claims["exp"], _LATEST_S) * 1000))
+
+    def close(self) -> None:
+        """Judge no more."""
+        self._keys.close()
+
+    def _key_for(self, header: dict[str, Any], keys: dict[str, Any]) -> Any:
+        if header.get("alg") not in _ALGORITHMS:
+            raise _invalid(f"alg {header.get('alg')!r:.40} is not accepted")
+        name = header.get("kid")
+        if name is None and len(keys) == 1:
+            return next(iter(keys.values()))
+        if name not in keys:
+            self._keys.want_newer()
+            raise _invalid(f"no key has the kid {name!r:.100}")
+        return keys[name]
+
+
+def source_of(settings: JwtSettings) -> _KeySource:
+    """Return where the keys come from.
+
+    Raises:
+        ConfigError: the URL is none that is served, or the file cannot be used.
+    """
+    url = urlsplit(settings.jwks_url)
+    if url.scheme == "file":
+        return _FileKeys(unquote(url.path))
+    if url.scheme in ("https", "http") and url.netloc:
+        return _UrlKeys(settings)
+    shown = without_credentials(settings.jwks_url)
+    raise ConfigError(
+        f"{_URL_KEY}={shown:.200}: it must be a file:///, https:// or http:// URL"
+    )
+
+
+class _KeySource(Protocol):
+    """Keys by their "kid"."""
+
+    def keys(self) -> dict[str, Any]: ...
+
+    def want_newer(self) -> None:
+        """Somebody has used a key that is not among them."""
+
+    def close(self) -> None:
+        """They are needed no more."""
+
+
+class _FileKeys:
+    """Those of a file, read again when it is another."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, Any] = {}
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{_URL_KEY}=file://{path}: {error}") from None
+
+    def keys(self) -> dict[str, Any]:
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            # Half written, perhaps: what was read before is still true.
+            _LOG.warning(
+                "%s=file://%s: %s; the keys before stay", _URL_KEY, self._path, error
+            )
+        return self._keys
+
+    def want_newer(self) -> None:
+        """They are: the file is looked at each time."""
+
+    def close(self) -> None:
+        """It is not open."""
+
+    def _read(self) -> None:
+        status = os.stat(self._path)
+        seen = status.st_mtime_ns, status.st_size, status.st_ino
+        if seen == self._seen:
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a file")  # a pipe might keep us waiting
+        with open(self._path, "rb") as file:
+            keys = parse_jwks(file.read(_MAX_JWKS_BYTES))
+        self._keys, self._seen = keys, seen
+
+
+class _UrlKeys:
+    """Those of a URL, fetched by a thread: the newest that came."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        self._settings = settings
+        self._shown = without_credentials(settings.jwks_url)
+        self._keys: dict[str, Any] | None = None
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._is_fetching = False
+
+    def keys(self) -> dict[str, Any]:
+        if not self._is_fetching:
+            # Not before: a process that has threads should not fork.
+            self._is_fetching = True
+            threading.Thread(target=self._fetch_for_ever, daemon=True).start()
+        keys = self._keys
+        if keys is None:
+            raise NotYetError(f"no keys from {self._shown} yet")
+        return keys
+
+    def want_newer(self) -> None:
+        self._wanted.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wanted.set()
+
+    def _fetch_for_ever(self) -> None:
+        settings, wait_s = self._settings, 0.0
+        while not self._closed.is_set():
+            try:
+                self._keys = self._fetch()
+            except Exception as error:  # noqa: BLE001 - nobody else asks again
+                wait_s = min(max(settings.retry_s, wait_s * 2), settings.max_retry_s)
+                _LOG.warning(
+                    "%s=%s: %s; tried again in %.1f s",
+                    _URL_KEY,
+                    self._shown,
+                    str(error) or type(error).__name__,
+                    wait_s,
+                )
+                self._closed.wait(wait_s)
+                continue
+            wait_s = 0.0
+            # Whoever invents key names must not make us ask without end.
+            self._closed.wait(settings.max_retry_s)
+            self._wanted.wait(max(0.0, settings.refresh_s - settings.max_retry_s))
+            self._wanted.clear()
+
+    def _fetch(self) -> dict[str, Any]:
+        from urllib.request import urlopen
+
+        with urlopen(self._settings.jwks_url, timeout=_FETCH_TIMEOUT_S) as answer:
+            return parse_jwks(answer.read(_MAX_JWKS_BYTES))
+
+
+def parse_jwks(data: bytes) -> dict[str, Any]:
+    """Return the keys of a JWKS that verify signatures we accept, by "kid".
+
+    Raises:
+        ValueError: it is none, or has no such key.
+    """
+    import jwt
+
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("no JWKS: lists in lists without end") from None
+    if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
+        raise ValueError("no JWKS: an object with a list of keys is expected")
+    keys = {}
+    for number, each in enumerate(found["keys"]):
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig":
+            continue
+        try:
+            key = jwt.PyJWK(each)
+        except jwt.PyJWTError:
+            continue  # of a kind that is not known here
+        if key.algorithm_name in _ALGORITHMS:
+            keys[str(each.get("kid", f"#{number}"))] = key
+    if not keys:
+        raise ValueError(f"none of {len(found['keys'])} keys is one to verify with")
+    return keys
+
+
+def _invalid(detail: str) -> SaslError:
+    return SaslError(
+        "Authentication failed: the token is not valid",
+        AuthenticationResult.CREDENTIALS,
+        f"the token is not valid: {detail}",
+    )

@@ -1,0 +1,313 @@
+"""TLS on a processor's sockets: contexts from PEM, and what failed handshakes mean.
+
+Imported by processors of SSL and SASL_SSL listeners, and by whoever checks their
+settings; nobody else pays for OpenSSL.
+
+Source: Kafka's DefaultSslEngineFactory and KIP-651 for the settings; OpenSSL's
+ssl_err.c for the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from mpbroker.base.config_def import ConfigError
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as R
+
+_LOG = get_logger(__name__)
+
+_VERSIONS: Final = {
+    "TLSv1.2": ssl.TLSVersion.TLSv1_2,
+    "TLSv1.3": ssl.TLSVersion.TLSv1_3,
+}
+_TLS_1_3_SUITES: Final = (
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_AES_128_GCM_SHA256",
+)
+_CLIENT_AUTH: Final = {
+    "none": ssl.CERT_NONE,
+    "requested": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_PEM: Final = b"-----BEGIN "
+_MAX_PEM_BYTES: Final = 1 << 20
+
+
+class TlsSettings(NamedTuple):
+    """The settings ssl.*, of one listener; texts and paths of PEM."""
+
+    keystore_location: str | None = None
+    keystore_certificate_chain: str | None = None
+    keystore_key: str | None = None
+    key_password: str | None = None
+    truststore_location: str | None = None
+    truststore_certificates: str | None = None
+    client_auth: str = "none"
+    enabled_protocols: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    cipher_suites: tuple[str, ...] = ()
+    principal_mapping_rules: str = "DEFAULT"
+    prefix: str = ""  # listener.name.x., for messages
+
+
+_Seen = tuple[tuple[int, int, int] | None, ...]
+
+
+class TlsContexts:
+    """The context for new connections: another one when its files are others.
+
+    Connections that there are keep the one they began with.
+    """
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Build the first.
+
+        Raises:
+            ConfigError: the settings cannot be used; says which, and what to do.
+        """
+        self._settings = settings
+        self._seen = self._look()
+        self._context = make_context(settings)
+
+    def current(self) -> ssl.SSLContext:
+        """Return it; two stat() calls."""
+        seen = self._look()
+        if seen != self._seen:
+            # What is half written is tried again when it has changed once more.
+            self._seen = seen
+            try:
+                self._context = make_context(self._settings)
+            except ConfigError as error:
+                _LOG.warning("%s; what was read before stays in use", error)
+            else:
+                _LOG.info("%sssl: certificates were read again", self._settings.prefix)
+        return self._context
+
+    def _look(self) -> _Seen:
+        settings = self._settings
+        found: list[tuple[int, int, int] | None] = []
+        for path in (settings.keystore_location, settings.truststore_location):
+            if path is None:
+                continue
+            try:
+                status = os.stat(path)
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
+
+
+def make_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Build a server's context.
+
+    Raises:
+        ConfigError: the settings cannot be used; says which, and what to do.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A client could make us do handshakes without end, and a read would have to write.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    # Tickets cost a record each in every handshake; Kafka's clients resume no session.
+    context.num_tickets = 0
+    _set_versions(context, settings)
+    _load_key(context, settings)
+    _load_trust(context, settings)
+    return context
+
+
+def _set_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    prefix = settings.prefix
+    unknown = [each for each in settings.enabled_protocols if each not in _VERSIONS]
+    if unknown or not settings.enabled_protocols:
+        raise ConfigError(
+            f"{prefix}ssl.enabled.protocols={','.join(settings.enabled_protocols)}:"
+            f" served are {', '.join(_VERSIONS)}; older versions are not safe any more"
+        )
+    versions = {_VERSIONS[each] for each in settings.enabled_protocols}
+    suites = settings.cipher_suites
+    new = [each for each in suites if each in _TLS_1_3_SUITES]
+    old = [_openssl_name(each) for each in suites if each not in _TLS_1_3_SUITES]
+    if suites and not old:
+        versions.discard(ssl.TLSVersion.TLSv1_2)
+    if suites and not new:
+        versions.discard(ssl.TLSVersion.TLSv1_3)
+    if not versions:
+        raise ConfigError(
+            f"{prefix}ssl.cipher.suites={','.join(suites)}: none of them is of a"
+            f" version of ssl.enabled.protocols={','.join(settings.enabled_protocols)}"
+        )
+    context.minimum_version, context.maximum_version = min(versions), max(versions)
+    if old:
+        try:
+            context.set_ciphers(":".join(old))
+        except ssl.SSLError:
+            known = {cipher["name"] for cipher in context.get_ciphers()}
+            strangers = [each for each in old if each not in known]
+            raise ConfigError(
+                f"{prefix}ssl.cipher.suites: OpenSSL knows none of"
+                f" {', '.join(strangers or old)}"
+            ) from None
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+
+
+def _openssl_name(name: str) -> str:
+    """TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
+    if not name.startswith("TLS_") or "_WITH_" not in name:
+        return name  # it is one of OpenSSL's already
+    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
+    cipher = cipher.replace("AES_128", "AES128").replace("AES_256", "AES256")
+    cipher = cipher.replace("_CBC_", "_").replace("POLY1305_SHA256", "POLY1305")
+    parts = [] if exchange == "RSA" else [exchange]
+    return "_".join([*parts, cipher]).replace("_", "-")
+
+
+def _load_key(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    prefix = settings.prefix
+    if settings.keystore_location is not None:
+        name = f"{prefix}ssl.keystore.location={settings.keystore_location}"
+        data = _read_pem(settings.keystore_location, name)
+    elif settings.keystore_key and settings.keystore_certificate_chain:
+        name = f"{prefix}ssl.keystore.key"
+        data = _pem_text(settings.keystore_key)
+        data += _pem_text(settings.keystore_certificate_chain)
+    else:
+        raise ConfigError(
+            f"{prefix}ssl.keystore.location: a listener with TLS needs a file in PEM"
+            " with its private key and certificates, or ssl.keystore.key and"
+            " ssl.keystore.certificate.chain"
+        )
+    if b"PRIVATE KEY-----" not in data:
+        raise ConfigError(f"{name}: there is no private key in it")
+
+    def password() -> str:
+        if settings.key_password is None:
+            raise ConfigError(
+                f"{name}: the private key is encrypted: set ssl.key.password"
+            )
+        return settings.key_password
+
+    try:
+        with _as_file(data) as path:
+            context.load_cert_chain(path, password=password)
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        raise ConfigError(
+            f"{name}: the key and certificates cannot be used: {_in_words(reason)}"
+            f"{_REMEDIES.get(reason, '')}"
+        ) from None
+
+
+_REMEDIES: Final = {
+    "KEY_VALUES_MISMATCH": "; the private key is not that of the first certificate:"
+    " give both of one pair, the broker's certificate before those of authorities",
+    "BAD_DECRYPT": "; ssl.key.password is not that of the private key",
+    "NO_START_LINE": "; it must hold -----BEGIN CERTIFICATE----- and what follows",
+    "EE_KEY_TOO_SMALL": "; make a key of 2048 bits or more",
+}
+
+
+def _load_trust(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    prefix = settings.prefix
+    if settings.client_auth not in _CLIENT_AUTH:
+        raise ConfigError(
+            f"{prefix}ssl.client.auth={settings.client_auth}: it must be one of"
+            f" {', '.join(_CLIENT_AUTH)}"
+        )
+    context.verify_mode = _CLIENT_AUTH[settings.client_auth]
+    if settings.client_auth == "none":
+        return
+    if settings.truststore_location is not None:
+        name = f"{prefix}ssl.truststore.location={settings.truststore_location}"
+        data = _read_pem(settings.truststore_location, name)
+    elif settings.truststore_certificates:
+        name = f"{prefix}ssl.truststore.certificates"
+        data = _pem_text(settings.truststore_certificates)
+    else:
+        raise ConfigError(
+            f"{prefix}ssl.client.auth={settings.client_auth}: clients' certificates"
+            " are judged by ssl.truststore.location or ssl.truststore.certificates;"
+            " set one"
+        )
+    try:
+        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        raise ConfigError(f"{name}: no certificates: {_in_words(reason)}") from None
+
+
+def _read_pem(path: str, name: str) -> bytes:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError(f"{name}: not a file")  # a pipe might keep us waiting
+        with open(path, "rb") as file:
+            data = file.read(_MAX_PEM_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror}") from None
+    if _PEM not in data:
+        raise ConfigError(
+            f"{name}: no PEM; convert a PKCS12 store with: openssl pkcs12 -in FILE"
+            " -nodes -out FILE.pem, and a JKS one first with: keytool -importkeystore"
+            " -srckeystore FILE -destkeystore FILE.p12 -deststoretype PKCS12"
+        )
+    return data
+
+
+def _pem_text(text: str) -> bytes:
+    """A PEM of one line, as properties files have it, may have \\n written out."""
+    return text.replace("\\n", "\n").encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A file that is on no disk: OpenSSL reads keys from nothing else."""
+    fd = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _in_words(reason: str) -> str:
+    return reason.replace("_", " ").lower()
+
+
+# -- handshakes that failed ------------------------------------------------------------
+
+_RESULTS: Final = {
+    "HTTP_REQUEST": R.NOT_TLS,
+    "HTTPS_PROXY_REQUEST": R.NOT_TLS,
+    "WRONG_VERSION_NUMBER": R.TLS_VERSION,
+    "UNSUPPORTED_PROTOCOL": R.TLS_VERSION,
+    "VERSION_TOO_LOW": R.TLS_VERSION,
+    "NO_PROTOCOLS_AVAILABLE": R.TLS_VERSION,
+    "UNKNOWN_PROTOCOL": R.TLS_VERSION,
+    "NO_SHARED_CIPHER": R.TLS_CIPHER,
+    "NO_SUITABLE_SIGNATURE_ALGORITHM": R.TLS_CIPHER,
+    "NO_SUITABLE_KEY_SHARE": R.TLS_CIPHER,
+    "NO_SHARED_GROUP": R.TLS_CIPHER,
+    "NO_SUITABLE_GROUPS": R.TLS_CIPHER,
+    "CERTIFICATE_VERIFY_FAILED": R.TLS_CERTIFICATE,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": R.TLS_CERTIFICATE,
+    "UNEXPECTED_EOF_WHILE_READING": R.GONE,
+}
+
+
+def judge_failure(error: OSError) -> tuple[R, str]:
+    """Say what a failed handshake is counted as, and why it failed, for our log."""
+    if not isinstance(error, ssl.SSLError):
+        return R.GONE, error.strerror or str(error)
+    if isinstance(error, ssl.SSLEOFError):
+        return R.GONE, "the client went away"
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return R.TLS_CERTIFICATE, f"client certificate: {error.verify_message}"
+    if "ALERT" in reason:
+        return R.TLS_REFUSED_BY_CLIENT, f"the client said: {_in_words(reason)}"
+    return _RESULTS.get(reason, R.TLS_OTHER), _in_words(reason) or str(error)

@@ -1,0 +1,358 @@
+"""May this batch be appended? All that it claims, held against its bytes.
+
+What is appended is read by consumers for as long as it is kept, so a batch that lies (a
+count, a length, an offset, a checksum) is refused here or breaks them for ever.
+
+The order is Kafka's: one whole batch of format 2; its size; its CRC; what its header
+says (counts, control, sequence, codec); then its records. Kafka is followed in what is
+mended rather than refused (a header's wrong max_timestamp), and left where it accepts
+what it cannot mean: bytes after the batch, offset deltas in uncompressed batches,
+lengths below -1, a client's LogAppendTime. A base offset other than 0 is accepted,
+unlike there: a request that is executed again after a crash may carry the offset that
+its batch was given the first time.
+
+Source: Kafka's LogValidator, ProduceRequest.validateRecords and
+UnifiedLog.analyzeAndValidateRecords (3.9); KIP-32, KIP-937 for timestamps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.records.batch_header import (
+    ATTRIBUTES_POSITION,
+    BATCH_HEADER_SIZE,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_FLAG,
+    BatchHeader,
+    RecordBatchError,
+    UnsupportedMagicError,
+    pack_header,
+    parse_batch_header,
+)
+from mpbroker.protocol.records.compression import (
+    Codec,
+    DecompressionError,
+    DecompressionLimitError,
+    compress,
+    decompress,
+)
+from mpbroker.protocol.records.crc32c import crc32c
+from mpbroker.protocol.records.record_batch import DEFAULT_MAX_DECOMPRESSED_BYTES
+from mpbroker.protocol.records.record_walk import FAULT_MESSAGES, NO_FAULT, walk_records
+
+if TYPE_CHECKING:
+    Buffer = bytes | bytearray | memoryview
+
+_MAX_INT64: Final = 2**63 - 1
+_MIN_INT64: Final = -(2**63)
+_TARGET_CODECS: Final[dict[str, Codec]] = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+_new_tuple = tuple.__new__
+
+
+class ValidationPolicy(NamedTuple):
+    """What a topic accepts; attributes are its configs, defaults Kafka's.
+
+    Args:
+        timestamp_type: message.timestamp.type, CreateTime or LogAppendTime.
+        before_max_ms: message.timestamp.before.max.ms.
+        after_max_ms: message.timestamp.after.max.ms.
+        compression_type: compression.type: producer, uncompressed or a codec's name.
+        compression_level: of that codec, None for its default.
+        compacted: cleanup.policy includes compact, so records need keys.
+        max_decompressed_bytes: what a batch's records may inflate to.
+        allow_control: the batch comes from the broker's own coordinator.
+        allow_zstd: False for Produce below version 7.
+        verify_records: False believes the header about its records.
+    """
+
+    max_message_bytes: int = 1_048_588
+    timestamp_type: str = "CreateTime"
+    before_max_ms: int = _MAX_INT64
+    after_max_ms: int = 3_600_000
+    compression_type: str = "producer"
+    compression_level: int | None = None
+    compacted: bool = False
+    max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES
+    allow_control: bool = False
+    allow_zstd: bool = True
+    verify_records: bool = True
+
+
+class ValidatedBatch(NamedTuple):
+    """A batch that may be appended, once its offset is set.
+
+    ``data`` is the input itself, or writable bytes of our own where the header or the
+    codec had to change; ``header`` is always that of ``data``. The offset of the newest
+    timestamp is relative to the base offset, 0 where no record has a timestamp or all
+    have the time of append.
+    """
+
+    header: BatchHeader
+    offset_of_max_timestamp: int
+    max_timestamp: int
+    record_count: int
+    last_offset_delta: int
+    data: memoryview
+    log_append_time_ms: int
+
+
+class RecordError(ApiError):
+    """A batch refused because of one of its records: ``batch_index``, from 0."""
+
+    def __init__(self, error_code: ErrorCode, message: str, batch_index: int) -> None:
+        super().__init__(error_code, message)
+        self.batch_index = batch_index
+
+    def __reduce__(self) -> tuple[type[RecordError], tuple[ErrorCode, str, int]]:  # type: ignore[override]
+        return type(self), (self.error_code, self.message, self.batch_index)
+
+
+def validate_produce(
+    records: Buffer, policy: ValidationPolicy, now_ms: int
+) -> ValidatedBatch:
+    """Judge the records field of one partition in a Produce request.
+
+    The input is never written, and its base offset and leader epoch are not looked at,
+    so a request that is executed again is judged the same.
+
+    Raises:
+        ApiError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
+            or UNSUPPORTED_COMPRESSION_TYPE; `RecordError` if one record is to blame.
+    """
+    view = memoryview(records)
+    header = _check_batch(view, policy)
+    payload: Buffer | None = None
+    if policy.verify_records:
+        if header.attributes & CODEC_MASK:
+            payload = _decompress(header, view, policy)
+            max_timestamp, offset = _check_records(header, payload, 0, policy, now_ms)
+        else:
+            max_timestamp, offset = _check_records(
+                header, view, BATCH_HEADER_SIZE, policy, now_ms
+            )
+    else:
+        max_timestamp, offset = header.max_timestamp, header.last_offset_delta
+
+    log_append_time_ms = -1
+    if policy.timestamp_type != "CreateTime":
+        log_append_time_ms = max_timestamp = now_ms
+        offset = 0
+        header, view = _rewrite(header, view, payload, max_timestamp, policy)
+    elif max_timestamp != header.max_timestamp or policy.compression_type != "producer":
+        header, view = _rewrite(header, view, payload, max_timestamp, policy)
+    # The constructor does this too, in 0.35 us instead of 0.15.
+    return _new_tuple(
+        ValidatedBatch,
+        (
+            header,
+            offset,
+            max_timestamp,
+            header.record_count,
+            header.last_offset_delta,
+            view,
+            log_append_time_ms,
+        ),
+    )
+
+
+def _check_batch(view: memoryview, policy: ValidationPolicy) -> BatchHeader:
+    """Check the batch as a whole, and what its header says; return the header."""
+    size = len(view)
+    try:
+        header = parse_batch_header(view)
+    except RecordBatchError as error:
+        _refuse_header(view, error)
+    if header.batch_length + LOG_OVERHEAD != size:
+        _refuse_size(header, size)
+    if size > policy.max_message_bytes:
+        _refuse_large(size, policy)
+    crc = crc32c(view[ATTRIBUTES_POSITION:])
+    if crc != header.crc:
+        raise ApiError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"CRC-32C of the batch is {crc:#010x}, its header says {header.crc:#010x}",
+        )
+    record_count = header.record_count
+    if (
+        header.attributes & (CODEC_MASK | TIMESTAMP_TYPE_FLAG | CONTROL_FLAG)
+        or record_count <= 0
+        or header.last_offset_delta != record_count - 1
+        or (header.base_sequence < 0 <= header.producer_id)
+    ):
+        _check_header(header, policy)
+    return header
+
+
+def _check_header(header: BatchHeader, policy: ValidationPolicy) -> None:
+    """Look closely at a header that is not the plainest kind."""
+    codec = header.attributes & CODEC_MASK
+    if codec > Codec.ZSTD:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"codec {codec} in the batch's attributes; 0 to {Codec.ZSTD:d} are known",
+        )
+    if codec == Codec.ZSTD and not policy.allow_zstd:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            "zstd needs version 7 or later of Produce requests",
+        )
+    if header.record_count <= 0 or header.last_offset_delta + 1 != header.record_count:
+        raise ApiError(
+            ErrorCode.INVALID_RECORD,
+            f"record_count {header.record_count} with last_offset_delta "
+            f"{header.last_offset_delta}, which makes {header.last_offset_delta + 1}",
+        )
+    is_control = header.attributes & CONTROL_FLAG
+    if is_control and not policy.allow_control:
+        raise ApiError(
+            ErrorCode.INVALID_RECORD, "clients may not write control records"
+        )
+    if header.producer_id >= 0 > header.base_sequence and not is_control:
+        raise ApiError(
+            ErrorCode.INVALID_RECORD,
+            f"base_sequence {header.base_sequence} with producer id "
+            f"{header.producer_id}; idempotent batches count from 0",
+        )
+    if header.attributes & TIMESTAMP_TYPE_FLAG:
+        raise ApiError(
+            ErrorCode.INVALID_TIMESTAMP,
+            "producers may not set the timestamp type to LogAppendTime",
+        )
+
+
+def _check_records(
+    header: BatchHeader,
+    data: Buffer,
+    start: int,
+    policy: ValidationPolicy,
+    now_ms: int,
+) -> tuple[int, int]:
+    """Check the records; return their newest timestamp and its offset delta."""
+    base_timestamp = header.base_timestamp
+    fault, index, max_delta, max_index, min_delta, first_keyless = walk_records(
+        data, start, header.record_count, NO_TIMESTAMP - base_timestamp
+    )
+    if fault != NO_FAULT:
+        raise RecordError(
+            ErrorCode.INVALID_RECORD,
+            f"record {index} of {header.record_count}: {FAULT_MESSAGES[fault]}",
+            index,
+        )
+    max_timestamp, offset = NO_TIMESTAMP, 0
+    if max_index >= 0 and policy.timestamp_type == "CreateTime":
+        newest = base_timestamp + max_delta
+        oldest = base_timestamp + min_delta
+        if (
+            newest - now_ms > policy.after_max_ms
+            or now_ms - oldest > policy.before_max_ms
+            or newest > _MAX_INT64
+            or oldest < _MIN_INT64
+        ):
+            raise ApiError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"records are of {oldest} to {newest} ms; "
+                f"message.timestamp.before.max.ms={policy.before_max_ms} and "
+                f"message.timestamp.after.max.ms={policy.after_max_ms} allow "
+                f"{now_ms - policy.before_max_ms} to {now_ms + policy.after_max_ms}",
+            )
+        if newest > NO_TIMESTAMP:
+            max_timestamp, offset = newest, max_index
+    if first_keyless >= 0 and policy.compacted:
+        raise RecordError(
+            ErrorCode.INVALID_RECORD,
+            f"record {first_keyless} has no key, which a compacted topic needs",
+            first_keyless,
+        )
+    return max_timestamp, offset
+
+
+def _decompress(
+    header: BatchHeader, view: memoryview, policy: ValidationPolicy
+) -> bytes:
+    codec = header.attributes & CODEC_MASK
+    stored = view[BATCH_HEADER_SIZE:]
+    try:
+        return decompress(codec, stored, policy.max_decompressed_bytes, strict=True)
+    except DecompressionLimitError as error:
+        # Kafka's producers split a batch that is too large, which is the cure here too.
+        raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, str(error)) from error
+    except DecompressionError as error:
+        raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from error
+
+
+def _rewrite(
+    header: BatchHeader,
+    view: memoryview,
+    payload: Buffer | None,
+    max_timestamp: int,
+    policy: ValidationPolicy,
+) -> tuple[BatchHeader, memoryview]:
+    """Return the batch as the topic wants it: a copy, or itself if nothing changes.
+
+    A copy, because the input is the request's own bytes: they must be the same when the
+    request is executed again.
+    """
+    attributes = header.attributes
+    codec = attributes & CODEC_MASK
+    stored: Buffer = view[BATCH_HEADER_SIZE:]
+    target = _TARGET_CODECS.get(policy.compression_type, codec)
+    # Records' bytes do not depend on the codec, so only their wrapping is changed.
+    if target != codec and not attributes & CONTROL_FLAG:
+        if codec and payload is None:
+            payload = _decompress(header, view, policy)
+        plain = stored if payload is None else payload
+        stored = compress(target, plain, policy.compression_level)
+        attributes = attributes & ~CODEC_MASK | target
+    if policy.timestamp_type != "CreateTime":
+        attributes |= TIMESTAMP_TYPE_FLAG
+    if attributes == header.attributes and max_timestamp == header.max_timestamp:
+        return header, view
+    header = header._replace(attributes=attributes, max_timestamp=max_timestamp)
+    data = memoryview(pack_header(header, stored) + stored)
+    if len(data) > policy.max_message_bytes:
+        _refuse_large(len(data), policy)
+    return parse_batch_header(data), data
+
+
+def _refuse_header(view: memoryview, error: RecordBatchError) -> NoReturn:
+    if isinstance(error, UnsupportedMagicError) and error.magic in (0, 1):
+        raise ApiError(
+            ErrorCode.INVALID_RECORD,
+            f"message format {error.magic}; Produce version 3 and later carry format 2",
+        )
+    # With fewer bytes than these there is no length or magic to be wrong.
+    if len(view) <= MAGIC_POSITION:
+        raise ApiError(
+            ErrorCode.INVALID_RECORD,
+            f"{len(view)} bytes of records hold no batch; exactly one is needed",
+        )
+    raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error))
+
+
+def _refuse_size(header: BatchHeader, size: int) -> NoReturn:
+    raise ApiError(
+        ErrorCode.INVALID_RECORD,
+        f"a batch of {header.size_in_bytes} bytes in {size} bytes of records; exactly "
+        "one batch per partition is needed",
+    )
+
+
+def _refuse_large(size: int, policy: ValidationPolicy) -> NoReturn:
+    raise ApiError(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"the batch has {size} bytes, max.message.bytes={policy.max_message_bytes}",
+    )

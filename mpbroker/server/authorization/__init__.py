@@ -1,0 +1,1 @@
+"""Whether the sender of a request may do what it asks for."""

@@ -1,0 +1,295 @@
+"""What a request's sender may do, asked before the request is executed.
+
+A guard stands before the handler of each API. It takes out of the message what its
+sender has no right to, lets the handler see the rest, and puts refusals into the
+answer; so a handler knows of no rights, and what was not allowed it never sees. Which
+API needs which right is one table, in authorization_rules.py.
+
+Produce and Fetch answer long after they were asked, and by paths of their own, so they
+ask for each topic themselves (produce_service.py, fetch_service.py).
+
+Without an authorizer there are no guards, and none of this costs anything. With one,
+decisions are kept until its version changes: a request that was allowed before costs
+one look-up a resource, and that its message is decoded here first.
+
+Source: Kafka's AuthHelper, KafkaApis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from mpbroker.metadata.topics import Topic
+from mpbroker.protocol.acl import (
+    CLUSTER_NAME,
+    OPERATIONS,
+    AclOperation,
+    ResourceType,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.message import Message
+from mpbroker.server.authorization.authorizer import Authorizer, Resource
+from mpbroker.server.authorization.authorizer_error import AuthorizerError
+from mpbroker.server.authorization.denial_log import DenialLog
+from mpbroker.server.request import Request
+from mpbroker.server.request_context import (
+    RequestContext,
+    RequestContexts,
+    Sender,
+)
+
+# Names come from clients, and may be without end.
+_MAX_DECISIONS: Final = 50_000
+
+_Decisions = dict[tuple[Sender, AclOperation, ResourceType, str], bool]
+
+
+class Topics(Protocol):
+    """The part of the TopicRegistry that is read here."""
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None: ...
+
+    def topics(self) -> list[Topic]: ...
+
+
+class Access:
+    """What the sender of one request may do.
+
+    Attributes:
+        topics: for rules about topics that are named by id, or not at all.
+        auto_create_topics: whether asking for a topic creates it.
+        client: who it is.
+        sender: the same, as far as decisions depend on it.
+        version: of the authorizer's rules, by which it is judged.
+    """
+
+    __slots__ = (
+        "_authorizer",
+        "_decisions",
+        "_denials",
+        "auto_create_topics",
+        "client",
+        "sender",
+        "topics",
+        "version",
+    )
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        context: RequestContext,
+        sender: Sender,
+        decisions: _Decisions | None,
+        denials: DenialLog,
+        topics: Topics,
+        version: int | None,
+        *,
+        auto_create_topics: bool,
+    ) -> None:
+        self._authorizer = authorizer
+        self.sender = sender
+        self.version = version
+        self._decisions = decisions
+        self._denials = denials
+        self.client = context
+        self.topics = topics
+        self.auto_create_topics = auto_create_topics
+
+    def may(
+        self,
+        operation: AclOperation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        log: bool = True,
+    ) -> bool:
+        """Whether the sender may do something with a resource.
+
+        Args:
+            log: that it may not, if it may not: it has asked for just that.
+        """
+        key = self.sender, operation, resource_type, name
+        decisions = self._decisions
+        allowed = None if decisions is None else decisions.get(key)
+        if allowed is None:
+            allowed = self._ask(operation, Resource(resource_type, name))
+            if decisions is not None:
+                if len(decisions) >= _MAX_DECISIONS:
+                    decisions.clear()
+                decisions[key] = allowed
+        if log and not allowed:
+            self._denials.note(self.client, operation, resource_type, name)
+        return allowed
+
+    def _ask(self, operation: AclOperation, resource: Resource) -> bool:
+        try:
+            allowed = self._authorizer.authorize(self.client, operation, resource)
+        except Exception as error:
+            raise AuthorizerError(
+                f"{type(self._authorizer).__name__} raised {error!r} when asked for"
+                f" {operation.name} of {resource.type.name}"
+            ) from error
+        # Not "truthy": what forgets to answer must not let anybody in by an object.
+        return allowed is True
+
+    def may_topic(
+        self, operation: AclOperation, name: str, *, log: bool = True
+    ) -> bool:
+        return self.may(operation, ResourceType.TOPIC, name, log=log)
+
+    def may_cluster(self, operation: AclOperation, *, log: bool = True) -> bool:
+        return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, log=log)
+
+    def may_some_topic(self, operation: AclOperation) -> bool:
+        """Whether there is any topic that the sender may do it with."""
+        return self._authorizer.authorize_by_resource_type(
+            self.client, operation, ResourceType.TOPIC
+        )
+
+    def operations(self, resource_type: ResourceType, name: str) -> int:
+        """All that the sender may do with a resource, a bit for each operation."""
+        bits = 0
+        for operation in OPERATIONS[resource_type]:
+            if self.may(operation, resource_type, name, log=False):
+                bits |= 1 << operation
+        return bits
+
+    def may_read(self, topic: str) -> bool:
+        return self.may(AclOperation.READ, ResourceType.TOPIC, topic)
+
+    def require_write(self, topic: str) -> None:
+        """Raises: ApiError: TOPIC_AUTHORIZATION_FAILED."""
+        if not self.may(AclOperation.WRITE, ResourceType.TOPIC, topic):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPIC_DENIED)
+
+    def write_check(self, transactional_id: str | None) -> Callable[[str], None]:
+        """What raises ApiError if a topic may not be written to under an id."""
+        if transactional_id is None or self.may(
+            AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+        ):
+            return self.require_write
+        return _deny_transactional_id
+
+    def require_cluster(self, operation: AclOperation) -> None:
+        """Raises: ApiError: CLUSTER_AUTHORIZATION_FAILED."""
+        if not self.may_cluster(operation):
+            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, CLUSTER_DENIED)
+
+
+TOPIC_DENIED: Final = "Topic authorization failed."
+GROUP_DENIED: Final = "Group authorization failed."
+CLUSTER_DENIED: Final = "Cluster authorization failed."
+TRANSACTIONAL_ID_DENIED: Final = "Transactional Id authorization failed."
+
+
+def _deny_transactional_id(topic: str) -> None:
+    raise ApiError(
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_DENIED
+    )
+
+
+Amend = Callable[[Message], None]
+
+
+class Verdict(NamedTuple):
+    """What a guard has found, if it is not that all may go its way.
+
+    Attributes:
+        request: what is left to be done; None: nothing.
+        amend: puts into the handler's answer what was refused.
+        answer: the whole answer, if nothing is left to be done.
+    """
+
+    request: Message | None
+    amend: Amend | None
+    answer: Message | None = None
+
+
+def refused(answer: Message) -> Verdict:
+    """Nothing of it may be done."""
+    return Verdict(None, None, answer)
+
+
+class Authorisation:
+    """Asks the authorizer, for one process.
+
+    Args:
+        authorizer: which decides.
+        contexts: finds out who has sent a request.
+        topics: the registry.
+        auto_create_topics: auto.create.topics.enable.
+        denials: where denials are written.
+    """
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        contexts: RequestContexts,
+        topics: Topics,
+        *,
+        auto_create_topics: bool,
+        denials: DenialLog | None = None,
+    ) -> None:
+        self.authorizer = authorizer
+        self._contexts = contexts
+        self._topics = topics
+        self._auto_create_topics = auto_create_topics
+        self._denials = denials or DenialLog()
+        self._version: int | None = None
+        self._decisions: _Decisions = {}
+
+    def access(self, request: Request) -> Access | None:
+        """What a request's sender may do; None: its connection has gone."""
+        contexts = self._contexts
+        sender = contexts.sender(request.connection, request.slot)
+        if sender is None:
+            return None
+        version = self.authorizer.version
+        if version != self._version:
+            self._decisions.clear()
+            self._version = version
+        context = RequestContext(
+            sender.principal,
+            sender.host,
+            sender.listener_name,
+            sender.security_protocol,
+            request.api_key,
+            request.api_version,
+            request.client_id,
+            request.correlation_id,
+            contexts.name,
+            request.connection,
+        )
+        return Access(
+            self.authorizer,
+            context,
+            sender,
+            None if version is None else self._decisions,
+            self._denials,
+            self._topics,
+            version,
+            auto_create_topics=self._auto_create_topics,
+        )
+
+    @property
+    def version(self) -> int | None:
+        """Of the authorizer's rules; None: no decision may be kept, or it is broken."""
+        try:
+            return self.authorizer.version
+        except Exception:  # noqa: BLE001 - who asks it next finds out
+            return None
+
+    def everybody_may(self, operation: AclOperation, topic: str) -> bool:
+        """Whether nobody need be asked about who does this to a topic."""
+        authorizer, resource = self.authorizer, Resource(ResourceType.TOPIC, topic)
+        try:
+            return (
+                authorizer.version is not None
+                and authorizer.everybody_may(operation, resource) is True
+            )
+        except Exception:  # noqa: BLE001 - then each request is asked about
+            return False

@@ -1,0 +1,1 @@
+"""Resources that have configs, and where the value of each config comes from."""

@@ -1,0 +1,1 @@
+"""Produce: validation, appends, and waiting for the disk."""

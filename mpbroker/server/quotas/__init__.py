@@ -1,0 +1,1 @@
+"""Client quotas: how much a client used, and how long it must wait."""

@@ -1,0 +1,403 @@
+"""Client quotas: what a request costs its client, and for how long it must be quiet.
+
+    quota                      is charged                        when
+    producer_byte_rate         the request's bytes               it was executed
+    consumer_byte_rate         the answer's bytes                it is about to be made
+    request_percentage         ns of the handler or the          it was executed
+                               coordinator that executed it,
+                               and of its processor
+    controller_mutation_rate   partitions made or deleted        it is executed
+
+Whoever is over one of them is answered at once all the same, is told in the answer for
+how long to be quiet, and is not heard before (network/throttles.py, KIP-219); a fetch
+gets nothing then, and is not charged. Where several quotas are exceeded the longest
+time counts. Percentages are of one process's time; their throttle is never longer than
+a window, since time that was taken cannot be had back.
+
+What is set is in the metadata log, of which every handler reads the news before it
+executes a request; what was done is in the shared table. What a processor did for a
+request is a share of what it did altogether (network_costs.py). A handler that is
+killed may have charged a request that another then executes: so much too much is
+counted, once.
+
+Source: Kafka's ClientQuotaManager, ClientRequestQuotaManager, RequestHandlerHelper;
+KIP-13, 55, 124, 219, 599.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.counters.network_costs import network_ns
+from mpbroker.ipc.layout import (
+    CONNECTION_MUTED_UNTIL,
+    CONNECTION_PRINCIPAL,
+    CONNECTION_SLOT,
+    SLOT_DEQUEUED,
+    SLOT_PARKED,
+    SLOT_REQUEST_LENGTH,
+    connection_row,
+    slot_row,
+)
+from mpbroker.ipc.tables.quota_table import GONE, QuotaKind, QuotaRow, QuotaTable
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.server.request import CLOSE, FORWARDED, NO_RESPONSE, Deferred, Request
+
+if TYPE_CHECKING:
+    from mpbroker.ipc.response_parts import FilePart
+    from mpbroker.metadata.topics import TopicRegistry
+
+_LOG = get_logger(__name__)
+
+KEYS: Final = {
+    QuotaKind.PRODUCE: "producer_byte_rate",
+    QuotaKind.FETCH: "consumer_byte_rate",
+    QuotaKind.REQUEST: "request_percentage",
+    QuotaKind.CONTROLLER_MUTATION: "controller_mutation_rate",
+}
+_OF_ANY_REQUEST: Final = (QuotaKind.PRODUCE, QuotaKind.FETCH, QuotaKind.REQUEST)
+_PRODUCE: Final = int(ApiKey.PRODUCE)
+_FETCH: Final = int(ApiKey.FETCH)
+# Of brokers among themselves, and what a client must get through to be known at all.
+_EXEMPT: Final = frozenset(
+    {
+        int(ApiKey.WRITE_TXN_MARKERS),
+        int(ApiKey.SASL_HANDSHAKE),
+        int(ApiKey.SASL_AUTHENTICATE),
+    }
+)
+_NUMBER: Final = Struct("=q")
+_NS_PER_PERCENT: Final = 10_000_000  # of a process's second
+_NS_PER_MS: Final = 1_000_000
+_MAX_KNOWN: Final = 10_000
+_NOBODY: Final = -1
+_COMPLAIN_EVERY_NS: Final = 60_000_000_000
+
+Limit = tuple[QuotaRow, float]
+
+
+class ClientQuotas:
+    """Quotas as one process applies them.
+
+    Args:
+        table: what all processes have counted.
+        registry: what is set.
+        words: the control segment.
+        name: the principal of a number (ipc.principals).
+        mutation_burst_s: so many seconds of its rate a client may use at once.
+    """
+
+    def __init__(
+        self,
+        table: QuotaTable,
+        registry: TopicRegistry,
+        words: memoryview,
+        name: Callable[[int], str],
+        *,
+        mutation_burst_s: int,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._table = table
+        self._image = registry.client_quotas
+        self._words = words
+        self._name = name
+        self._burst_s = mutation_burst_s
+        self._now_ns = now_ns
+        self._changes = -1
+        self._set: frozenset[QuotaKind] = frozenset()
+        self._known: dict[tuple[QuotaKind, int, str | None], Limit | None] = {}
+        self._complain_at = 0
+
+    def is_set(self, kind: QuotaKind) -> bool:
+        """Whether anybody has a quota of this kind."""
+        if self._image.changes != self._changes:
+            self._read_again()
+        return kind in self._set
+
+    @property
+    def count_requests(self) -> bool:
+        """Whether there are quotas that any request may count for."""
+        if self._image.changes != self._changes:
+            self._read_again()
+        return not self._set.isdisjoint(_OF_ANY_REQUEST)
+
+    @property
+    def limit_fetches(self) -> bool:
+        """Whether there are quotas that a fetch may count for."""
+        return self.is_set(QuotaKind.FETCH) or self.is_set(QuotaKind.REQUEST)
+
+    # -- the short cut ---------------------------------------------------------------
+
+    @property
+    def table(self) -> tuple[memoryview, int, int]:
+        """The table's memory, its samples, and a sample's ns."""
+        return self._table.view, self._table.samples, self._table.window_ns
+
+    def client_key(self, request: Request) -> bytes | None:
+        """What names a request's client: its principal's number, and its client id.
+
+        None: it has gone, and nobody knows any more who it was.
+        """
+        number = self._principal(request)
+        if number == _NOBODY:
+            return None
+        return _NUMBER.pack(number) + (request.client_id or "").encode()
+
+    def limits(
+        self, key: bytes, client_id: str | None
+    ) -> tuple[int, int, float, int, int, float]:
+        """Row, generation and bound of a client's bytes, then of its time.
+
+        Args:
+            key: its ``client_key``.
+            client_id: which that ends with.
+        """
+        (number,) = _NUMBER.unpack_from(key)
+        return *self._place(QuotaKind.PRODUCE, number, client_id), *self._place(
+            QuotaKind.REQUEST, number, client_id
+        )
+
+    def _place(
+        self, kind: QuotaKind, number: int, client_id: str | None
+    ) -> tuple[int, int, float]:
+        limit = self._limit_of(kind, number, client_id) if self.is_set(kind) else None
+        if limit is None:
+            return -1, 0, 0.0
+        return limit[0].row, limit[0].generation, limit[1]
+
+    def _read_again(self) -> None:
+        self._changes = self._image.changes
+        self._known.clear()
+        keys = {key for values in self._image.entities.values() for key in values}
+        self._set = frozenset(kind for kind, key in KEYS.items() if key in keys)
+
+    # -- what a request costs ------------------------------------------------------
+
+    def settle(
+        self, request: Request, answer: bytes | list[bytes | FilePart] | Deferred
+    ) -> bytes | list[bytes | FilePart] | Deferred:
+        """Charge an executed request, and tell its answer how long to be quiet."""
+        if self._image.changes != self._changes:
+            self._read_again()
+        if (
+            self._set
+            and answer is not CLOSE
+            and answer is not FORWARDED
+            and request.api_key != _FETCH  # it has charged itself
+        ):
+            if request.api_key == _PRODUCE:
+                length = self._words[slot_row(request.slot) + SLOT_REQUEST_LENGTH]
+                self._charge_and_mute(QuotaKind.PRODUCE, request, length)
+            if request.api_key not in _EXEMPT and answer is not NO_RESPONSE:
+                length = len(answer) if isinstance(answer, bytes) else 0
+                self._charge_and_mute(
+                    QuotaKind.REQUEST, request, self._time(request, length)
+                )
+        if request.throttle_ms and isinstance(answer, bytes):
+            return with_throttle(request, answer)
+        return answer
+
+    def charge_time(self, request: Request, spent_ns: int) -> None:
+        """Charge what the coordinator did for a request; before it is answered."""
+        if request.api_key not in _EXEMPT:
+            spent_ns += self._network_time(request, 0)
+            self._charge_and_mute(QuotaKind.REQUEST, request, spent_ns)
+
+    def _network_time(self, request: Request, answer_length: int) -> int:
+        length = self._words[slot_row(request.slot) + SLOT_REQUEST_LENGTH]
+        return network_ns(self._words, request.slot, length + answer_length)
+
+    def _time(self, request: Request, answer_length: int) -> int:
+        """For how long this process and its processor are at a request, in ns."""
+        row = slot_row(request.slot)
+        begun, parked = self._words[row + SLOT_DEQUEUED], self._words[row + SLOT_PARKED]
+        end = parked if parked > begun else self._now_ns()
+        return max(0, end - begun) + self._network_time(request, answer_length)
+
+    def _charge_and_mute(self, kind: QuotaKind, request: Request, amount: int) -> None:
+        throttle_ms = self.charge(kind, request, amount)
+        if throttle_ms > request.throttle_ms:
+            self.mute(request, throttle_ms)
+
+    def charge(self, kind: QuotaKind, request: Request, amount: int) -> int:
+        """Count something; return how many ms its client must be quiet for it."""
+        limit = self._limit(kind, request) if self.is_set(kind) else None
+        if limit is None:
+            return 0
+        throttle_ms = limit[0].charge(amount, limit[1], self._now_ns())
+        if throttle_ms == GONE:
+            self._known.clear()
+            limit = self._limit(kind, request)
+            if limit is None:
+                return 0
+            throttle_ms = limit[0].charge(amount, limit[1], self._now_ns())
+        if kind == QuotaKind.REQUEST:
+            throttle_ms = min(throttle_ms, self._table.window_ns // _NS_PER_MS)
+        return max(0, throttle_ms)
+
+    def mute(self, request: Request, throttle_ms: int) -> None:
+        """Let nothing of a request's client be heard for a while. Before the answer."""
+        request.throttle_ms = throttle_ms
+        row = connection_row(request.connection)
+        if self._words[row + CONNECTION_SLOT] != request.slot + 1:
+            return  # it has gone, and the row may be another client's by now
+        until = self._now_ns() + throttle_ms * _NS_PER_MS
+        self._words[row + CONNECTION_MUTED_UNTIL] = until
+
+    # -- fetches -------------------------------------------------------------------
+
+    def fetch_window(self, request: Request) -> int | None:
+        """How many bytes a fetch may bring that takes all of its client's windows."""
+        if not self.is_set(QuotaKind.FETCH):
+            return None
+        limit = self._limit(QuotaKind.FETCH, request)
+        if limit is None:
+            return None
+        full_windows_s = (self._table.samples - 1) * self._table.window_ns / 1e9
+        return int(min(limit[1] * full_windows_s, 2**31 - 1))
+
+    def charge_fetch(self, request: Request, records_bytes: int) -> bool:
+        """Charge a fetch before it is answered; say whether it may be.
+
+        If not, it is not charged for what it does not get, and its client is muted.
+        """
+        if self._image.changes != self._changes:
+            self._read_again()
+        if not self._set:
+            return True
+        bytes_ms = self.charge(QuotaKind.FETCH, request, records_bytes)
+        spent_ns = self._time(request, records_bytes)
+        time_ms = self.charge(QuotaKind.REQUEST, request, spent_ns)
+        throttle_ms = max(bytes_ms, time_ms)
+        if not throttle_ms:
+            return True
+        self.charge(QuotaKind.FETCH, request, -records_bytes)
+        self.mute(request, throttle_ms)
+        return False
+
+    def charge_rest_of_fetch(
+        self, request: Request, parts: Sequence[bytes | FilePart], charged: int
+    ) -> None:
+        """Charge what an answer has beside the records; too late to be throttled."""
+        if QuotaKind.FETCH in self._set:
+            length = sum(
+                len(part) if isinstance(part, bytes) else part.length for part in parts
+            )
+            self.charge(QuotaKind.FETCH, request, length - charged)
+
+    # -- changes of topics ---------------------------------------------------------
+
+    def permit(
+        self, request: Request, strict_since: int
+    ) -> Callable[[int], None] | None:
+        """What is to be called before a request changes topics; None: nothing.
+
+        It is told how many partitions would come or go, and raises ApiError
+        (THROTTLING_QUOTA_EXCEEDED) if its client has to wait for them.
+
+        Args:
+            strict_since: the version from which on clients know that error; what older
+                ones want is done, and they are muted for it.
+        """
+        kind = QuotaKind.CONTROLLER_MUTATION
+        limit = self._limit(kind, request) if self.is_set(kind) else None
+        if limit is None:
+            return None
+
+        # Here and below: most brokers never need it.
+        from mpbroker.server.quotas.mutation_quota import MutationQuota
+
+        def mute(throttle_ms: int) -> None:
+            if throttle_ms > request.throttle_ms:
+                self.mute(request, throttle_ms)
+
+        def find_row() -> QuotaRow | None:
+            found = self._limit(kind, request)
+            if found is not None and not self._table.is_current(found[0]):
+                self._known.clear()
+                found = self._limit(kind, request)
+            return None if found is None else found[0]
+
+        return MutationQuota(
+            find_row,
+            limit[1],
+            limit[1] * self._burst_s,
+            self._now_ns,
+            mute,
+            strict=request.api_version >= strict_since,
+        ).take
+
+    # -- whose quota ---------------------------------------------------------------
+
+    def _principal(self, request: Request) -> int:
+        """The number of a request's sender; _NOBODY if it has gone.
+
+        The row of one that has gone says so until another takes it.
+        """
+        words, row = self._words, connection_row(request.connection)
+        number: int = words[row + CONNECTION_PRINCIPAL]
+        # Behind it: who takes the row forgets the slot before it writes anything else.
+        if abs(words[row + CONNECTION_SLOT]) == request.slot + 1:
+            return number
+        return _NOBODY
+
+    def _limit(self, kind: QuotaKind, request: Request) -> Limit | None:
+        number = self._principal(request)
+        if number == _NOBODY:
+            return None
+        return self._limit_of(kind, number, request.client_id)
+
+    def _limit_of(
+        self, kind: QuotaKind, number: int, client_id: str | None
+    ) -> Limit | None:
+        place = (kind, number, client_id)
+        try:
+            limit = self._known[place]
+        except KeyError:
+            limit = self._find(kind, number, client_id or "")
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[place] = limit
+        return limit
+
+    def _find(self, kind: QuotaKind, number: int, client_id: str) -> Limit | None:
+        from mpbroker.server.quotas.quota_policy import quota_of
+
+        user = self._name(number).partition(":")[2]
+        quota = quota_of(self._image, KEYS[kind], user, client_id)
+        if quota is None:
+            return None
+        now = self._now_ns()
+        row = self._table.find(kind, quota.user, quota.client_id, now)
+        if row is None:
+            if now >= self._complain_at:
+                self._complain_at = now + _COMPLAIN_EVERY_NS
+                _LOG.warning(
+                    "user %r, client id %r: its %s is not enforced, since too many"
+                    " clients have a quota of their own at once; give quotas to users"
+                    " rather than to client ids",
+                    user,
+                    client_id,
+                    KEYS[kind],
+                )
+            return None
+        bound = quota.bound
+        if kind == QuotaKind.REQUEST:
+            bound *= _NS_PER_PERCENT
+        return row, bound
+
+
+def with_throttle(request: Request, body: bytes) -> bytes:
+    """Put a request's throttle time into its answer, if that has a place for it."""
+    if not request.throttle_ms:
+        return body
+    # Rare, and it costs what the answer did: who is told this may wait for it.
+    from mpbroker.server.quotas.throttled_answers import with_throttle_time
+
+    return with_throttle_time(
+        request.api_key, request.api_version, body, request.throttle_ms
+    )

@@ -1,0 +1,68 @@
+"""Which quota a client has: the first of eight levels at which anything is set.
+
+    user          client id     counted together
+    named         named         this client of this user
+    named         <default>     this client of this user
+    named         -             all clients of this user
+    <default>     named         this client of this user
+    <default>     <default>     this client of this user
+    <default>     -             all clients of this user
+    -             named         this client, whoever its user is
+    -             <default>     this client, whoever its user is
+
+Each kind of quota is looked for by itself. Who has sent no client id has an empty one,
+which can have no quota by name.
+
+Source: Kafka's DefaultQuotaCallback in ClientQuotaManager.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from mpbroker.metadata.quota_records import (
+    CLIENT_ID,
+    USER,
+    ClientQuotasImage,
+    QuotaEntity,
+    quota_entity,
+)
+
+_BY_USER: Final = (True, False)
+_BY_CLIENT: Final = (False, True)
+_BY_BOTH: Final = (True, True)
+
+
+class Quota(NamedTuple):
+    """A client's quota of one kind, and whom it shares it with."""
+
+    user: str  # "" : any
+    client_id: str
+    bound: float
+
+
+def quota_of(
+    image: ClientQuotasImage, key: str, user: str, client_id: str
+) -> Quota | None:
+    """Return the quota that a client has for ``key``; None: it has none."""
+    for entity, (by_user, by_client) in _levels(user, client_id):
+        bound = image.entities.get(entity, {}).get(key)
+        if bound is not None:
+            return Quota(user if by_user else "", client_id if by_client else "", bound)
+    return None
+
+
+def _levels(user: str, client_id: str) -> list[tuple[QuotaEntity, tuple[bool, bool]]]:
+    def both(user: str | None, client_id: str | None) -> QuotaEntity:
+        return quota_entity({USER: user, CLIENT_ID: client_id})
+
+    return [
+        (both(user, client_id), _BY_BOTH),
+        (both(user, None), _BY_BOTH),
+        (quota_entity({USER: user}), _BY_USER),
+        (both(None, client_id), _BY_BOTH),
+        (both(None, None), _BY_BOTH),
+        (quota_entity({USER: None}), _BY_USER),
+        (quota_entity({CLIENT_ID: client_id}), _BY_CLIENT),
+        (quota_entity({CLIENT_ID: None}), _BY_CLIENT),
+    ]

@@ -1,0 +1,1 @@
+"""Metrics that clients push, and the receiver that gets them (KIP-714)."""

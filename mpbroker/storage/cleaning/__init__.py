@@ -1,0 +1,1 @@
+"""Retention and compaction: what the housekeeper removes and rewrites."""

@@ -1,0 +1,167 @@
+"""Take records out of a stored batch and leave everything else as it was.
+
+What is kept of a batch: its base and last offset, so that offsets and sequences stay
+where they were; its codec; the bytes of the records that stay. Only when a delete
+horizon is set are the records' timestamps written anew, because it takes the place of
+the base timestamp that they are relative to.
+
+Source: KIP-534; Kafka's MemoryRecords.filterTo.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.protocol.records.batch_header import (
+    BATCH_HEADER_SIZE,
+    CODEC_MASK,
+    DELETE_HORIZON_FLAG,
+    TIMESTAMP_TYPE_FLAG,
+    BatchHeader,
+    pack_header,
+)
+from mpbroker.protocol.records.compression import compress
+from mpbroker.protocol.records.record_batch import (
+    read_varint,
+    records_payload,
+    write_varint,
+)
+
+NO_TIMESTAMP: Final = -1
+
+
+class RawRecord(NamedTuple):
+    """A record's fields that decide its fate, and where its bytes are."""
+
+    offset_delta: int
+    timestamp_delta: int
+    key: bytes | None
+    has_value: bool
+    start: int
+    after_timestamp: int
+    end: int
+
+
+class KeptRecords(NamedTuple):
+    """What stays of a batch's records."""
+
+    payload: bytes  # of all the batch's records, decompressed
+    records: list[RawRecord]
+
+    @property
+    def has_tombstone(self) -> bool:
+        return any(not record.has_value for record in self.records)
+
+
+def read_raw_records(header: BatchHeader, batch: bytes) -> KeptRecords:
+    """Return all records of a batch.
+
+    Raises:
+        CorruptLogError: the batch is not what was validated when it was appended.
+        RecordBatchError, DecompressionError: likewise.
+    """
+    payload = records_payload(header, batch)
+    return KeptRecords(payload, list(_walk(payload, header.record_count)))
+
+
+def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
+    at = 0
+    try:
+        for _ in range(count):
+            start = at
+            length, at = read_varint(payload, at)
+            end = at + length
+            timestamp_delta, after_timestamp = read_varint(payload, at + 1, 10)
+            offset_delta, at = read_varint(payload, after_timestamp)
+            key_length, at = read_varint(payload, at)
+            key = None
+            if key_length >= 0:
+                key = payload[at : at + key_length]
+                at += key_length
+            value_length, at = read_varint(payload, at)
+            if not at <= end <= len(payload):
+                raise CorruptLogError(f"a record of {length} bytes at {start}")
+            yield RawRecord(
+                offset_delta,
+                timestamp_delta,
+                key,
+                value_length >= 0,
+                start,
+                after_timestamp,
+                end,
+            )
+            at = end
+    except IndexError:
+        raise CorruptLogError("a record is cut off by its batch's end") from None
+
+
+def build_filtered(header: BatchHeader, kept: KeptRecords, horizon_ms: int) -> bytes:
+    """Return the batch with only the kept records.
+
+    Args:
+        horizon_ms: when its tombstones may go; -1 leaves the batch's own, if any.
+    """
+    payload, records = kept
+    attributes, base_timestamp = header.attributes, header.base_timestamp
+    if horizon_ms == NO_TIMESTAMP:
+        content = b"".join(payload[r.start : r.end] for r in records)
+    else:
+        shift = base_timestamp - horizon_ms
+        content = _with_timestamps_moved(payload, records, shift)
+        attributes |= DELETE_HORIZON_FLAG
+        base_timestamp = horizon_ms
+    max_timestamp = header.max_timestamp
+    if not attributes & TIMESTAMP_TYPE_FLAG:
+        newest = max(record.timestamp_delta for record in records)
+        max_timestamp = header.base_timestamp + newest
+    if attributes & CODEC_MASK:
+        content = compress(header.codec, content)
+    new_header = header._replace(
+        attributes=attributes,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        record_count=len(records),
+    )
+    return b"".join((pack_header(new_header, content), content))
+
+
+def build_empty(header: BatchHeader) -> bytes:
+    """Return the batch without records: it keeps a producer's last sequence."""
+    attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_FLAG)
+    return bytes(
+        pack_header(
+            header._replace(
+                attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0
+            ),
+            b"",
+        )
+    )
+
+
+def delete_horizon(header: BatchHeader) -> int:
+    """Return when a batch's tombstones may go, in ms; -1 if that is not set yet."""
+    return header.base_timestamp if header.has_delete_horizon else NO_TIMESTAMP
+
+
+def _with_timestamps_moved(
+    payload: bytes, records: list[RawRecord], shift: int
+) -> bytes:
+    out = bytearray()
+    for record in records:
+        body = bytearray(1)
+        write_varint(body, record.timestamp_delta + shift)
+        body += payload[record.after_timestamp : record.end]
+        write_varint(out, len(body))
+        out += body
+    return bytes(out)
+
+
+__all__ = [
+    "BATCH_HEADER_SIZE",
+    "KeptRecords",
+    "RawRecord",
+    "build_empty",
+    "build_filtered",
+    "delete_horizon",
+    "read_raw_records",
+]

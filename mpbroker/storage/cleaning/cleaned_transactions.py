@@ -1,0 +1,68 @@
+"""Which transactional batches and markers a compaction may drop.
+
+Data of an aborted transaction goes. A marker stays until nothing of its transaction is
+left, and then for delete.retention.ms more, like a tombstone.
+
+Source: Kafka's CleanedTransactionMetadata.
+"""
+
+from mpbroker.storage.files.batch_scan import StoredBatch
+from mpbroker.storage.files.txn_index import AbortedTransaction
+from mpbroker.storage.producers.producer_state import (
+    ABORT_MARKER,
+    COMMIT_MARKER,
+    EndTransactionMarker,
+)
+
+
+class CleanedTransactions:
+    """Follows the transactions of a log from its start, batch by batch.
+
+    Attributes:
+        kept: aborted transactions that still have records, for the new index.
+    """
+
+    def __init__(self, aborted: list[AbortedTransaction]) -> None:
+        self._coming = sorted(aborted, key=lambda txn: txn.first_offset, reverse=True)
+        self._aborted: dict[int, AbortedTransaction] = {}
+        self._seen: set[int] = set()  # producers with data of an aborted transaction
+        self._committed: set[int] = set()
+        self.kept: list[AbortedTransaction] = []
+
+    def discards_batch(self, batch: StoredBatch) -> bool:
+        """Say whether a data batch belongs to an aborted transaction."""
+        self._advance(batch.last_offset)
+        if not batch.is_transactional:
+            return False
+        if batch.producer_id in self._aborted:
+            self._seen.add(batch.producer_id)
+            return True
+        self._committed.add(batch.producer_id)
+        return False
+
+    def discards_marker(
+        self, batch: StoredBatch, marker: EndTransactionMarker | None
+    ) -> bool:
+        """Say whether a control batch's transaction has left nothing else behind."""
+        self._advance(batch.last_offset)
+        if marker is None:
+            return True  # it was emptied by an earlier compaction
+        producer = batch.producer_id
+        if marker.control_type == ABORT_MARKER:
+            transaction = self._aborted.pop(producer, None)
+            if transaction is not None and producer in self._seen:
+                self._seen.discard(producer)
+                self.kept.append(transaction)
+                return False
+            return True
+        if marker.control_type == COMMIT_MARKER:
+            if producer in self._committed:
+                self._committed.discard(producer)
+                return False
+            return True
+        return False
+
+    def _advance(self, offset: int) -> None:
+        while self._coming and self._coming[-1].first_offset <= offset:
+            transaction = self._coming.pop()
+            self._aborted.setdefault(transaction.producer_id, transaction)

@@ -1,0 +1,328 @@
+"""Compact one log: keep the newest record of every key.
+
+First the dirty part is read and the newest offset of each key noted, as far as the map
+has room. Then every segment up to there is copied without the records that have a newer
+one of their key; small neighbours are merged. Offsets never change. A tombstone stays
+for delete.retention.ms after the first compaction that saw it: that compaction writes
+into its batch when that ends (the delete horizon).
+
+A batch whose records are all gone goes too, unless it holds its producer's last
+sequence or is the last of what was compacted; then it stays, empty.
+
+The copies are written beside the log, complete and on disk, and then take the place of
+their originals in one short change under the partition's lock.
+
+Source: Kafka's Cleaner; KIP-58, KIP-354, KIP-534.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.layout import RowStatus
+from mpbroker.protocol.records.record_batch import parse_batch_header
+from mpbroker.storage.cleaning.batch_filter import (
+    KeptRecords,
+    build_empty,
+    build_filtered,
+    delete_horizon,
+    read_raw_records,
+)
+from mpbroker.storage.cleaning.cleaned_transactions import CleanedTransactions
+from mpbroker.storage.cleaning.key_map import KeyMap
+from mpbroker.storage.cleaning.retention import rename_deleted
+from mpbroker.storage.files.batch_scan import StoredBatch, scan_batches
+from mpbroker.storage.files.log_files import sync_directory
+from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.segment_writer import SegmentWriter
+from mpbroker.storage.files.txn_index import AbortedTransaction, read_aborted
+from mpbroker.storage.log.log_loader import install_swap
+from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.producers.producer_replay import parse_marker
+from mpbroker.storage.producers.producer_state import ProducerState
+
+_MAX_RELATIVE_OFFSET: Final = 0x7FFF_FFFF
+_NO_TIMESTAMP: Final = -1
+
+
+class CleaningAbortedError(Exception):
+    """The partition went away, or is to be left alone, in the middle."""
+
+
+class CleanResult(NamedTuple):
+    """What one compaction did."""
+
+    clean_offset: int  # all below is compacted
+    bytes_before: int
+    bytes_after: int
+    deleted_files: list[str]
+
+
+class Compaction:
+    """One compaction of one log.
+
+    Args:
+        now_ms: the wall clock, for tombstones.
+        max_keys: room of the key map.
+        throttled: called with the bytes of each batch read and of each segment written;
+            it may sleep, or raise CleaningAbortedError.
+    """
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        now_ms: int,
+        max_keys: int,
+        throttled: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._log = log
+        self._now_ms = now_ms
+        self._keys = KeyMap(max_keys)
+        self._throttled = throttled
+        state = log.state()
+        log.refresh(state.active_base_offset)
+        self._state = state
+        self._aborted = self._read_aborted()
+        self._last_of_producer = _last_of_producers(log.producers_at(state))
+
+    def run(self, first_dirty: int, first_uncleanable: int) -> CleanResult:
+        """Compact everything below ``first_uncleanable``, a segment's base offset.
+
+        Raises:
+            CleaningAbortedError: nothing, or only the first groups, were replaced.
+            ApiError, OSError, CorruptLogError: likewise.
+        """
+        self._map_keys(first_dirty, first_uncleanable)
+        clean_offset = self._keys.latest_offset + 1
+        # What a record goes for has to be on disk before it goes, or a power cut takes
+        # both: the later one's segment may not have been forced there yet.
+        self._log.sync(clean_offset)
+        bases = self._log.segments.below(clean_offset)
+        transactions = CleanedTransactions(self._aborted)
+        before = after = 0
+        deleted: list[str] = []
+        for group in self._groups(bases, first_uncleanable):
+            size, went = self._clean_group(group, transactions, first_uncleanable)
+            before += sum(segment_size for _, segment_size in group)
+            after += size
+            deleted += went
+        return CleanResult(clean_offset, before, after, deleted)
+
+    # -- the map -------------------------------------------------------------------
+
+    def _map_keys(self, start: int, end: int) -> None:
+        keys = self._keys
+        keys.latest_offset = start - 1
+        transactions = CleanedTransactions(
+            [txn for txn in self._aborted if txn.last_offset >= start]
+        )
+        for segment in self._log.segments.from_offset(start):
+            if segment.base_offset >= end:
+                break
+            for batch in self._batches(segment, start):
+                if not batch.is_control and not transactions.discards_batch(batch):
+                    if not self._map_batch(segment, batch, start):
+                        return
+                elif batch.is_control:
+                    marker = parse_marker(_body(segment, batch))
+                    transactions.discards_marker(batch, marker)
+                keys.latest_offset = max(keys.latest_offset, batch.last_offset)
+            following = self._log.segments.next_base(segment.base_offset)
+            assert following is not None  # the active segment is never cleanable
+            keys.latest_offset = min(following, end) - 1
+            segment.close()
+
+    def _map_batch(self, segment: LogSegment, batch: StoredBatch, start: int) -> bool:
+        body = _body(segment, batch)
+        records = read_raw_records(parse_batch_header(body), body).records
+        for record in records:
+            offset = batch.base_offset + record.offset_delta
+            if record.key is None or offset < start:
+                continue
+            if not self._keys.put(record.key, offset):
+                return False
+        return True
+
+    # -- groups ----------------------------------------------------------------------
+
+    def _groups(
+        self, bases: list[int], first_uncleanable: int
+    ) -> Iterator[list[tuple[LogSegment, int]]]:
+        """Yield runs of segments that together fit one segment."""
+        config = self._log.config
+        group: list[tuple[LogSegment, int]] = []
+        total = entries = time_entries = 0
+        for base in bases:
+            segment = self._log.segments.get(base)
+            size = segment.file_size()
+            index = segment.offset_index.file_entries() * 8
+            time_index = segment.time_index.file_entries() * 12
+            segment.close()
+            following = self._log.segments.next_base(base) or first_uncleanable
+            if group and (
+                total + size > config.segment_bytes
+                or entries + index > config.segment_index_bytes
+                or time_entries + time_index > config.segment_index_bytes
+                or following - 1 - group[0][0].base_offset > _MAX_RELATIVE_OFFSET
+            ):
+                yield group
+                group, total, entries, time_entries = [], 0, 0, 0
+            group.append((segment, size))
+            total += size
+            entries += index
+            time_entries += time_index
+        if group:
+            yield group
+
+    def _clean_group(
+        self,
+        group: list[tuple[LogSegment, int]],
+        transactions: CleanedTransactions,
+        first_uncleanable: int,
+    ) -> tuple[int, list[str]]:
+        """Write a group's copy and put it in place; return its size and what went."""
+        log = self._log
+        first = group[0][0]
+        writer = SegmentWriter(
+            log.directory, first.base_offset, log.config.index_interval_bytes
+        )
+        transactions.kept = []
+        try:
+            for segment, _ in group:
+                for batch in self._batches(segment, 0):
+                    self._copy(segment, batch, writer, transactions, first_uncleanable)
+                segment.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        size = writer.size
+        self._throttled(size)
+        indexed = any(os.path.exists(each.txn_index_path) for each, _ in group)
+        modified_s = os.stat(group[-1][0].path).st_mtime
+        writer.finish(transactions.kept if indexed else None, modified_s)
+        return size, self._replace(writer, [each.base_offset for each, _ in group])
+
+    def _replace(self, writer: SegmentWriter, bases: list[int]) -> list[str]:
+        """Put the finished copy in the place of its originals."""
+        log, row = self._log, self._log.row
+        deleted: list[str] = []
+        with row.locked():
+            if row.status != RowStatus.ONLINE:
+                writer.abandon()
+                raise CleaningAbortedError(f"{log.directory} is not online any more")
+            # Odd: whoever reads waits; whoever takes our lock over finishes the swap.
+            row.structure_version += 1
+            writer.install()
+            # Oldest first: whoever finishes for us may leave the rest of them, and then
+            # a tombstone must not be gone before the values that it deletes.
+            for base in bases[1:]:
+                deleted += rename_deleted(log.directory, base)
+            install_swap(log.directory, bases[0])
+            row.structure_version += 1
+        sync_directory(log.directory)
+        log.refresh(log.committed()[1])
+        return deleted
+
+    # -- batches -----------------------------------------------------------------------
+
+    def _batches(self, segment: LogSegment, start: int) -> Iterator[StoredBatch]:
+        end = segment.file_size()
+        position = 0
+        if start > segment.base_offset:
+            entries = segment.offset_index.file_entries()
+            position = segment.offset_index.lookup(start, entries)
+        for batch in scan_batches(segment.fd, position, end):
+            self._throttled(batch.size)
+            yield batch
+
+    def _copy(
+        self,
+        segment: LogSegment,
+        batch: StoredBatch,
+        writer: SegmentWriter,
+        transactions: CleanedTransactions,
+        first_uncleanable: int,
+    ) -> None:
+        """Write what is to stay of a batch."""
+        body = _body(segment, batch)
+        header = parse_batch_header(body)
+        horizon = delete_horizon(header)
+        if batch.is_control:
+            gone = transactions.discards_marker(batch, parse_marker(body))
+            drop_all = gone and 0 <= horizon <= self._now_ms
+        else:
+            gone = drop_all = transactions.discards_batch(batch)
+        kept: KeptRecords | None = None
+        if not drop_all and batch.record_count:
+            kept = read_raw_records(header, body)
+            if not batch.is_control:
+                kept = self._keep(batch, kept, horizon)
+        if kept is None or not kept.records:
+            # The last batch stays so that the log's end can be told from its files.
+            if self._is_last_of_producer(batch) or (
+                batch.last_offset + 1 == first_uncleanable
+            ):
+                writer.write(build_empty(header), batch.last_offset, _NO_TIMESTAMP)
+            return
+        needs_horizon = horizon < 0 and (
+            gone if batch.is_control else kept.has_tombstone
+        )
+        if needs_horizon:
+            horizon = self._now_ms + self._log.config.delete_retention_ms
+            body = build_filtered(header, kept, horizon)
+        elif len(kept.records) < batch.record_count:
+            body = build_filtered(header, kept, _NO_TIMESTAMP)
+        timestamp = parse_batch_header(body).max_timestamp
+        writer.write(body, batch.last_offset, timestamp)
+
+    def _keep(
+        self, batch: StoredBatch, all_records: KeptRecords, horizon: int
+    ) -> KeptRecords:
+        keys = self._keys
+        kept = []
+        for record in all_records.records:
+            offset = batch.base_offset + record.offset_delta
+            if offset > keys.latest_offset:
+                kept.append(record)
+                continue
+            if record.key is None or keys.get(record.key) > offset:
+                continue
+            if record.has_value or not 0 <= horizon <= self._now_ms:
+                kept.append(record)
+        return KeptRecords(all_records.payload, kept)
+
+    def _is_last_of_producer(self, batch: StoredBatch) -> bool:
+        if batch.producer_id < 0:
+            return False
+        last = self._last_of_producer.get(batch.producer_id)
+        if last is None:
+            return False
+        last_offset, epoch = last
+        if last_offset >= 0:
+            return batch.last_offset == last_offset
+        return batch.is_control and batch.producer_epoch == epoch
+
+    def _read_aborted(self) -> list[AbortedTransaction]:
+        found: list[AbortedTransaction] = []
+        for segment in self._log.segments.from_offset(0):
+            end = self._state.log_end_offset
+            found += read_aborted(segment.txn_index_path, end)
+        return found
+
+
+def _last_of_producers(producers: ProducerState) -> dict[int, tuple[int, int]]:
+    """Return each producer's (last data offset or -1, epoch)."""
+    return {
+        producer_id: (
+            entry.batches[-1].last_offset if entry.batches else -1,
+            entry.epoch,
+        )
+        for producer_id, entry in producers.entries.items()
+    }
+
+
+def _body(segment: LogSegment, batch: StoredBatch) -> bytes:
+    return os.pread(segment.fd, batch.size, batch.position)
+
+
+__all__ = ["CleanResult", "CleaningAbortedError", "Compaction"]

@@ -1,0 +1,83 @@
+"""Housekeeper: the work that no request waits for.
+
+Retention, compaction, flush by time, checkpoints, and the removal of deleted topics'
+files, each at its interval; and the clean end of the logs when the broker stops.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.doorbell import Doorbell
+from mpbroker.ipc.layout import HEADER, HEADER_PHASE, Phase
+from mpbroker.ipc.segment import Segment
+
+_LOG = get_logger(__name__)
+_SECOND: Final = 1000.0
+
+
+class Housekeeper:
+    """One process's loop over periodic tasks.
+
+    Args:
+        tasks: (interval in ms, what to do); each is called with the wall clock in ms.
+        initial_delay_ms: how long after the start the first round begins at most.
+        shut_down: closes the logs for good.
+    """
+
+    def __init__(
+        self,
+        control: Segment,
+        doorbell: Doorbell,
+        catch_up: Callable[[], object],
+        tasks: Sequence[tuple[int, Callable[[int], object]]],
+        initial_delay_ms: int,
+        shut_down: Callable[[], None],
+    ) -> None:
+        self._words = control.words
+        self._catch_up = catch_up
+        self._shut_down = shut_down
+        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
+        self._epoll.register(doorbell.fd, select.EPOLLIN | select.EPOLLET)
+        now = time.monotonic()
+        self._tasks = [
+            (
+                now + min(initial_delay_ms, interval_ms) / _SECOND,
+                number,
+                interval_ms,
+                task,
+            )
+            for number, (interval_ms, task) in enumerate(tasks)
+        ]
+        heapq.heapify(self._tasks)
+
+    def run(self) -> None:
+        """Do what is due until the broker stops, then close the logs cleanly."""
+        while self._words[HEADER + HEADER_PHASE] < Phase.STOPPED:
+            left = self._tasks[0][0] - time.monotonic()
+            self._epoll.poll(max(0.0, min(left, 3600.0)))
+            self.turn()
+        self._catch_up()
+        self._shut_down()
+
+    def turn(self) -> None:
+        """Run the tasks that are due."""
+        now = time.monotonic()
+        while self._tasks[0][0] <= now:
+            _, number, interval_ms, task = heapq.heappop(self._tasks)
+            following = (now + interval_ms / _SECOND, number, interval_ms, task)
+            heapq.heappush(self._tasks, following)
+            try:
+                self._catch_up()
+                task(_now_ms())
+            except Exception:  # noqa: BLE001 - the next round tries again
+                _LOG.exception("a housekeeping task failed")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,219 @@
+"""Choose which compacted log to clean next, and remember how far each is clean.
+
+A log's dirty ratio is the share of its bytes, up to what may be cleaned, that were
+appended since it was cleaned last. The dirtiest log goes first, if its ratio is above
+min.cleanable.dirty.ratio or a dirty record is older than max.compaction.lag.ms. Never
+cleaned are the active segment, what lies past the last stable offset, and segments
+with records younger than min.compaction.lag.ms.
+
+Source: Kafka's LogCleanerManager; `cleaner-offset-checkpoint`.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger
+from mpbroker.base.storage_errors import StorageError
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.protocol.errors import ApiError
+from mpbroker.storage.cleaning.compaction import (
+    CleaningAbortedError,
+    CleanResult,
+    Compaction,
+)
+from mpbroker.storage.cleaning.key_map import BYTES_PER_KEY
+from mpbroker.storage.cleaning.throttler import Throttler
+from mpbroker.storage.files.checkpoints import TopicPartition
+from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.log.partition_log import PartitionLog
+from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.storage.log_manager import LogManager, TopicView
+
+logger = get_logger(__name__)
+
+_DEFAULT_DEDUPE_BUFFER_BYTES: Final = 128 * 1024 * 1024
+Later = Callable[[int, str], None]
+
+
+class LogToClean(NamedTuple):
+    """What may be cleaned of a log, and how much it needs it."""
+
+    first_dirty: int
+    first_uncleanable: int  # a segment's base offset
+    clean_bytes: int
+    cleanable_bytes: int
+    overdue: bool  # past max.compaction.lag.ms
+
+    @property
+    def ratio(self) -> float:
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+    def is_due(self, min_cleanable_dirty_ratio: float) -> bool:
+        if not self.cleanable_bytes:
+            return False
+        return self.overdue or self.ratio > min_cleanable_dirty_ratio
+
+
+class LogCleaner:
+    """Compacts logs, one at a time.
+
+    Args:
+        dedupe_buffer_bytes: log.cleaner.dedupe.buffer.size, memory for the keys of one
+            compaction; a log with more dirty keys is cleaned in several rounds.
+        beat: called every few batches; may raise CleaningAbortedError.
+        io_max_bytes_per_second: log.cleaner.io.max.bytes.per.second, over what is read
+            and written.
+    """
+
+    def __init__(
+        self,
+        dedupe_buffer_bytes: int = _DEFAULT_DEDUPE_BUFFER_BYTES,
+        beat: Callable[[], None] = lambda: None,
+        io_max_bytes_per_second: float = math.inf,
+    ) -> None:
+        self._max_keys = dedupe_buffer_bytes // BYTES_PER_KEY
+        self._throttler = Throttler(io_max_bytes_per_second, beat)
+        self._uncleanable: set[int] = set()  # rows, which are never used twice
+
+    def clean_filthiest(
+        self,
+        manager: LogManager,
+        candidates: Iterable[tuple[TopicView, int]],
+        now_ms: int,
+        delete_later: Later,
+    ) -> int:
+        """Clean the log that needs it most; return 0 if none does."""
+        directories = {directory.path: directory for directory in manager.directories}
+        offsets = {path: each.cleaner_offsets() for path, each in directories.items()}
+        best: tuple[float, PartitionLog, LogToClean, TopicPartition] | None = None
+        for topic, partition in candidates:
+            try:
+                log = manager.log(topic, partition)
+                if log.row.index in self._uncleanable:
+                    continue
+                clean = offsets[os.path.dirname(log.directory)]
+                chosen = assess(log, clean.get((topic.name, partition)), now_ms)
+            except (OSError, ApiError, StorageError) as error:
+                logger.error("cleaning of %s-%d: %s", topic.name, partition, error)
+                continue
+            if chosen.is_due(log.config.min_cleanable_dirty_ratio) and (
+                best is None or chosen.ratio > best[0]
+            ):
+                best = chosen.ratio, log, chosen, (topic.name, partition)
+        if best is None:
+            return 0
+        _, log, chosen, name = best
+        directory = directories[os.path.dirname(log.directory)]
+        return self._clean(log, chosen, directory, name, now_ms, delete_later)
+
+    def _clean(
+        self,
+        log: PartitionLog,
+        chosen: LogToClean,
+        directory: LogDirectory,
+        name: TopicPartition,
+        now_ms: int,
+        delete_later: Later,
+    ) -> int:
+        try:
+            result = self.clean(log, chosen, now_ms)
+            due_ms = now_ms + log.config.file_delete_delay_ms
+            for path in result.deleted_files:
+                delete_later(due_ms, path)
+            offsets = directory.cleaner_offsets()
+            offsets[name] = result.clean_offset
+            directory.write_cleaner_offsets(offsets)
+        except (CleaningAbortedError, ApiError) as error:
+            logger.info("cleaning stopped: %s", error)
+            return 0
+        except (OSError, MpbrokerError) as error:
+            # Left alone until the next start, as Kafka does: trying again would fail
+            # again, and the others must be cleaned.
+            self._uncleanable.add(log.row.index)
+            logger.error("%s cannot be cleaned: %s", log.directory, error)
+            return 0
+        finally:
+            log.close()
+        logger.info(
+            "%s compacted up to offset %d: %d bytes became %d",
+            log.directory,
+            result.clean_offset,
+            result.bytes_before,
+            result.bytes_after,
+        )
+        return 1
+
+    def clean(self, log: PartitionLog, chosen: LogToClean, now_ms: int) -> CleanResult:
+        """Compact one log as assessed."""
+        compaction = Compaction(log, now_ms, self._max_keys, self._throttler.done)
+        return compaction.run(chosen.first_dirty, chosen.first_uncleanable)
+
+
+def assess(log: PartitionLog, clean_offset: int | None, now_ms: int) -> LogToClean:
+    """Find out what may be cleaned of a log.
+
+    Args:
+        clean_offset: up to where it was cleaned before, if ever.
+
+    Raises:
+        ApiError, OSError: it cannot be read.
+    """
+    state = log.state()
+    log.refresh(state.active_base_offset)
+    start = log.row.log_start_offset
+    first_dirty = start if clean_offset is None else clean_offset
+    if not start <= first_dirty <= state.log_end_offset:
+        first_dirty = start  # deleted or cut since; be thorough
+    first_uncleanable = _first_uncleanable(log, state, first_dirty, now_ms)
+    clean_bytes = cleanable_bytes = 0
+    earliest: int | None = None
+    for segment in log.segments.from_offset(0):
+        if segment.base_offset >= first_uncleanable:
+            break
+        size = os.stat(segment.path).st_size
+        # A segment is as dirty as its last record.
+        if _next(log, segment) <= first_dirty:
+            clean_bytes += size
+            continue
+        cleanable_bytes += size
+        batch = segment.first_batch(size)
+        if batch is not None and batch.max_timestamp > 0:
+            earliest = min(earliest or batch.max_timestamp, batch.max_timestamp)
+        segment.close()
+    overdue = (
+        earliest is not None and earliest < now_ms - log.config.max_compaction_lag_ms
+    )
+    return LogToClean(
+        first_dirty, first_uncleanable, clean_bytes, cleanable_bytes, overdue
+    )
+
+
+def _first_uncleanable(
+    log: PartitionLog, state: LogState, first_dirty: int, now_ms: int
+) -> int:
+    """Return the base offset of the first segment that must be left alone."""
+    limit = state.active_base_offset
+    if state.first_unstable_offset >= 0:
+        limit = min(limit, state.first_unstable_offset)
+    lag_ms = log.config.min_compaction_lag_ms
+    for segment in log.segments.from_offset(first_dirty):
+        if segment.base_offset >= limit:
+            break
+        if _next(log, segment) > limit:
+            return segment.base_offset
+        if lag_ms > 0:
+            newest = segment.largest_timestamp().timestamp
+            segment.close()
+            if newest > now_ms - lag_ms:
+                return segment.base_offset
+    return limit
+
+
+def _next(log: PartitionLog, segment: LogSegment) -> int:
+    following = log.segments.next_base(segment.base_offset)
+    assert following is not None
+    return following

@@ -1,0 +1,234 @@
+"""Walk the batches of a segment file by their headers, in chunks of bounded size.
+
+Two walks: over what was committed, where anything odd is corruption and is raised; and
+over what a crash may have left, where the first thing that is not a whole batch with
+the right checksum is the end.
+
+Source: Kafka protocol guide, "Record Batch".
+"""
+
+import os
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.protocol.records.crc32c import crc32c
+
+HEADER_BYTES: Final = 61
+LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
+_MIN_LENGTH: Final = HEADER_BYTES - LOG_OVERHEAD
+_CRC_START: Final = 21  # the checksum covers all from the attributes on
+MAGIC: Final = 2
+_MAGIC_POSITION: Final = 16  # in every format
+_MIN_OLD_LENGTH: Final = 14
+_MAX_OLD_LENGTH: Final = 128 * 1024 * 1024
+HEADER: Final = Struct(">qiibIhiqqqhii")
+_SPAN: Final = Struct(">qi11xi")  # base offset, length, last offset delta
+# Base offset, length, magic, CRC, last offset delta, max timestamp, record count.
+_CHECKED: Final = Struct(">qi4xbI2xi8xq14xi")
+_PRODUCED: Final = Struct(">8xi4xb26xq")  # length, magic, producer id
+_SPAN_BYTES: Final = _SPAN.size
+CHUNK_BYTES: Final = 64 * 1024
+_VALIDATION_CHUNK_BYTES: Final = 1024 * 1024
+_SEARCH_CHUNK_BYTES: Final = 8 * 1024  # what lies between two index entries, mostly
+
+COMPRESSION_MASK: Final = 0x07
+TIMESTAMP_TYPE_MASK: Final = 0x08
+TRANSACTIONAL_MASK: Final = 0x10
+CONTROL_MASK: Final = 0x20
+DELETE_HORIZON_MASK: Final = 0x40
+
+
+# Position, end, base offset, last offset, max timestamp, record count: a plain tuple,
+# since a recovery looks at every batch of a segment.
+ValidBatch = tuple[int, int, int, int, int, int]
+
+
+class StoredBatch(NamedTuple):
+    """A batch's header and where in the file it stands."""
+
+    position: int
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        return self.length + LOG_OVERHEAD
+
+    @property
+    def end(self) -> int:
+        """Position of the next batch."""
+        return self.position + self.length + LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_MASK)
+
+
+def scan_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+    """Yield the headers of the committed batches from ``position`` to ``end``.
+
+    Small batches come many to a read; the bodies of large ones are skipped.
+
+    Raises:
+        CorruptLogError: these bytes are not batches, though they were committed.
+    """
+    while position < end:
+        chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
+        at, have = 0, len(chunk)
+        while have - at >= HEADER_BYTES:
+            fields = HEADER.unpack_from(chunk, at)
+            size = fields[1] + LOG_OVERHEAD
+            here = position + at
+            if size < HEADER_BYTES or fields[3] != MAGIC or here + size > end:
+                raise CorruptLogError(f"no record batch at position {here}")
+            yield StoredBatch(here, *fields)
+            at += size
+        if at == 0:
+            raise CorruptLogError(f"no record batch at position {position}")
+        position += at
+
+
+def find_batch(fd: int, position: int, end: int, offset: int) -> tuple[int, int]:
+    """Return (position, size) of the first batch whose last offset is >= ``offset``.
+
+    (-1, 0) if there is none before ``end``. ``position`` is a batch's.
+
+    Raises:
+        CorruptLogError: as in ``scan_batches``.
+    """
+    unpack = _SPAN.unpack_from
+    while position < end:
+        chunk = os.pread(fd, min(_SEARCH_CHUNK_BYTES, end - position), position)
+        at, last_start = 0, len(chunk) - _SPAN_BYTES
+        if last_start < 0:
+            raise CorruptLogError(f"no record batch at position {position}")
+        while at <= last_start:
+            base_offset, length, delta = unpack(chunk, at)
+            if base_offset + delta >= offset:
+                return position + at, length + LOG_OVERHEAD
+            if length < _MIN_LENGTH:
+                raise CorruptLogError(f"no record batch at position {position + at}")
+            at += length + LOG_OVERHEAD
+        position += at
+    return -1, 0
+
+
+def batch_size_at(fd: int, position: int) -> int:
+    """Return the size in bytes of the batch at a position.
+
+    Raises:
+        CorruptLogError: there is none.
+    """
+    head = os.pread(fd, LOG_OVERHEAD, position)
+    if len(head) == LOG_OVERHEAD:
+        length = int.from_bytes(head[8:], "big", signed=True)
+        if length >= _MIN_LENGTH:
+            return length + LOG_OVERHEAD
+    raise CorruptLogError(f"no record batch at position {position}")
+
+
+def scan_valid_batches(fd: int, position: int, end: int) -> Iterator[ValidBatch]:
+    """Yield batches while they are whole and their checksums right; then stop."""
+    buffer = bytearray(_VALIDATION_CHUNK_BYTES)
+    view = memoryview(buffer)
+    unpack = _CHECKED.unpack_from
+    while position < end:
+        have = os.preadv(fd, [view[: min(len(buffer), end - position)]], position)
+        at = 0
+        while have - at >= HEADER_BYTES:
+            base, length, magic, crc, delta, timestamp, count = unpack(buffer, at)
+            next_at = at + length + LOG_OVERHEAD
+            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
+                return
+            if next_at <= have:
+                checksum = crc32c(view[at + _CRC_START : next_at])
+            elif at:
+                break  # read again from here: it may fit then
+            else:
+                start = position + _CRC_START
+                checksum = _crc_of_range(fd, start, position + next_at, view)
+            if checksum != crc or delta < 0:
+                return
+            yield (
+                position + at,
+                position + next_at,
+                base,
+                base + delta,
+                timestamp,
+                count,
+            )
+            at = next_at
+        if at == 0:
+            return
+        position += at
+
+
+def scan_producer_batches(fd: int, position: int, end: int) -> Iterator[StoredBatch]:
+    """As ``scan_batches``, but only of the batches that have a producer id.
+
+    Raises:
+        CorruptLogError: as in ``scan_batches``.
+    """
+    unpack = _PRODUCED.unpack_from
+    while position < end:
+        chunk = os.pread(fd, min(CHUNK_BYTES, end - position), position)
+        at, last_start = 0, len(chunk) - HEADER_BYTES
+        while at <= last_start:
+            length, magic, producer_id = unpack(chunk, at)
+            next_at = at + length + LOG_OVERHEAD
+            if length < _MIN_LENGTH or magic != MAGIC or position + next_at > end:
+                raise CorruptLogError(f"no record batch at position {position + at}")
+            if producer_id >= 0:
+                yield StoredBatch(position + at, *HEADER.unpack_from(chunk, at))
+            at = next_at
+        if at == 0:
+            raise CorruptLogError(f"no record batch at position {position}")
+        position += at
+
+
+def old_magic_at(fd: int, position: int) -> int | None:
+    """Return 0 or 1 if a message of that old format, whole, stands at a position."""
+    head = os.pread(fd, _MAGIC_POSITION + 1, position)
+    if len(head) <= _MAGIC_POSITION or head[_MAGIC_POSITION] not in (0, 1):
+        return None
+    length = int.from_bytes(head[8:12], "big", signed=True)
+    crc = int.from_bytes(head[12:16], "big")
+    if not _MIN_OLD_LENGTH <= length <= _MAX_OLD_LENGTH:
+        return None
+    content = os.pread(fd, length - 4, position + _MAGIC_POSITION)
+    if len(content) < length - 4 or crc32(content) != crc:
+        return None
+    return head[_MAGIC_POSITION]
+
+
+def _crc_of_range(fd: int, start: int, end: int, view: memoryview) -> int:
+    checksum = 0
+    while start < end:
+        have = os.preadv(fd, [view[: min(len(view), end - start)]], start)
+        if have == 0:
+            break
+        checksum = crc32c(view[:have], checksum)
+        start += have
+    return checksum

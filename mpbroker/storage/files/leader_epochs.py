@@ -1,0 +1,67 @@
+"""The leader epochs of a partition: which epoch started at which offset.
+
+`leader-epoch-checkpoint` holds version 0, the number of entries, then `epoch offset`
+lines. One broker leads for ever, so a directory of ours has the one entry `0 0`; one
+that Apache Kafka wrote may have more, and we go on in its last epoch: clients remember
+the epochs of batches, and believe no leader that is said to be of an older one.
+
+Source: Kafka's LeaderEpochFileCache; KIP-101, KIP-279.
+"""
+
+from typing import Final, NamedTuple
+
+from mpbroker.base.storage_errors import CheckpointError
+from mpbroker.storage.files.checkpoints import parse_checkpoint
+
+FILE_NAME: Final = "leader-epoch-checkpoint"
+UNDEFINED: Final = -1
+
+
+class EpochEntry(NamedTuple):
+    """From this offset on, batches are of this epoch."""
+
+    epoch: int
+    start_offset: int
+
+
+class LeaderEpochs:
+    """The epochs of one partition, in order; at least one."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[EpochEntry]) -> None:
+        self.entries = entries or [EpochEntry(0, 0)]
+
+    @property
+    def latest(self) -> int:
+        return self.entries[-1].epoch
+
+    def at(self, offset: int) -> int:
+        """Return the epoch that an offset is of."""
+        earlier = [each.epoch for each in self.entries if each.start_offset <= offset]
+        return earlier[-1] if earlier else self.entries[0].epoch
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEntry:
+        """Return the largest epoch not above ``epoch`` and where it ends.
+
+        (-1, -1) for an epoch that we have not seen yet.
+        """
+        if epoch == self.latest:
+            return EpochEntry(epoch, log_end_offset)
+        later = [entry for entry in self.entries if entry.epoch > epoch]
+        if epoch < 0 or not later:
+            return EpochEntry(UNDEFINED, UNDEFINED)
+        earlier = [entry.epoch for entry in self.entries if entry.epoch <= epoch]
+        found = earlier[-1] if earlier else epoch
+        return EpochEntry(found, later[0].start_offset)
+
+
+def read_leader_epochs(directory: str) -> LeaderEpochs:
+    """Read a partition's epochs; a file that is missing or torn counts as one epoch."""
+    try:
+        with open(f"{directory}/{FILE_NAME}", encoding="ascii") as file:
+            lines = parse_checkpoint(file.read(), fields=2)
+        entries = [EpochEntry(int(epoch), int(start)) for epoch, start in lines]
+    except (FileNotFoundError, UnicodeDecodeError, ValueError, CheckpointError):
+        return LeaderEpochs([])
+    return LeaderEpochs(entries)

@@ -1,0 +1,114 @@
+"""The sparse time index of a segment: the largest timestamp up to an offset.
+
+An entry is an int64 timestamp (ms) and an int32 relative offset, big-endian: "no batch
+up to the one ending with this offset has a larger timestamp, and that one has it".
+Timestamps and offsets both rise. The last entry of a segment that is not active is
+its largest timestamp.
+
+Source: Kafka's TimeIndex.
+"""
+
+import os
+from bisect import bisect_right
+from struct import Struct
+from typing import Final, NamedTuple
+
+from mpbroker.base.storage_errors import CorruptIndexError
+from mpbroker.storage.files.log_files import create_file, write_whole
+
+ENTRY_BYTES: Final = 12
+_ENTRY: Final = Struct(">qi")
+NO_TIMESTAMP: Final = -1
+
+
+class TimestampOffset(NamedTuple):
+    """A timestamp in ms and the offset that belongs to it."""
+
+    timestamp: int
+    offset: int
+
+
+class TimeIndex:
+    """One `.timeindex` file. Look-ups are rare: each reads what it needs."""
+
+    __slots__ = ("_fd", "base_offset", "path")
+
+    def __init__(self, path: str, base_offset: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._fd = -1
+
+    def write_entry(self, slot: int, timestamp: int, offset: int) -> None:
+        """Write entry number ``slot``; it counts once the row or a rename says so."""
+        entry = _ENTRY.pack(timestamp, offset - self.base_offset)
+        write_whole(self._descriptor(), entry, slot * ENTRY_BYTES)
+
+    def write_entries(self, slot: int, entries: list[TimestampOffset]) -> None:
+        """Write many entries from number ``slot`` on."""
+        base = self.base_offset
+        content = b"".join(_ENTRY.pack(e.timestamp, e.offset - base) for e in entries)
+        write_whole(self._descriptor(), content, slot * ENTRY_BYTES)
+
+    def last_entry(self, entries: int) -> TimestampOffset:
+        """Return the last of ``entries``, or (-1, base offset) if there is none."""
+        if entries:
+            start = (entries - 1) * ENTRY_BYTES
+            content = os.pread(self._descriptor(), ENTRY_BYTES, start)
+            if len(content) == ENTRY_BYTES:
+                timestamp, relative = _ENTRY.unpack(content)
+                return TimestampOffset(timestamp, self.base_offset + relative)
+        return TimestampOffset(NO_TIMESTAMP, self.base_offset)
+
+    def lookup(self, timestamp: int, entries: int) -> TimestampOffset:
+        """Return the last entry not above ``timestamp``, or (-1, base offset)."""
+        loaded = self._load(entries)
+        slot = bisect_right(loaded, timestamp, key=lambda entry: entry[0]) - 1
+        if slot < 0:
+            return TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        return TimestampOffset(loaded[slot][0], self.base_offset + loaded[slot][1])
+
+    def entries_below(self, offset: int, entries: int) -> int:
+        """Return how many of the first ``entries`` speak of offsets below this."""
+        relative = offset - self.base_offset
+        loaded = self._load(entries)
+        return bisect_right(loaded, relative - 1, key=lambda entry: entry[1])
+
+    def check(self, entries: int) -> None:
+        """Raise CorruptIndexError unless timestamps and offsets rise."""
+        loaded = self._load(entries)
+        if len(loaded) < entries:
+            raise CorruptIndexError(f"{self.path}: {len(loaded)} of {entries} entries")
+        last_timestamp, last_offset = NO_TIMESTAMP, -1
+        for slot, (timestamp, offset) in enumerate(loaded):
+            if timestamp <= last_timestamp or offset <= last_offset:
+                raise CorruptIndexError(f"{self.path}: entry {slot} does not rise")
+            last_timestamp, last_offset = timestamp, offset
+
+    def file_entries(self) -> int:
+        """Return the number of whole entries in the file."""
+        return os.fstat(self._descriptor()).st_size // ENTRY_BYTES
+
+    def truncate(self, entries: int) -> None:
+        """Cut the file to ``entries``: what follows was never committed."""
+        os.ftruncate(self._descriptor(), entries * ENTRY_BYTES)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor())
+
+    def open(self) -> None:
+        self._descriptor()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _load(self, entries: int) -> list[tuple[int, int]]:
+        content = os.pread(self._descriptor(), entries * ENTRY_BYTES, 0)
+        whole = len(content) // ENTRY_BYTES * ENTRY_BYTES
+        return list(_ENTRY.iter_unpack(content[:whole]))
+
+    def _descriptor(self) -> int:
+        if self._fd < 0:
+            self._fd = create_file(self.path)
+        return self._fd

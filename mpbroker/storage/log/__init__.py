@@ -1,0 +1,1 @@
+"""One partition: load, append, read, make durable."""

@@ -1,0 +1,340 @@
+"""Load a partition from its directory: what is in it, and up to where.
+
+Runs under the partition's lock, by whoever touches the partition first. Every step may
+be interrupted by a kill and done again by the next: leftovers are removed, swaps are
+finished, torn tails are cut, indexes are rebuilt, and only then the row is published.
+
+After a clean stop only the active segment is opened, and of it only what follows its
+last index entry is read. Otherwise everything from the recovery point on is checked.
+
+Source: Kafka's LogLoader.
+"""
+
+import os
+from bisect import bisect_left
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.storage.files.batch_scan import old_magic_at
+from mpbroker.storage.files.log_files import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    base_offsets,
+    remove_if_exists,
+    segment_file,
+    sync_directory,
+)
+from mpbroker.storage.files.log_segment import LogSegment
+from mpbroker.storage.files.segment_list import SegmentList
+from mpbroker.storage.files.segment_recovery import (
+    TRUST_ALL,
+    TRUST_NOTHING,
+    SegmentTail,
+    recover_segment,
+)
+from mpbroker.storage.files.txn_index import AbortedTransaction, restore_aborted
+from mpbroker.storage.producers.producer_replay import replay_log
+from mpbroker.storage.producers.producer_snapshot import (
+    load_newest_snapshot,
+    remove_snapshots,
+)
+from mpbroker.storage.producers.producer_state import ProducerState
+
+_TEMPORARY_SUFFIX: Final = ".tmp"
+_last_offset: Final = attrgetter("last_offset")
+
+
+class LoadHints(NamedTuple):
+    """What a log directory's own files say about one partition."""
+
+    clean: bool = False  # the broker that had it stopped cleanly
+    recovery_point: int = 0  # all below is on disk and was checked once
+    log_start_offset: int = 0
+    producer_id_expiration_ms: int = 86_400_000
+    checked_end: int = 0  # all below was checked, and is in the page cache at least
+    closed_end: int = -1  # where it ended at that clean stop, if that is known
+
+
+class LoadedLog(NamedTuple):
+    """What the row is to say, and the producers as of the log end."""
+
+    state: LogState
+    log_start_offset: int
+    producers: ProducerState
+    truncated_bytes: int
+
+
+def load_log(
+    directory: str, hints: LoadHints, *, index_interval_bytes: int, now_ms: int
+) -> LoadedLog:
+    """Make a directory consistent and say what it holds.
+
+    Raises:
+        OSError: the directory or a file cannot be read or written.
+    """
+    on_disk = hints.recovery_point
+    if hints.checked_end > on_disk:
+        hints = hints._replace(recovery_point=hints.checked_end)
+    remove_leftovers(directory)
+    bases = base_offsets(directory, LOG_SUFFIX)
+    if not bases:
+        segment = LogSegment(directory, hints.log_start_offset)
+        segment.create()
+        segment.close()
+        sync_directory(directory)
+        bases = [segment.base_offset]
+    segments = SegmentList(directory)
+    segments.reload(bases[-1], keep_open=False)
+    try:
+        tail = _recover(segments, hints, on_disk, index_interval_bytes)
+        truncated = tail.truncated_bytes
+        if tail.next_offset < hints.recovery_point:
+            # Whatever that point was noted for, it was not these files.
+            hints = hints._replace(clean=False, recovery_point=0)
+            tail = _recover(segments, hints, on_disk, index_interval_bytes)
+            truncated += tail.truncated_bytes
+        if tail.next_offset < hints.log_start_offset:
+            # Segment files were removed by hand: all that is left was deleted before.
+            tail = _start_again(segments, hints.log_start_offset)
+        state = LogState(
+            log_end_offset=tail.next_offset,
+            active_base_offset=segments.bases[-1],
+            active_size=tail.size,
+            index_entries=tail.index_entries,
+            time_index_entries=tail.time_index_entries,
+            bytes_since_index=tail.bytes_since_index,
+            max_timestamp=tail.largest.timestamp,
+            max_timestamp_offset=tail.largest.offset,
+            segment_created_ms=now_ms,
+        )
+        start = max(hints.log_start_offset, segments.bases[0])
+        remove_snapshots(directory, above=state.log_end_offset)
+        if hints.clean:
+            producers = load_producers(segments, state, hints, start, now_ms)
+        else:
+            producers = _recover_producers(segments, state, hints, start, now_ms)
+        state = state._replace(first_unstable_offset=producers.first_unstable_offset)
+        return LoadedLog(state, start, producers, truncated)
+    finally:
+        segments.close()
+
+
+def load_producers(
+    segments: SegmentList,
+    state: LogState,
+    hints: LoadHints,
+    log_start_offset: int,
+    now_ms: int,
+) -> ProducerState:
+    """Return the producers as of the log end, from a snapshot and the log after it."""
+    end = state.log_end_offset
+    producers = load_newest_snapshot(segments.directory, end)
+    if producers is None:
+        # A clean stop leaves a snapshot wherever there was a producer (or it was a
+        # broker that knew none): what it closed need not be read for nothing. What
+        # came since must be: other processes have appended it, if it is we who are
+        # late.
+        known = hints.clean and log_start_offset <= hints.closed_end <= end
+        producers = ProducerState(hints.closed_end if known else log_start_offset)
+    producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
+    producers.now_ms = now_ms
+    replay_log(producers, segments, state)
+    return producers
+
+
+def _recover_producers(
+    segments: SegmentList,
+    state: LogState,
+    hints: LoadHints,
+    log_start_offset: int,
+    now_ms: int,
+) -> ProducerState:
+    """Do the same after a crash, and rebuild the index of aborted transactions.
+
+    From a snapshot that is not above the recovery point: what follows that point must
+    be read for the markers in it, whatever newer snapshot there is.
+    """
+    end, point = state.log_end_offset, hints.recovery_point
+    producers = load_newest_snapshot(segments.directory, min(point, end))
+    if producers is None:
+        producers = ProducerState(log_start_offset)
+    producers.remove_expired(now_ms, hints.producer_id_expiration_ms)
+    producers.now_ms = now_ms
+    aborted: list[AbortedTransaction] = []
+    producers.aborted = aborted
+    replay_log(producers, segments, state)
+    producers.aborted = None
+    for segment, following in pairwise([*segments.from_offset(point), None]):
+        assert segment is not None
+        until = end if following is None else following.base_offset
+        first = bisect_left(aborted, segment.base_offset, key=_last_offset)
+        here = aborted[first : bisect_left(aborted, until, key=_last_offset)]
+        restore_aborted(segment.txn_index_path, here, point)
+    return producers
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove what was being written or deleted, and finish an interrupted swap.
+
+    Raises:
+        OSError: the directory cannot be read or changed.
+    """
+    names = sorted(os.listdir(directory))
+    logs = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
+    for name in names:
+        # Without its log, an index is what a deletion that died left behind.
+        stem, dot, suffix = name.partition(".")
+        orphan = dot + suffix in SEGMENT_SUFFIXES and stem not in logs
+        if orphan or name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, _TEMPORARY_SUFFIX)):
+            remove_if_exists(f"{directory}/{name}")
+    for base in base_offsets(directory, LOG_SUFFIX + SWAP_SUFFIX):
+        finish_swap(directory, base)
+    for name in os.listdir(directory):
+        if name.endswith(SWAP_SUFFIX):
+            remove_if_exists(f"{directory}/{name}")
+
+
+def finish_swap(directory: str, base_offset: int) -> None:
+    """Put a `.swap` segment in the place of those that it replaces.
+
+    A log gets that name last, when the whole copy is on disk: it takes the place of
+    every segment that starts within its range.
+    """
+    swap = LogSegment(directory, base_offset, SWAP_SUFFIX)
+    try:
+        tail = recover_segment(swap, trusted_below=TRUST_ALL, index_interval_bytes=4096)
+    finally:
+        swap.close()
+    if tail.truncated_bytes:
+        return
+    for base in base_offsets(directory, LOG_SUFFIX):
+        if base_offset < base < tail.next_offset:
+            for suffix in SEGMENT_SUFFIXES:
+                remove_if_exists(segment_file(directory, base, suffix))
+    install_swap(directory, base_offset)
+    sync_directory(directory)
+
+
+def install_swap(directory: str, base_offset: int) -> None:
+    """Rename a `.swap` segment's files, the log last: until then it is done again."""
+    for suffix in reversed(SEGMENT_SUFFIXES):
+        final = segment_file(directory, base_offset, suffix)
+        try:
+            os.rename(final + SWAP_SUFFIX, final)
+        except FileNotFoundError:
+            continue
+
+
+def _recover(
+    segments: SegmentList, hints: LoadHints, on_disk: int, index_interval_bytes: int
+) -> SegmentTail:
+    """Check what needs it, oldest first; return the tail of the last good segment.
+
+    Args:
+        on_disk: all below is; the rest is forced to disk, who has checked it or not.
+    """
+    if not hints.clean:
+        _remove_uncommitted_roll(segments, hints, index_interval_bytes)
+    names = set(os.listdir(segments.directory))
+    bases = list(segments.bases)
+    for slot, base in enumerate(bases):
+        active = slot == len(bases) - 1
+        end = bases[slot + 1] if not active else None
+        indexed = {
+            f"{base:020d}{INDEX_SUFFIX}",
+            f"{base:020d}{TIME_INDEX_SUFFIX}",
+        } <= names
+        checked = hints.clean or (end is not None and end <= hints.recovery_point)
+        if checked and indexed and not active:
+            if not hints.clean and end is not None and end > on_disk:
+                os.fdatasync(segments.get(base).fd)
+            continue
+        if not indexed:
+            trusted = TRUST_NOTHING
+        else:
+            trusted = TRUST_ALL if hints.clean else hints.recovery_point
+        segment = segments.get(base)
+        tail = recover_segment(
+            segment, trusted_below=trusted, index_interval_bytes=index_interval_bytes
+        )
+        if tail.truncated_bytes:
+            _refuse_old_format(segment, tail.size)
+        overlaps = end is not None and tail.next_offset > end
+        if tail.truncated_bytes or overlaps or active:
+            if overlaps:
+                raise CorruptLogError(
+                    f"{segment.path} ends at offset {tail.next_offset}, the next"
+                    f" segment starts at {end}"
+                )
+            # Later segments first: a torn end must not look like a good one to whoever
+            # loads again after a kill in here.
+            for later in reversed(bases[slot + 1 :]):
+                _remove_segment(segments, later)
+            segment.truncate(tail.size)
+            if not hints.clean or tail.truncated_bytes:
+                segment.sync()
+            return tail
+        segment.finish(
+            tail.size, tail.index_entries, tail.time_index_entries, tail.largest
+        )
+        segment.sync()
+        segment.close()
+    raise AssertionError("a log has an active segment")
+
+
+def _remove_uncommitted_roll(
+    segments: SegmentList, hints: LoadHints, index_interval_bytes: int
+) -> None:
+    """Remove an empty last segment that starts before the one ahead of it ends.
+
+    Its maker died before the roll was committed, and appends went on without it.
+    """
+    while len(segments.bases) > 1:
+        *_, ahead, last = segments.bases
+        if segments.get(last).file_size():
+            return
+        tail = recover_segment(
+            segments.get(ahead),
+            trusted_below=hints.recovery_point,
+            index_interval_bytes=index_interval_bytes,
+        )
+        if tail.next_offset <= last:
+            return
+        _remove_segment(segments, last)
+
+
+def _start_again(segments: SegmentList, offset: int) -> SegmentTail:
+    for base in list(segments.bases):
+        _remove_segment(segments, base)
+    segment = LogSegment(segments.directory, offset)
+    segment.create()
+    segment.close()
+    sync_directory(segments.directory)
+    segments.reload(offset, keep_open=False)
+    return recover_segment(
+        segment, trusted_below=TRUST_NOTHING, index_interval_bytes=4096
+    )
+
+
+def _refuse_old_format(segment: LogSegment, position: int) -> None:
+    """Raise CorruptLogError where old batches stand, rather than cut them off."""
+    magic = old_magic_at(segment.fd, position)
+    if magic is not None:
+        raise CorruptLogError(
+            f"{segment.path} holds message format {magic} at position {position}, which"
+            " is not supported: let Apache Kafka rewrite it in format 2"
+        )
+
+
+def _remove_segment(segments: SegmentList, base_offset: int) -> None:
+    segments.forget(base_offset)
+    for suffix in SEGMENT_SUFFIXES:
+        remove_if_exists(segment_file(segments.directory, base_offset, suffix))

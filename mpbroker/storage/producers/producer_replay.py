@@ -1,0 +1,140 @@
+"""Bring a copy of the producer state up to date from the log."""
+
+import os
+from struct import Struct
+from typing import Final
+
+from mpbroker.ipc.tables.partition_table import LogState
+from mpbroker.storage.files.batch_scan import (
+    CONTROL_MASK,
+    HEADER_BYTES,
+    LOG_OVERHEAD,
+    MAGIC,
+    TRANSACTIONAL_MASK,
+    StoredBatch,
+    scan_producer_batches,
+)
+from mpbroker.storage.files.segment_list import SegmentList
+from mpbroker.storage.producers.producer_state import (
+    AppendedBatch,
+    EndTransactionMarker,
+    ProducerState,
+    last_sequence_of,
+)
+
+_MARKER_KEY: Final = Struct(">hh")  # version, type
+_MARKER_VALUE: Final = Struct(">hi")  # version, coordinator epoch
+# A marker as every broker writes it, with CreateTime and uncompressed: behind the
+# batch's header one record of no delta, whose key has 4 and whose value 6 bytes.
+_USUAL_MARKER: Final = Struct(">q14xb4xq22x9s2xhs2xis")
+# One record of 16 bytes and its key's 4; the value's 6; no headers.
+_USUAL_REST: Final = (b"\0\0\0\1\x20\0\0\0\x08", b"\x0c", b"\0")
+_CODEC_OR_TIME: Final = 0x0F
+# Base offset, length, magic, attributes, last offset delta, largest timestamp; producer
+# id, epoch, first sequence.
+_BATCH: Final = Struct(">qi4xb4xhi8xqqhi4x")
+# What others appended since the last look, mostly: a batch or two, read as a whole.
+_SHORT_BYTES: Final = 16 * 1024
+
+
+def parse_marker(batch: bytes | memoryview) -> EndTransactionMarker | None:
+    """Read a control batch; None if its record was compacted away or is no marker."""
+    if len(batch) == _USUAL_MARKER.size:
+        fields = _USUAL_MARKER.unpack(batch)
+        offset, attributes, timestamp, head, control_type, size, epoch, tail = fields
+        if not attributes & _CODEC_OR_TIME and (head, size, tail) == _USUAL_REST:
+            return EndTransactionMarker(control_type, epoch, offset, timestamp)
+    from mpbroker.protocol.records.record_batch import iter_records
+
+    for record in iter_records(memoryview(batch)):
+        key, value = record.key, record.value
+        if key is None or value is None or len(key) < 4 or len(value) < 6:
+            return None
+        return EndTransactionMarker(
+            _MARKER_KEY.unpack_from(key)[1],
+            _MARKER_VALUE.unpack_from(value)[1],
+            record.offset,
+            record.timestamp,
+        )
+    return None
+
+
+def replay_batch(state: ProducerState, fd: int, batch: StoredBatch) -> None:
+    """Take over one batch of the log that has a producer id."""
+    producer_id = batch.producer_id
+    if batch.is_control:
+        marker = parse_marker(os.pread(fd, batch.size, batch.position))
+        if marker is not None:
+            state.apply_marker(producer_id, batch.producer_epoch, marker)
+        return
+    last = last_sequence_of(batch.base_sequence, batch.last_offset_delta)
+    appended = AppendedBatch(
+        batch.base_sequence,
+        last,
+        batch.base_offset,
+        batch.last_offset,
+        batch.max_timestamp,
+    )
+    state.apply(producer_id, batch.producer_epoch, appended, batch.is_transactional)
+
+
+def replay_log(
+    producers: ProducerState, segments: SegmentList, state: LogState
+) -> None:
+    """Read all batches from ``producers.end_offset`` to the committed end.
+
+    Raises:
+        CorruptLogError, OSError: the producers are as of the last batch of theirs that
+            was read.
+    """
+    for segment in segments.from_offset(producers.end_offset):
+        if segment.base_offset == state.active_base_offset:
+            end, entries = state.active_size, state.index_entries
+        else:
+            end, entries = segment.file_size(), segment.offset_index.file_entries()
+        start = 0
+        if producers.end_offset > segment.base_offset:
+            start, _ = segment.find(producers.end_offset, end, entries)
+        if start >= 0:
+            replay_range(producers, segment.fd, start, end)
+        if segment.base_offset != state.active_base_offset:
+            segment.close()
+    producers.end_offset = state.log_end_offset
+
+
+def replay_range(producers: ProducerState, fd: int, start: int, end: int) -> None:
+    """Read the batches between two positions of a segment; known ones are skipped."""
+    if end - start <= _SHORT_BYTES and _replay_short(
+        producers, os.pread(fd, end - start, start)
+    ):
+        return
+    for batch in scan_producer_batches(fd, start, end):
+        if batch.base_offset >= producers.end_offset:
+            replay_batch(producers, fd, batch)
+            producers.end_offset = batch.last_offset + 1
+
+
+def _replay_short(producers: ProducerState, data: bytes) -> bool:
+    """Do the same in memory; False: these are no batches, as the reader will say."""
+    at, size = 0, len(data)
+    while size - at >= HEADER_BYTES:
+        fields = _BATCH.unpack_from(data, at)
+        offset, length, magic, attributes, delta, timestamp, *producer = fields
+        following = at + length + LOG_OVERHEAD
+        if length < HEADER_BYTES - LOG_OVERHEAD or magic != MAGIC or following > size:
+            return False
+        producer_id, epoch, sequence = producer
+        if producer_id >= 0 and offset >= producers.end_offset:
+            if attributes & CONTROL_MASK:
+                marker = parse_marker(data[at:following])
+                if marker is not None:
+                    producers.apply_marker(producer_id, epoch, marker)
+            else:
+                last = last_sequence_of(sequence, delta)
+                end = offset + delta
+                appended = AppendedBatch(sequence, last, offset, end, timestamp)
+                transactional = attributes & TRANSACTIONAL_MASK
+                producers.apply(producer_id, epoch, appended, transactional)
+            producers.end_offset = offset + delta + 1
+        at = following
+    return at == size

@@ -1,0 +1,1 @@
+"""The control socket's server: the commands of `mpbroker ctl`."""

@@ -1,0 +1,256 @@
+"""ControlCommands: what each command of the control socket does.
+
+They run in the supervisor's loop, so none waits: what takes time is begun here, and
+whoever asked looks at ``status`` until it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger
+from mpbroker.inspect.broker_view import BrokerView, NameOfRow
+from mpbroker.inspect.deaths import DeathRecords, describe_events, executed_request
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
+from mpbroker.ipc.tables.transaction_table import Closed
+from mpbroker.supervisor.child import Child, Role
+
+_LOG = get_logger(__name__)
+
+_MAX_CONNECTIONS_AN_ANSWER: Final = 2000
+# A disk may take a hundred thousand along; an answer holds 4 MiB.
+_MAX_OFFLINE_NAMED: Final = 1000
+_LOOK_EVERY_S: Final = 1.0
+_CLOCK_JUMP_S: Final = 0.5
+_KEPT_JUMPS: Final = 100
+# With more partitions than this a look takes milliseconds: less often then.
+_MANY_ROWS: Final = 20_000
+_LOOK_AT_MANY_S: Final = 10.0
+_CLOSED_LONG_S: Final = 5.0
+_CLOSED_AGAIN_S: Final = 60.0
+
+
+class ControlError(MpbrokerError):
+    """A command that cannot be carried out; the text says why."""
+
+
+class ControlCommands:
+    """The commands of one broker.
+
+    Attributes:
+        deaths: what is kept of the dead.
+
+    Args:
+        view: its shared memory.
+        children: of all roles, as the supervisor has them.
+        identity: what is published of the broker; see broker.py.
+        deaths: likewise.
+        rows: how many rows of the partition table are in use.
+        name_of_row: the topic and partition of a row.
+        actions: further commands, by name.
+        resizing: whether processes still start or retire, or will.
+        closed: for how long nobody has opened a partition; None: everybody may.
+        arena: where requests lie.
+    """
+
+    def __init__(
+        self,
+        *,
+        view: BrokerView,
+        children: list[Child],
+        identity: Mapping[str, Any],
+        deaths: DeathRecords,
+        rows: Callable[[], int],
+        name_of_row: NameOfRow,
+        actions: Mapping[str, Callable[[dict[str, Any]], Any]],
+        resizing: Callable[[], bool],
+        closed: Callable[[], Closed | None],
+        arena: memoryview,
+    ) -> None:
+        self._view = view
+        self._children = children
+        self._identity = identity
+        self.deaths = deaths
+        self._rows = rows
+        self._name_of_row = name_of_row
+        self._resizing = resizing
+        self._closed = closed
+        self._say_closed_s = _CLOSED_LONG_S
+        self._arena = arena
+        self._unsynced_since: dict[int, tuple[int, int]] = {}
+        self._next_look = 0.0
+        self._clock_ahead_s = time.time() - time.monotonic()
+        self._clock_jumps: deque[float] = deque(maxlen=_KEPT_JUMPS)
+        self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "status": self._status,
+            "figures": self._figures,
+            "connections": self._connections,
+            "blackbox": self._black_box,
+            **actions,
+        }
+
+    def execute(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Carry a command out; return what msgpack can say.
+
+        Raises:
+            MpbrokerError: it cannot be done; the text is for the user.
+        """
+        command = self._commands.get(name)
+        if command is None:
+            there_are = ", ".join(sorted(self._commands))
+            raise ControlError(f"{name!r:.60} is no command; there are {there_are}")
+        return command(arguments)
+
+    def look(self) -> None:
+        """From time to time: note since when partitions have had unsynced records."""
+        now = time.monotonic()
+        self._watch_clock(time.time() - now)
+        self._watch_closed()
+        if now < self._next_look:
+            return
+        rows = self._rows()
+        self._next_look = now + (
+            _LOOK_AT_MANY_S if rows > _MANY_ROWS else _LOOK_EVERY_S * 0.9
+        )
+        now_ns, before = time.monotonic_ns(), self._unsynced_since
+        self._unsynced_since = {
+            row: before[row]
+            if row in before and before[row][0] == durable
+            else (durable, now_ns)
+            for row, (durable, _) in self._view.unsynced_rows(rows).items()
+        }
+
+    def _watch_closed(self) -> None:
+        """Say it again and again, but ever less often, while partitions are closed."""
+        closed = self._closed()
+        if closed is not None and closed.for_s >= self._say_closed_s:
+            self._say_closed_s = closed.for_s + min(closed.for_s, _CLOSED_AGAIN_S)
+            _LOG.warning(
+                "%s; see above what it has read and met. If it hangs, on a disk, say,"
+                " kill it (SIGKILL): after three all partitions are opened without",
+                closed,
+            )
+
+    def _watch_clock(self, ahead_s: float) -> None:
+        """Note jumps of the wall clock: it runs evenly beside the monotonic one."""
+        jump = ahead_s - self._clock_ahead_s
+        self._clock_ahead_s = ahead_s
+        if abs(jump) > _CLOCK_JUMP_S:
+            self._clock_jumps.append(round(jump, 3))
+
+    # -- what it answers ---------------------------------------------------------------
+
+    def _figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._view.figures() | {
+            "pid": self._identity["pid"],
+            "processes": self._processes(),
+            "limits": self._identity["limits"],
+            "resizing": self._resizing(),
+        }
+
+    def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        rows = self._rows()
+        since = {row: at for row, (_, at) in self._unsynced_since.items()}
+        offline, closed = self._view.offline_rows(rows), self._closed()
+        named = map(self._name_of_row, offline[:_MAX_OFFLINE_NAMED])
+        shown = {k: v for k, v in self._identity.items() if k not in ("deaths",)}
+        return (
+            shown
+            | self._figures(arguments)
+            | {
+                "uptime_s": round(time.time() - self._identity["started"], 3),
+                "deaths": self.deaths.total,
+                "clock_jumps": list(self._clock_jumps),
+                "power_cut": self._view.power_cut(rows, self._name_of_row, since),
+                "offline": [list(name) for name in named if name is not None],
+                "offline_partitions": len(offline),
+                "closed": None if closed is None else closed._asdict(),
+                "why_closed": "" if closed is None else str(closed),
+            }
+        )
+
+    def _processes(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [describe_child(child, now) for child in self._children]
+
+    def _connections(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        first = integer(arguments, "from", 0, 1 << 31, 0)
+        limit = integer(arguments, "limit", 1, _MAX_CONNECTIONS_AN_ANSWER, 1000)
+        found, more_from = self._view.connections(first, limit)
+        return {"connections": found, "more_from": more_from}
+
+    def _black_box(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        living = []
+        for child in self._children:
+            role, number = child.role.value, child.number
+            box = self._view.box(role, number)
+            living.append(
+                {
+                    "role": role,
+                    "id": number,
+                    "pid": child.pid,
+                    "request": (
+                        executed_request(self._view.control, self._arena, number)
+                        if child.role is Role.HANDLER
+                        else None
+                    ),
+                    "events": describe_events(box),
+                }
+            )
+        return {"deaths": self.deaths.kept(), "living": living}
+
+
+def describe_child(child: Child, now: float) -> dict[str, Any]:
+    """One process as ``status`` shows it."""
+    return {
+        "role": child.role.value,
+        "id": child.number,
+        "pid": child.pid,
+        "state": child.state.name,
+        "restarts": child.restarts,
+        "last_exit": child.last_exit,
+        "uptime_s": round(now - child.started_at, 3) if child.is_alive else 0.0,
+    }
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def integer(
+    arguments: Mapping[str, Any],
+    name: str,
+    low: int,
+    high: int,
+    default: int | None = None,
+) -> int:
+    """Read a whole number.
+
+    Raises:
+        ControlError: it is missing, no number, or out of bounds.
+    """
+    value = arguments.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ControlError(f"{name}: {value!r:.60} is not a whole number")
+    if not low <= value <= high:
+        raise ControlError(f"{name}: {value} is not in {low} to {high}")
+    return value
+
+
+def role_and_number(arguments: Mapping[str, Any]) -> tuple[Role, int]:
+    """Read which process is meant.
+
+    Raises:
+        ControlError: there is no such role, or no number.
+    """
+    try:
+        role = Role(arguments.get("role"))
+    except ValueError:
+        roles = ", ".join(each.value for each in Role)
+        raise ControlError(
+            f"role: {arguments.get('role')!r:.60} is none; there are {roles}"
+        ) from None
+    return role, integer(arguments, "id", 0, max(MAX_HANDLERS, MAX_PROCESSORS), 0)

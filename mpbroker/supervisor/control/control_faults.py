@@ -1,0 +1,49 @@
+"""Faults that ``ctl inject`` turns on, where a broker was started with --enable-inject.
+
+They stand in for the parts they derive from; a broker without --enable-inject has
+none of them, and pays nothing. What is to go wrong is in the process's black box.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mpbroker.ipc.black_box import Fault, own_box
+from mpbroker.ipc.ring import RequestRing
+from mpbroker.server.dispatcher import Answer, RequestDispatcher
+from mpbroker.server.request import Request
+from mpbroker.storage.log.disk_sync import DiskSync, SyncDone
+
+
+class SlowDispatcher(RequestDispatcher):
+    """Takes its time over every request, as a disk that hangs would make it."""
+
+    def dispatch(self, request: Request) -> Answer:
+        delay_ns = own_box().fault(Fault.SLOW_NS)
+        if delay_ns:
+            time.sleep(delay_ns / 1e9)
+        return super().dispatch(request)
+
+
+class FailingSync(DiskSync):
+    """Syncs as ever, and says that the disk has failed."""
+
+    def finished(self) -> list[SyncDone]:
+        error = own_box().fault(Fault.SYNC_ERRNO)
+        done = super().finished()
+        return [each._replace(error=error) for each in done] if error else done
+
+    def sync_now(self, fds: Sequence[int]) -> int:
+        return super().sync_now(fds) or own_box().fault(Fault.SYNC_ERRNO)
+
+    def sync_side_by_side(self, files: Sequence[Sequence[int]]) -> list[int]:
+        failing = own_box().fault(Fault.SYNC_ERRNO)
+        return [error or failing for error in super().sync_side_by_side(files)]
+
+
+class FullRing(RequestRing):
+    """Has no room for anything."""
+
+    def put(self, slots: Sequence[int]) -> int:
+        return 0 if own_box().fault(Fault.FULL_RING) else super().put(slots)

@@ -1,0 +1,92 @@
+"""Reload: read the configuration again, and apply what can change while serving.
+
+That is what a dynamic config could change too (config/live_keys.py), and goes the same
+way, but for the pools' sizes, which are a resize. What the whole broker is built on
+waits for the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpbroker.base.config_def import ConfigKey
+from mpbroker.base.logger import get_logger
+from mpbroker.config import BrokerConfig
+from mpbroker.config.live_keys import PER_LISTENER, READER_OF, Reader, reader_of
+from mpbroker.config.pool_limits import PROCESSORS_KEY
+from mpbroker.supervisor.supervisor import Supervisor
+
+_LOG = get_logger(__name__)
+
+Listed = list[dict[str, Any]]
+
+
+class Reload:
+    """What ``ctl reload`` does.
+
+    Args:
+        config: as the broker was started.
+        supervisor: resizes and replaces.
+        use: makes the broker use other settings.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        supervisor: Supervisor,
+        use: Callable[[BrokerConfig], None],
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._use = use
+
+    def run(self, arguments: dict[str, Any]) -> dict[str, Listed]:
+        """Read, compare, apply; return what was applied and what waits for a start.
+
+        Raises:
+            ConfigError: the new settings are wrong; nothing is changed.
+        """
+        new = self._config.load_again()
+        before, after = self._config.broker_values(), new.broker_values()
+        changed = [key for key, value in after.items() if value != before[key]]
+        applied: Listed = []
+        waiting: Listed = []
+        for key in changed:
+            definition = new.definition.key(key)
+            is_live = reader_of(definition) is not None
+            (applied if is_live else waiting).append(
+                _entry(definition, key, before[key], after[key])
+            )
+        for name in new.advertised:
+            for key in sorted(PER_LISTENER):
+                old, own = self._config.own_value(name, key), new.own_value(name, key)
+                if old != own:
+                    (waiting if key == PROCESSORS_KEY else applied).append(
+                        _entry(
+                            new.definition.key(key),
+                            f"listener.name.{name.lower()}.{key}",
+                            old,
+                            own,
+                        )
+                    )
+        if any(READER_OF.get(key) is Reader.POOLS for key in changed):
+            self._supervisor.resize(new.num_io_threads, new.num_network_threads)
+        if applied:
+            self._use(new)
+        self._config = new
+        for entry in applied:
+            _LOG.info("reload: %(setting)s: %(from)s is now %(to)s", entry)
+        return {"applied": applied, "needs_restart": waiting}
+
+
+def _entry(
+    key: ConfigKey, setting: str, before: object, after: object
+) -> dict[str, Any]:
+    return {"setting": setting, "from": _text(key, before), "to": _text(key, after)}
+
+
+def _text(key: ConfigKey, value: object) -> str:
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return "" if value is None else key.shown(str(value))

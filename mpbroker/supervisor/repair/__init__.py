@@ -1,0 +1,1 @@
+"""After a death: repair of shared memory; silent processes; poisonous requests."""

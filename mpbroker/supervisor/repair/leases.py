@@ -1,0 +1,249 @@
+"""Leases: a process that lives and does nothing any more is replaced.
+
+Every process shows from outside that it moves, and costs nothing by it: the words that
+a handler or a processor stores in each of its turns, or each second, change. One that
+stays silent for a whole lease is wedged, and killed; its death is then repaired like
+any other. What is told apart:
+
+    stopped (SIGSTOP)          it holds what it holds, perhaps a lock: killed at once
+    traced (a debugger)        somebody looks at it: left alone
+    in the disk's hands        a slow disk is no reason; a successor would wait as well
+    silent otherwise           an endless loop, or a wait that has no end: killed
+
+Samples are counted and not seconds, so that a machine that stood still ends nobody.
+
+Source: proc_pid_stat(5), proc_pid_syscall(5).
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence, Set
+from typing import Final, Protocol
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.layout import (
+    HANDLER_BUSY_SLOT,
+    HANDLER_COUNTERS,
+    HANDLER_READY,
+    HANDLER_STEPS,
+    PROCESSOR_BEAT,
+    PROCESSOR_COUNTERS,
+    PROCESSOR_READY,
+    HandlerCounter,
+    ProcessorCounter,
+    handler_row,
+    processor_row,
+)
+from mpbroker.supervisor.child import Child, Role
+
+_LOG = get_logger(__name__)
+
+INTERVAL_S: Final = 1.0
+# The longest that a sound handler computes without a word: a request of 100 MB whose
+# records it looks at, or a log that it is the first to touch after a crash. Each log
+# of a request that touches many is a word (HANDLER_STEPS).
+LEASE_SAMPLES: Final = 30
+# Two: a stop that is over at once, as of a whole process group, ends nobody.
+STOPPED_SAMPLES: Final = 2
+# A process that waits in one of these waits for a file system that does not sleep
+# uninterruptibly (NFS, FUSE). By number, as the kernel gives them.
+_DISK_CALLS: Final = {
+    # read, write, open, fsync, fdatasync, pread64, pwrite64, preadv, pwritev, openat...
+    "x86_64": {"0", "1", "2", "74", "75", "76", "77", "17", "18", "40", "82", "87"}
+    | {"257", "285", "295", "296", "263", "264"},
+    "aarch64": {"63", "64", "82", "83", "46", "67", "68", "69", "70", "71", "56"}
+    | {"47", "35", "38", "276"},
+}
+_DISK: Final = _DISK_CALLS.get(os.uname().machine, set())
+
+
+class ChildrenOwner(Protocol):
+    """The part of the Supervisor that leases need."""
+
+    children: list[Child]
+    before_repair: Callable[[], None]
+
+    @property
+    def asides(self) -> Set[int]:
+        """Processes that run something aside."""
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None:
+        """Call ``run()`` again and again."""
+
+
+class _Lease:
+    """What is known of one process."""
+
+    __slots__ = ("pid", "pulse", "silent", "stopped", "waits_for_disk")
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pulse: Sequence[int] | None = ()
+        self.silent = 0
+        self.stopped = 0
+        self.waits_for_disk = 0
+
+
+class Leases:
+    """Looks after all children of a supervisor, from ``begin`` on."""
+
+    def __init__(self, owner: ChildrenOwner, words: memoryview) -> None:
+        self._owner = owner
+        self._words = words
+        self._leases: dict[tuple[Role, int], _Lease] = {}
+        self._stopped_asides: set[int] = set()
+
+    def begin(self) -> None:
+        """Look at intervals, and before every repair."""
+        self._owner.before_repair = self.kill_stopped
+        self._owner.every(INTERVAL_S, self.check)
+
+    def check(self) -> None:
+        """Look at every child; kill those whose lease has run out."""
+        seen = {}
+        is_one_stopped = may_one_be_stopped()
+        for child in self._owner.children:
+            if not child.is_alive:
+                continue
+            key = child.role, child.number
+            lease = self._leases.get(key)
+            if lease is None or lease.pid != child.pid:
+                lease = _Lease(child.pid)
+            seen[key] = lease
+            self._look(child, lease, is_one_stopped)
+        self._leases = seen
+        stopped = self._asides_stopped() if is_one_stopped else set()
+        for pid in stopped & self._stopped_asides:
+            _kill_aside(pid)
+        self._stopped_asides = stopped
+
+    def kill_stopped(self) -> None:
+        """End whoever is stopped right now: it may hold a lock that a repair needs."""
+        if not may_one_be_stopped():
+            return
+        for child in self._owner.children:
+            if child.is_alive and process_state(child.pid) == "T":
+                _kill(child, "is stopped while another's death is to be repaired")
+        for pid in self._asides_stopped():
+            _kill_aside(pid)
+
+    def _asides_stopped(self) -> set[int]:
+        return {pid for pid in self._owner.asides if process_state(pid) == "T"}
+
+    def _look(self, child: Child, lease: _Lease, is_one_stopped: bool) -> None:
+        pulse = self._pulse(child)
+        has_moved = pulse != lease.pulse
+        lease.pulse = pulse
+        if has_moved:
+            lease.silent = lease.waits_for_disk = 0
+        if (has_moved or pulse is None) and not is_one_stopped:
+            lease.stopped = 0
+            return
+        state = process_state(child.pid)
+        if state == "T":
+            lease.stopped += 1
+            if lease.stopped >= STOPPED_SAMPLES:
+                _kill(child, "is stopped")
+            return
+        lease.stopped = 0
+        if has_moved or pulse is None or state in ("t", "Z", ""):
+            return
+        if state == "D" or _waits_in_file_call(child.pid):
+            lease.waits_for_disk += 1
+            if lease.waits_for_disk == LEASE_SAMPLES:
+                _LOG.warning("%s has waited for the disk for a long time", _name(child))
+        else:
+            lease.silent += 1
+            if lease.silent >= LEASE_SAMPLES:
+                _kill(child, f"has not moved in {LEASE_SAMPLES * INTERVAL_S:.0f} s")
+
+    def _pulse(self, child: Child) -> Sequence[int] | None:
+        """Words that change while it moves; None of a role that has none."""
+        words = self._words
+        if child.role is Role.HANDLER:
+            row = handler_row(child.number)
+            idle = row + HANDLER_COUNTERS + HandlerCounter.IDLE_NS
+            busy = row + HANDLER_BUSY_SLOT
+            return (
+                words[row + HANDLER_READY],
+                words[row + HANDLER_STEPS],
+                words[idle],
+                *words[busy : busy + 3],
+            )
+        if child.role is Role.PROCESSOR:
+            row = processor_row(child.number)
+            idle = row + PROCESSOR_COUNTERS + ProcessorCounter.IDLE_NS
+            return (
+                words[row + PROCESSOR_READY],
+                words[idle],
+                words[row + PROCESSOR_BEAT],
+            )
+        return None
+
+
+def may_one_be_stopped() -> bool:
+    """Whether to look at each of our children; one system call, as it is asked often.
+
+    It stays so for as long as the child is stopped: nobody takes its status away.
+    Source: waitid(2), WNOWAIT.
+    """
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_ALL, 0, options) is not None
+    except ChildProcessError:
+        return False  # there are none
+
+
+def process_state(pid: int) -> str:
+    """The letter of proc_pid_stat(5); "" if the process is gone.
+
+    Likewise while there is no descriptor to look with: then nobody is judged.
+    """
+    try:
+        # open() would make twice as many system calls.
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 4096).rpartition(b")")[2].split()[0].decode()
+        finally:
+            os.close(fd)
+    except OSError:
+        return ""
+
+
+def _waits_in_file_call(pid: int) -> bool:
+    """Whether it is asleep in a system call on files; False where none may ask."""
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            return file.read().partition(" ")[0] in _DISK
+    except OSError:
+        return False
+
+
+def _name(child: Child) -> str:
+    return f"{child.role.value} {child.number} (pid {child.pid})"
+
+
+def _kill(child: Child, why: str) -> None:
+    _LOG.error("%s %s: it is killed and replaced", _name(child), why)
+    if child.role is Role.ACCEPTOR:
+        _wake_guard(child)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+
+def _kill_aside(pid: int) -> None:
+    _LOG.error("process %d, which does something aside, is stopped: it is killed", pid)
+    os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is nobody else's number
+
+
+def _wake_guard(acceptor: Child) -> None:
+    """Whoever has stopped both shall have the guard end too, after its duty.
+
+    Before the acceptor is killed: until then the number is its child's.
+    """
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{acceptor.pid}/task/{acceptor.pid}/children") as file:
+            guards = file.read().split()
+        for guard in guards:
+            os.kill(int(guard), signal.SIGCONT)

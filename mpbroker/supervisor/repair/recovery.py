@@ -1,0 +1,281 @@
+"""Repair shared memory after a death, before the successor is forked.
+
+Only the supervisor decides what becomes of a dead process's slots, and it repairs one
+death at a time. The order matters: partition locks are taken over and their intents
+settled before any request is put back, or the next append would make a batch that was
+never written look committed. After every repair everybody is woken.
+"""
+
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.layout import (
+    CONNECTION_SLOT,
+    CONNECTION_STATE,
+    COORDINATOR,
+    HANDLER_BUSY_SLOT,
+    HEADER,
+    HEADER_DEATH_EPOCH,
+    HEADER_PHASE,
+    MAX_PROCESSORS,
+    ROW_SYNC_OWNER,
+    ROW_WORDS,
+    SLOT_CONNECTION,
+    SLOT_INTENT,
+    SLOT_RESPONSE_KIND,
+    SLOT_RESPONSE_LENGTH,
+    SLOT_RESPONSE_OFFSET,
+    SLOT_RETRIES,
+    SLOT_STATE,
+    SLOTS_PER_PROCESSOR,
+    STATE_HANDLER_MASK,
+    STATE_HANDLER_SHIFT,
+    STATE_MASK,
+    ConnectionState,
+    Phase,
+    ResponseKind,
+    SlotState,
+    connection_row,
+    handler_row,
+    slot_row,
+    slots_in_use,
+)
+from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.repair.last_tries import LastTries
+
+_LOG = get_logger(__name__)
+
+# A request that its third handler did not survive is not tried again.
+MAX_RETRIES: Final = 2
+_INTENT_ROW_MASK: Final = 0xFFFF_FFFF
+_KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)
+
+
+class _Fate(Enum):
+    """What becomes of a request whose handler is dead."""
+
+    AGAIN = auto()  # another handler executes it
+    HELD = auto()  # the same, but later
+    GUILTY = auto()  # it is what ended the handler
+
+
+class Repair:
+    """What is done about the dead."""
+
+    def __init__(self, memory: BrokerMemory) -> None:
+        self._memory = memory
+        self._words = memory.control.words
+        self.quarantined = 0
+        # Slots that are with neither handlers nor processors: they are being answered.
+        self._condemned: set[int] = set()
+        self._last_tries = LastTries()
+        self.on_quarantine: Callable[[int], None] = self.close_condemned
+
+    def after_handler(
+        self, handler: int, partition_rows: int, *, was_killed: bool = False
+    ) -> None:
+        """Put a dead handler's requests back, each to be executed exactly once.
+
+        Args:
+            handler: its id.
+            partition_rows: how many rows of the partition table are in use.
+            was_killed: by SIGKILL, perhaps from outside; else it ended from within,
+                and if it was at no request, any that it had parked or taken may be
+                what ended it.
+        """
+        self._memory.ring.reclaim(handler)
+        self._memory.control_ring.reclaim(handler)
+        orphans = self._orphans_of(handler)
+        suspects = self._suspects(handler, [] if was_killed else orphans, orphans)
+        table = self._memory.table
+        for slot in orphans:
+            intent = self._words[slot_row(slot) + SLOT_INTENT]
+            if intent:
+                table.row((intent & _INTENT_ROW_MASK) - 1).settle()
+        self._release_syncs(handler, partition_rows)
+        fates = {slot: self._fate(slot, suspects, was_killed) for slot in orphans}
+        if was_killed and _Fate.GUILTY not in fates.values():
+            self._last_tries.note_kill(time.monotonic())
+        self._redeliver([slot for slot, fate in fates.items() if fate is _Fate.AGAIN])
+        self._finish()
+
+    def _redeliver(self, slots: list[int]) -> None:
+        if slots:
+            self._memory.put_back(slots)
+
+    def _fate(self, slot: int, suspects: set[int], was_killed: bool) -> _Fate:
+        """What becomes of an orphan; see last_tries.py."""
+        if slot not in suspects:
+            return _Fate.AGAIN
+        retries = slot_row(slot) + SLOT_RETRIES
+        tries, now = self._last_tries, time.monotonic()
+        may_hold = was_killed and self._words[HEADER + HEADER_PHASE] < Phase.DRAINING
+        was_last = self._words[retries] == MAX_RETRIES
+        if was_last and may_hold and tries.is_begun(slot):
+            tries.hold(slot, now)
+            return _Fate.GUILTY  # unless others turn out to die as well
+        tries.forget(slot)
+        self._words[retries] += 1
+        if self._words[retries] > MAX_RETRIES:
+            self._quarantine(slot)
+            return _Fate.GUILTY
+        if self._words[retries] == MAX_RETRIES and may_hold:
+            tries.hold(slot, now)
+            return _Fate.HELD
+        return _Fate.AGAIN
+
+    def look_at_held(self) -> float | None:
+        """Try requests for the last time, or give them up; return when to look again.
+
+        In seconds; None: there is no such request.
+        """
+        now = time.monotonic()
+        tried, given_up = self._last_tries.due(now)
+        self._redeliver(tried)
+        for slot in given_up:
+            self._words[slot_row(slot) + SLOT_RETRIES] += 1
+            self._quarantine(slot)
+        return self._last_tries.due_in(now)
+
+    def hold_no_more(self) -> None:
+        """Put all requests back that are held; the broker stops."""
+        self._redeliver(self._last_tries.take_all())
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Every request is with a processor or a handler."""
+        return not self._condemned and not self._last_tries.held
+
+    def after_coordinator(
+        self,
+        partition_rows: int,
+        *,
+        was_killed: bool = False,
+        was_dismissed: bool = False,
+    ) -> None:
+        """Put the dead coordinator's requests back: handlers forward them again.
+
+        Every one may be executed twice. What it wrote to its log is found there by its
+        successor, and what it did not write has not happened; a commit is the same
+        commit again, and a member whose generation is gone is told to rejoin.
+        """
+        if was_dismissed:
+            TransactionTable(self._memory.transactions).forget_try()
+        self.after_handler(COORDINATOR, partition_rows, was_killed=was_killed)
+
+    def _orphans_of(self, handler: int) -> list[int]:
+        """Slots that the dead handler had claimed or parked and not answered."""
+        # On the coordinator's lane they are the coordinator's, or are still to be.
+        answered = self._condemned | set(self._memory.lane.waiting())
+        answered |= self._last_tries.held
+        for ring in self._memory.responses:
+            answered.update(ring.waiting())
+        words = self._words
+        orphans = []
+        for slot in self._slots():
+            row = slot_row(slot)
+            state = words[row + SLOT_STATE]
+            if (state & STATE_HANDLER_MASK) >> STATE_HANDLER_SHIFT != handler + 1:
+                continue
+            if state & STATE_MASK not in (SlotState.CLAIMED, SlotState.PARKED):
+                continue
+            if slot not in answered:
+                orphans.append(slot)
+        return orphans
+
+    def _suspects(
+        self, handler: int, waiting: list[int], orphans: list[int]
+    ) -> set[int]:
+        """The orphans that may have killed it: the one it was executing, or who waited.
+
+        The others were taken in the same batch, or wait; a poisonous request must not
+        take its neighbours along.
+        """
+        busy_word = handler_row(handler) + HANDLER_BUSY_SLOT
+        busy = self._words[busy_word] - 1
+        self._words[busy_word] = 0
+        return {busy} if busy in orphans else set(waiting)
+
+    def _slots(self) -> list[int]:
+        slots: list[int] = []
+        for processor in range(MAX_PROCESSORS):
+            slots.extend(slots_in_use(self._words, processor))
+        return slots
+
+    def _release_syncs(self, handler: int, partition_rows: int) -> None:
+        """A sync whose owner died: whoever needs it starts another."""
+        table = self._memory.table
+        words = table.row(0).words  # those of all rows; most are nothing to us
+        for index in range(partition_rows):
+            owner = index * ROW_WORDS + ROW_SYNC_OWNER
+            if words[owner] == handler + 1:
+                with table.row(index).locked():
+                    words[owner] = 0
+
+    def _quarantine(self, slot: int) -> None:
+        """A request that keeps killing handlers: somebody else answers it."""
+        self.quarantined += 1
+        self._condemned.add(slot)
+        _LOG.error(
+            "a request has ended %d handlers and is not tried again", MAX_RETRIES + 1
+        )
+        self.on_quarantine(slot)
+
+    def answer_condemned(self, slot: int, answer: tuple[int, int, int]) -> None:
+        """Send the answer of a request in quarantine to its processor.
+
+        Args:
+            slot: what ``on_quarantine`` was called with.
+            answer: ResponseKind, arena offset, length.
+        """
+        row = slot_row(slot)
+        kind, offset, length = answer
+        self._words[row + SLOT_RESPONSE_KIND] = kind
+        self._words[row + SLOT_RESPONSE_OFFSET] = offset
+        self._words[row + SLOT_RESPONSE_LENGTH] = length
+        self._condemned.discard(slot)
+        self._memory.responses[slot // SLOTS_PER_PROCESSOR].push([slot])
+
+    def close_condemned(self, slot: int) -> None:
+        """Close the connection of a request in quarantine, for want of an answer."""
+        self.answer_condemned(slot, (ResponseKind.CLOSE, 0, 0))
+
+    def after_processor(self, processor: int) -> None:
+        """Free what none of a dead processor's connections has.
+
+        Its connections live on: their rows say where they were, the keeper has their
+        sockets. Answers stay on the response ring. What handlers work on for
+        connections that are gone stays reserved until they answer.
+        """
+        self._last_tries.note_kill(time.monotonic())
+        slots = slots_in_use(self._words, processor)
+        self._memory.ring_of(processor).retract(slots)
+        # What is pushed from here on stays on the ring, for the successor.
+        answered = set(self._memory.responses[processor].waiting())
+        words = self._words
+        for slot in slots:
+            row = slot_row(slot)
+            state = words[row + SLOT_STATE]
+            if state & STATE_MASK == SlotState.RESPONDING:
+                if slot in answered:
+                    continue  # it was about to be taken, and will be again
+            elif state & STATE_MASK != SlotState.HELD:
+                continue
+            connection = connection_row(words[row + SLOT_CONNECTION])
+            row_state = words[connection + CONNECTION_STATE] & STATE_MASK
+            if not row_state or words[connection + CONNECTION_SLOT] != slot + 1:
+                words[row + SLOT_STATE] = state & _KEEP_GENERATION  # FREE
+            elif row_state == ConnectionState.READING:
+                # Answered to the last byte; or not yet published.
+                words[row + SLOT_STATE] = state & _KEEP_GENERATION | SlotState.HELD
+        self._finish()
+
+    def _finish(self) -> None:
+        self._words[HEADER + HEADER_DEATH_EPOCH] += 1
+        for notices in self._memory.notices:
+            notices.overflow()
+        self._memory.wake_everybody()

@@ -1,0 +1,41 @@
+"""RoleBodies: what the children of a supervisor run.
+
+The supervisor forks children and knows nothing of what they do; the composition root
+(`mpbroker.broker.roles`) has the bodies.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class RoleBodies(Protocol):
+    """The whole life of each role's process, called in the child after its fork."""
+
+    @property
+    def has_exporter(self) -> bool:
+        """Whether the settings ask for an exporter process."""
+        ...
+
+    def run_acceptor(self, index: int, /) -> None:
+        """Accept the connections of the listener with this index."""
+
+    def run_processor(self, processor: int, listener_index: int, /) -> None:
+        """Serve connections of a listener as the processor with this id."""
+
+    def run_handler(self, handler: int, /, *, is_control: bool = False) -> None:
+        """Execute requests of the data plane, or of the control plane."""
+
+    def run_coordinator(self) -> None:
+        """Coordinate groups and transactions."""
+
+    def run_housekeeper(self) -> None:
+        """Apply retention and compaction, and write checkpoints."""
+
+    def run_keeper(self) -> None:
+        """Hold a duplicate of every client's socket."""
+
+    def run_exporter(self) -> None:
+        """Serve and push metrics; write the request log."""
+
+    def write_broker_configs(self, texts: Mapping[str, str], /) -> None:
+        """Set dynamic configs of this broker in the metadata log, then return."""

@@ -1,0 +1,1 @@
+"""Replace the whole broker by another version, with its clients connected."""

@@ -1,0 +1,209 @@
+"""Describe connections so that another layout of shared memory can carry them on.
+
+Read when no process uses them any more: acceptors, processors and handlers have ended.
+A record says where a connection is in its two streams and what is under way, and names
+bytes as ranges of the arena, which goes along as it is. It knows no row, slot or
+block: those are what may differ. The kernel goes on counting both streams, so whoever
+makes rows of it resumes at the byte, as after a death (see succession.py).
+"""
+
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from mpbroker.ipc.layout import (
+    CONNECTION_ACCEPT_SEQUENCE,
+    CONNECTION_ACTIVE,
+    CONNECTION_COOKIE,
+    CONNECTION_LISTENER,
+    CONNECTION_OPENED,
+    SLOT_DEADLINE,
+    SLOT_PROGRESS,
+    SLOT_PROGRESS_OFFSET,
+    SLOT_RECEIVED,
+    SLOT_REQUEST_LENGTH,
+    SLOT_RESPONSE_KIND,
+    SLOT_RESPONSE_LENGTH,
+    SLOT_RESPONSE_OFFSET,
+    ConnectionSecurity,
+    ResponseKind,
+    connection_row,
+    slot_row,
+)
+from mpbroker.ipc.response_parts import FilePart, read_parts
+from mpbroker.ipc.segment import Segment
+from mpbroker.network.channel import Channel
+from mpbroker.network.connection_rows import live_rows, security_of
+from mpbroker.network.moves.hand_over import HAS_ROW
+from mpbroker.network.moves.succession import Resumption, restore
+from mpbroker.network.moves.tcp_counters import StreamCounts, stream_counts
+
+_SIZE_BYTES: Final = 4
+_BYTES: Final = int(ResponseKind.BYTES)
+_PARTS: Final = int(ResponseKind.PARTS)
+
+
+class KeptSocket(NamedTuple):
+    """A client's socket, and for whom it was when it had no row yet."""
+
+    fd: int
+    processor: int  # HAS_ROW: it had one
+    listener: int
+    sequence: int
+
+
+class RequestRecord(NamedTuple):
+    """The first frame of the unconsumed bytes, when it is whole and muted."""
+
+    frame_bytes: int  # with its size field
+    received_ns: int
+    deadline_ns: int  # of one that was parked; 0: never was
+    progress: list[int]  # a word a partition that is done: base offset, or -1 - error
+
+
+class AnswerRecord(NamedTuple):
+    """What the processor was to send, from its first byte on."""
+
+    kind: int  # ResponseKind
+    # Ranges of the arena, (offset, length), and of files, (path, inode, position,
+    # length), in order.
+    parts: list[list[int | str]]
+
+
+class ConnectionRecord(NamedTuple):
+    """One connection, whatever the layout."""
+
+    fd: int
+    listener: int
+    sequence: int
+    opened_ns: int
+    active_ns: int
+    base: int  # bytes of the client's stream that are consumed
+    sent: int  # bytes of all answers but the one under way
+    received: tuple[int, int]  # range of the arena: what is not yet consumed
+    request: RequestRecord | None = None  # it is with the handlers, or answered
+    answer: AnswerRecord | None = None  # of which the kernel knows how much is out
+
+    @classmethod
+    def of(cls, values: list) -> "ConnectionRecord":  # type: ignore[type-arg]
+        """Return what was packed as a list of lists."""
+        record = cls(*values)
+        request, answer = record.request, record.answer
+        return record._replace(
+            request=None if request is None else RequestRecord(*request),
+            answer=None if answer is None else AnswerRecord(*answer),
+        )
+
+
+def export_connections(
+    words: memoryview,
+    arena: Segment,
+    sockets: Mapping[int, KeptSocket],
+    answered: Collection[int],
+) -> Iterator[ConnectionRecord]:
+    """Describe all connections that can be carried on; the others are left out.
+
+    Args:
+        words: the control segment.
+        sockets: all there are, by cookie.
+        answered: slots whose answers wait on a response ring.
+    """
+    in_rows = set()
+    for row in live_rows(words):
+        cookie = words[connection_row(row) + CONNECTION_COOKIE]
+        in_rows.add(cookie)
+        kept = sockets.get(cookie)
+        counts = None
+        # Who has authenticated does so again: numbers of principals are the layout's.
+        if kept is not None and security_of(words, row) == ConnectionSecurity.NONE:
+            counts = _counts(kept.fd)
+        if kept is not None and counts is not None:
+            record = _export(words, arena, row, kept.fd, counts, answered)
+            if record is not None:
+                yield record
+    for cookie, kept in sockets.items():
+        if cookie in in_rows or kept.processor == HAS_ROW:
+            continue
+        if _counts(kept.fd) is not None:
+            # Accepted, and nobody has read from it yet.
+            yield ConnectionRecord(
+                kept.fd, kept.listener, kept.sequence, 0, 0, 0, 0, (0, 0)
+            )
+
+
+def _counts(fd: int) -> StreamCounts | None:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    try:
+        return stream_counts(sock)
+    except OSError:  # no TCP
+        return None
+    finally:
+        sock.detach()
+
+
+def _export(
+    words: memoryview,
+    arena: Segment,
+    row: int,
+    fd: int,
+    counts: StreamCounts,
+    answered: Collection[int],
+) -> ConnectionRecord | None:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    word = connection_row(row)
+    channel = Channel(sock, row, word)
+    resumption, _ = restore(channel, words, counts, answered)
+    sock.detach()
+    if resumption == Resumption.IMPOSSIBLE:
+        return None
+    if channel.extent:
+        received = (channel.extent, channel.extent_have)
+    else:
+        received = (channel.block + channel.start, channel.end - channel.start)
+    record = ConnectionRecord(
+        fd,
+        words[word + CONNECTION_LISTENER],
+        words[word + CONNECTION_ACCEPT_SEQUENCE],
+        words[word + CONNECTION_OPENED],
+        words[word + CONNECTION_ACTIVE],
+        channel.base + channel.start,
+        channel.sent,
+        received,
+    )
+    if resumption == Resumption.READ:
+        return record
+    slot = channel.slot
+    is_answered = resumption == Resumption.SEND or slot in answered
+    return record._replace(
+        request=_request(words, arena, slot),
+        answer=_answer(words, arena, slot) if is_answered else None,
+    )
+
+
+def _request(words: memoryview, arena: Segment, slot: int) -> RequestRecord:
+    word = slot_row(slot)
+    done = words[word + SLOT_PROGRESS]
+    where = words[word + SLOT_PROGRESS_OFFSET] >> 3
+    return RequestRecord(
+        words[word + SLOT_REQUEST_LENGTH] + _SIZE_BYTES,
+        words[word + SLOT_RECEIVED],
+        words[word + SLOT_DEADLINE],
+        arena.words[where : where + done].tolist() if done else [],
+    )
+
+
+def _answer(words: memoryview, arena: Segment, slot: int) -> AnswerRecord:
+    word = slot_row(slot)
+    kind = words[word + SLOT_RESPONSE_KIND]
+    offset = words[word + SLOT_RESPONSE_OFFSET]
+    parts: list[list[int | str]] = []
+    if kind == _BYTES:
+        parts.append([offset, words[word + SLOT_RESPONSE_LENGTH]])
+    elif kind == _PARTS:
+        for part in read_parts(arena, offset):
+            parts.append(
+                [part.path, part.inode, part.position, part.length]
+                if isinstance(part, FilePart)
+                else [part.offset, part.length]
+            )
+    return AnswerRecord(kind, parts)

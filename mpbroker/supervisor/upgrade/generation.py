@@ -1,0 +1,293 @@
+"""A second generation: hand all connections over to a layout that is not ours.
+
+Processes of two layouts cannot share segments, and so not a connection either. So all
+children end, in an order in which nothing is half done; what they have left is
+described without rows and slots (connection_export.py), by somebody who knows
+the old layout; and the next program makes segments of its own of it, and forks children
+that find what they would find after a death (connection_import.py). So that
+nobody waits for the next program to start, the children serve until it says that it
+has, and a copy of the program before it, the leaver, is there to end them:
+
+    supervisor   forks the leaver, and becomes the new program
+    program      makes its segments, and says that it is ready
+    leaver       tells acceptors and handlers to retire: they answer what they have
+                 taken and put back the rest
+    leaver       has the keeper give it all sockets
+    leaver       kills processors, coordinator and housekeeper: their rows, their logs
+                 and the kernel say where they were
+    leaver       describes the connections, hands all over
+    program      makes rows and slots; kills the keeper; forks
+
+Until the keeper is killed nothing is lost: the new program can become the old one as
+ever, which finds dead children, and forks others over the same memory. After that it
+goes back by doing the same once more.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import msgpack
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.fdpass import send_fds
+from mpbroker.ipc.layout import (
+    HANDLER_ACTIVE,
+    HANDLER_ACTIVE_CONTROL,
+    HANDLER_ACTIVE_DATA,
+    HEADER,
+    HEADER_RETIRING,
+    RowStatus,
+    handler_row,
+)
+from mpbroker.metadata.topics import TopicRegistry
+from mpbroker.network.moves.hand_over import MAX_SOCKETS
+from mpbroker.supervisor.become_child import become_child
+from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
+from mpbroker.supervisor.loop import fork
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.repair.recovery import Repair
+from mpbroker.supervisor.upgrade.connection_export import (
+    ConnectionRecord,
+    KeptSocket,
+    export_connections,
+)
+from mpbroker.supervisor.upgrade.keeper_sockets import sockets_of_keeper
+
+_LOG = get_logger(__name__)
+
+# So long requests that are being executed may take; nobody is answered meanwhile. On a
+# machine that stands still at times a second is nothing, and giving up costs a pause as
+# well.
+_RETIRE_S: Final = 10.0
+_KILL_S: Final = 10.0
+_COLLECT_S: Final = 2.0
+_RETIRING: Final = (Role.ACCEPTOR, Role.HANDLER)
+_KILLED: Final = tuple(role for role in Role if role not in (*_RETIRING, Role.KEEPER))
+
+
+class GenerationError(MpbrokerError):
+    """The children could not be stopped in order; they are started again."""
+
+
+class Family(Protocol):
+    """What is used of the supervisor."""
+
+    children: list[Child]
+    only_ours: set[int]
+    repair: Repair
+
+
+class Leaver:
+    """Ends a generation of children, in a process of its own.
+
+    Args:
+        sockets: those that the supervisor has itself, by cookie.
+        by_force: who does not retire in time is killed, since there is no way on.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        memory: BrokerMemory,
+        registry: TopicRegistry,
+        sockets: dict[int, KeptSocket],
+        *,
+        by_force: bool,
+    ) -> None:
+        self._family = family
+        self._memory = memory
+        self._words = memory.control.words
+        self._registry = registry
+        self._sockets = dict(sockets)
+        self._by_force = by_force
+
+    def fork(self) -> tuple[socket.socket, int]:
+        """Start it; return how to reach it, and its process id.
+
+        Raises:
+            GenerationError: it cannot be started, or would not find all sockets.
+        """
+        for child in self._of(Role.KEEPER):
+            if child.age_s < KEEPER_FILLS_S and not self._by_force:
+                raise GenerationError("the keeper is new, and may lack sockets")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def begin() -> None:
+            ours.close()
+            self._run(theirs)
+
+        try:
+            pid = fork(begin)
+        except OSError as error:
+            ours.close()
+            raise GenerationError(f"fork: {error.strerror}") from error
+        finally:
+            theirs.close()
+        return ours, pid
+
+    def _run(self, link: socket.socket) -> None:
+        # The control socket, for one, must be nobody's when its successor is made.
+        wanted = {child.pidfd for child in self._family.children}
+        wanted.update(kept.fd for kept in self._sockets.values())
+        for fd in self._family.only_ours - wanted:
+            os.close(fd)
+        become_child("leaver", self._memory)
+        if not link.recv(16):
+            return  # nobody wants to know
+        try:
+            records = self._export()
+        except (GenerationError, OSError) as error:
+            self._let_them_live()
+            link.send(msgpack.packb([str(error), 0]))
+            return
+        self._let_them_live()
+        self._send(link, records)
+
+    def _send(self, link: socket.socket, records: list[ConnectionRecord]) -> None:
+        file = os.memfd_create("mpbroker-connections", os.MFD_CLOEXEC)
+        with open(file, "wb") as writer:
+            msgpack.pack([records, self._logs()], writer)
+            writer.flush()
+            fds = [file, self._memory.arena.fd]
+            send_fds(link, msgpack.packb(["", len(records)]), fds)
+            for first in range(0, len(records), MAX_SOCKETS):
+                batch = records[first : first + MAX_SOCKETS]
+                send_fds(link, b"sockets", [record.fd for record in batch])
+
+    def _export(self) -> list[ConnectionRecord]:
+        """End all children but the keeper, and describe their connections.
+
+        Raises:
+            GenerationError: it took too long.
+        """
+        started = time.monotonic()
+        self._retire()
+        retired = time.monotonic()
+        # While there is somebody who has them too: a keeper may be killed at any time.
+        self._collect()
+        self._kill(_KILLED)
+        rows, repair = self._rows(), self._family.repair
+        for child in self._of(Role.HANDLER):
+            repair.after_handler(child.number, rows, was_killed=True)
+        repair.after_coordinator(rows, was_killed=True)
+        for child in self._of(Role.PROCESSOR):
+            repair.after_processor(child.number)
+        repair.hold_no_more()
+        answered = {slot for ring in self._memory.responses for slot in ring.waiting()}
+        found = export_connections(
+            self._words, self._memory.arena, self._sockets, answered
+        )
+        records = list(found)
+        _LOG.info(
+            "generation: %d connections described, %d of them at a request; %d ms, of"
+            " which %d for what was being executed",
+            len(records),
+            sum(record.request is not None for record in records),
+            (time.monotonic() - started) * 1000,
+            (retired - started) * 1000,
+        )
+        return records
+
+    def _rows(self) -> int:
+        self._registry.catch_up()
+        return self._registry.row_count
+
+    def _logs(self) -> list[tuple[str, int, int, int]]:
+        """Topic, partition, log start and log end of all that were used."""
+        found = []
+        for index in range(self._rows()):
+            row = self._memory.table.row(index)
+            partition = self._registry.partition_by_row(index)
+            if partition is not None and row.status == RowStatus.ONLINE:
+                found.append(
+                    (
+                        partition.topic.name,
+                        partition[1],
+                        row.log_start_offset,
+                        row.log_end_offset,
+                    )
+                )
+        return found
+
+    def _let_them_live(self) -> None:
+        """Whoever is forked over this memory again shall not retire at once."""
+        for child in self._of(*_RETIRING):
+            if child.role is Role.HANDLER:
+                active = (
+                    HANDLER_ACTIVE_DATA
+                    if child.listener < 0
+                    else HANDLER_ACTIVE_CONTROL
+                )
+                self._words[handler_row(child.number) + HANDLER_ACTIVE] = active
+            else:
+                self._words[HEADER + HEADER_RETIRING + child.listener] = 0
+
+    def _of(self, *roles: Role) -> list[Child]:
+        return [child for child in self._family.children if child.role in roles]
+
+    def _retire(self) -> None:
+        words = self._words
+        for child in self._of(*_RETIRING):
+            if child.role is Role.HANDLER:
+                words[handler_row(child.number) + HANDLER_ACTIVE] = 0
+                self._memory.handler_bells[child.number].ring()
+            elif child.is_alive:
+                words[HEADER + HEADER_RETIRING + child.listener] = child.pid
+        self._memory.acceptor_bell.ring()
+        late = self._wait(self._of(*_RETIRING), _RETIRE_S)
+        if late and not self._by_force:
+            names = ", ".join(f"{each.role.value} {each.number}" for each in late)
+            raise GenerationError(
+                f"{names}: still at a request after {_RETIRE_S:g} s; try again when"
+                " fewer answers wait for slow clients or a slow disk"
+            )
+        self._kill(_RETIRING)
+
+    def _kill(self, roles: Sequence[Role]) -> None:
+        children = self._of(*roles)
+        for child in children:
+            if child.is_alive:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        late = self._wait(children, _KILL_S)
+        if late:
+            raise GenerationError(f"{len(late)} processes do not die: a disk hangs")
+
+    def _wait(self, children: Iterable[Child], patience_s: float) -> list[Child]:
+        """Return the children that have not ended in time. Their parent reaps them."""
+        waiting = {child.pidfd: child for child in children if child.is_alive}
+        poll = select.poll()
+        for pidfd in waiting:
+            poll.register(pidfd, select.POLLIN)
+        deadline = time.monotonic() + patience_s
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for pidfd, _ in poll.poll(left * 1000):
+                poll.unregister(pidfd)
+                del waiting[pidfd]
+        return list(waiting.values())
+
+    def _collect(self) -> None:
+        """Have the keeper give us all sockets, but for those that we have.
+
+        Raises:
+            GenerationError: it does not.
+        """
+        memory, (keeper,) = self._memory, self._of(Role.KEEPER)
+        try:
+            for cookie, kept in sockets_of_keeper(memory, keeper.pidfd, _COLLECT_S):
+                self._sockets.setdefault(cookie, kept)
+        except OSError as error:
+            if not self._by_force:
+                raise GenerationError(
+                    f"the keeper does not give its sockets: {error}"
+                ) from error

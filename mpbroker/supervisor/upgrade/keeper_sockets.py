@@ -1,0 +1,125 @@
+"""Take the sockets that a keeper holds, while it lives: to have them when it does not.
+
+A keeper that is killed takes its duplicates along. Until the processors have left
+others with its successor, a processor that dies too takes its connections along; so who
+ends a keeper, or the processors beside it, has the sockets from it first.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.fdpass import recv_fds, send_fds
+from mpbroker.ipc.layout import CONNECTION_COOKIE, connection_row
+from mpbroker.network.connection_rows import live_rows
+from mpbroker.network.moves.hand_over import HAND_OUT, HAS_ROW, KEEP, MAX_SOCKETS
+from mpbroker.network.moves.tcp_counters import socket_cookie
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.upgrade.connection_export import KeptSocket
+
+_LOG = get_logger(__name__)
+
+# The supervisor sees to nobody meanwhile. It is a matter of milliseconds.
+_PATIENCE_S: Final = 1.0
+# Who dies closes what it has, and has ended a moment later.
+_LAST_BREATH_S: Final = 0.1
+
+
+def sockets_of_keeper(
+    memory: BrokerMemory, pidfd: int, patience_s: float
+) -> Iterator[tuple[int, KeptSocket]]:
+    """Have the keeper send duplicates of all it has, with their cookies.
+
+    Args:
+        pidfd: the keeper's; -1: there is none.
+        patience_s: for each message; one has up to MAX_SOCKETS of them.
+
+    Raises:
+        OSError: it has not sent all; those that came are the caller's to close.
+    """
+    if pidfd < 0:
+        raise OSError("there is none just now")
+    cookies = set()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            message = KEEP.pack(HAND_OUT, -1, 0)
+            send_fds(memory.keeper_pair[0], message, [theirs.fileno()])
+        poll = select.poll()
+        poll.register(ours, select.POLLIN)
+        poll.register(pidfd, select.POLLIN)
+        while True:
+            ready = dict(poll.poll(patience_s * 1000))
+            if ours.fileno() not in ready:
+                raise OSError("it has died" if ready else "it does not answer")
+            message, fds = recv_fds(ours, KEEP.size, MAX_SOCKETS)
+            if not message:
+                break
+            for fd in fds:
+                cookie = cookie_of(fd)
+                cookies.add(cookie)
+                yield cookie, KeptSocket(fd, *KEEP.unpack(message))
+    # Its end looks like that too. Who closes just now has a row, and is with nobody.
+    if _lacks(memory, cookies) and _has_ended(pidfd, _LAST_BREATH_S):
+        raise OSError("it has died")
+
+
+def cookie_of(fd: int) -> int:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    try:
+        return socket_cookie(sock)
+    finally:
+        sock.detach()
+
+
+def _lacks(memory: BrokerMemory, cookies: set[int]) -> bool:
+    words = memory.control.words
+    return any(
+        words[connection_row(row) + CONNECTION_COOKIE] not in cookies
+        for row in live_rows(words)
+    )
+
+
+def _has_ended(pidfd: int, patience_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(patience_s * 1000))
+
+
+def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
+    """Kill the keeper; its successor finds what it held with what is left with it.
+
+    Args:
+        pidfd: the keeper's; it is reaped as after any death.
+    """
+    kept: list[KeptSocket] = []
+    try:
+        for _, each in sockets_of_keeper(memory, pidfd, _PATIENCE_S):
+            kept.append(each)
+    except OSError as error:  # the processors have them, unless one dies just now
+        _LOG.warning("the keeper does not give its sockets: %s", error)
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    if _has_ended(pidfd, _PATIENCE_S):  # or it would take them back
+        _leave(memory, kept)
+    for each in kept:
+        os.close(each.fd)
+
+
+def _leave(memory: BrokerMemory, kept: list[KeptSocket]) -> None:
+    sender = memory.keeper_pair[0]
+    with_rows = [each.fd for each in kept if each.processor == HAS_ROW]
+    try:
+        for each in kept:
+            if each.processor != HAS_ROW:
+                send_fds(sender, KEEP.pack(*each[1:]), [each.fd])
+        for first in range(0, len(with_rows), MAX_SOCKETS):
+            batch = with_rows[first : first + MAX_SOCKETS]
+            send_fds(sender, KEEP.pack(HAS_ROW, -1, 0), batch)
+    except OSError as error:  # more than fit there: the processors leave the others
+        _LOG.warning("not all sockets are left with the next keeper: %s", error)

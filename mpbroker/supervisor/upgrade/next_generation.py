@@ -1,0 +1,219 @@
+"""The beginning of a generation: what the one before it has left becomes ours.
+
+See generation.py for the whole, and who does what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgpack
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.fdpass import recv_fds, send_fds
+from mpbroker.network.moves.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
+from mpbroker.supervisor.child import Child, ChildState, Role
+from mpbroker.supervisor.memory import KEEPER_PAIR, BrokerMemory
+from mpbroker.supervisor.upgrade.connection_export import ConnectionRecord, KeptSocket
+from mpbroker.supervisor.upgrade.connection_import import ConnectionImport
+from mpbroker.supervisor.upgrade.keeper_sockets import cookie_of
+from mpbroker.supervisor.upgrade.takeover import Manifest, TakeoverError
+
+_LOG = get_logger(__name__)
+
+# The leaver gives up before that.
+_LEAVE_S: Final = 20.0
+# So long new children may take to serve, until the program before us is back.
+_SERVE_S: Final = 10.0
+_LOOK_S: Final = 0.02
+_MAX_FAILURES: Final = 3
+_HEAD_BYTES: Final = 4096
+
+
+class Left(NamedTuple):
+    """What a generation has left; its children are dead, but for the keeper."""
+
+    records: list[ConnectionRecord]
+    arena_fd: int  # holds the bytes that the records name
+    logs: list[tuple[str, int, int, int]]  # topic, partition, log start, log end
+
+
+def take_over_from(before: Manifest) -> Left:
+    """Have the leaver end the generation before us, and take what it has left.
+
+    Raises:
+        TakeoverError: it could not; that generation can go on.
+    """
+    with socket.socket(fileno=before.generation) as link:
+        link.settimeout(_LEAVE_S)
+        try:
+            link.send(b"go")
+            head, fds = recv_fds(link, _HEAD_BYTES, MAX_SOCKETS)
+            error, count = msgpack.unpackb(head) if head else ("the leaver died", 0)
+            if error:
+                raise TakeoverError(error)
+            records_fd, arena_fd = fds
+            sockets: list[int] = []
+            while len(sockets) < count:
+                message, batch = recv_fds(link, _HEAD_BYTES, MAX_SOCKETS)
+                if not message:
+                    raise TakeoverError("the leaver died")
+                sockets.extend(batch)
+        except (OSError, ValueError) as failure:
+            raise TakeoverError(f"the leaver does not answer: {failure}") from failure
+    with open(records_fd, "rb") as file:
+        data = os.pread(records_fd, os.fstat(file.fileno()).st_size, 0)
+    try:
+        packed, logs = msgpack.unpackb(data)
+        records = [
+            ConnectionRecord.of(each)._replace(fd=fd)
+            for each, fd in zip(packed, sockets, strict=True)
+        ]
+    except (TypeError, ValueError) as failure:
+        raise TakeoverError(
+            f"the running version describes connections in a way that is not known"
+            f" here: {failure}; restart the service instead"
+        ) from failure
+    os.waitpid(before.leaver, 0)
+    return Left(records, arena_fd, logs)
+
+
+def give_back(
+    before: Manifest, left: Left, command: list[str], going_back: str
+) -> Manifest:
+    """What was left to us, for the program before us: also if its keeper has died.
+
+    The next one of its finds the sockets with what is left with it.
+    """
+    fds = [each.fd for each in left.records]
+    sender = os.dup(before.parts[KEEPER_PAIR][0])
+    with socket.socket(fileno=sender) as link, contextlib.suppress(OSError):
+        for first in range(0, len(fds), MAX_SOCKETS):
+            batch = fds[first : first + MAX_SOCKETS]
+            send_fds(link, KEEP.pack(HAS_ROW, -1, 0), batch)
+    return before.untouched(command, going_back)
+
+
+class Family(Protocol):
+    """What is used of the supervisor."""
+
+    children: list[Child]
+    only_ours: set[int]
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
+
+
+class NextGeneration:
+    """From what was left to children that serve."""
+
+    def __init__(self, family: Family, memory: BrokerMemory) -> None:
+        self._family = family
+        self._memory = memory
+        # They stay ours too until all is proved: there may be a way back.
+        self.sockets: dict[int, KeptSocket] = {}  # by cookie
+        self._begun = 0.0
+
+    def begin(self, left: Left) -> None:
+        """Make connections ours, before the first fork.
+
+        Raises:
+            TakeoverError: they are too many.
+        """
+        started = time.monotonic()
+        numbers: dict[int, list[int]] = {}
+        handlers = []
+        for child in self._family.children:
+            if child.role is Role.PROCESSOR:
+                numbers.setdefault(child.listener, []).append(child.number)
+            elif child.role is Role.HANDLER:
+                handlers.append(child.number)
+        size = os.fstat(left.arena_fd).st_size
+        memory, now = self._memory, time.monotonic_ns()
+        with mmap.mmap(left.arena_fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as arena:
+            made = ConnectionImport(
+                memory.control,
+                memory.arena,
+                memory.arena_layout,
+                numbers,
+                handlers,
+                lambda offset, length: arena[offset : offset + length],
+            )
+            lost = {each.fd for each in left.records if not made.add(each, now)}
+        memory.put_back(made.in_hand)
+        kept = [each.fd for each in left.records if each.fd not in lost]
+        self._keep(kept)
+        for fd in (*lost, left.arena_fd):
+            os.close(fd)
+        self._begun = time.monotonic()
+        self._family.every(_LOOK_S, self._watch_start)
+        _LOG.info(
+            "generation: %d connections carried on, %d requests in hand, %d"
+            " connections lost; %d ms",
+            len(kept),
+            len(made.in_hand),
+            len(lost),
+            (self._begun - started) * 1000,
+        )
+
+    def _keep(self, fds: Sequence[int]) -> None:
+        """Leave a duplicate of each with the keeper, which is still to be forked."""
+        sender = self._memory.keeper_pair[0]
+        for first in range(0, len(fds), MAX_SOCKETS):
+            batch = list(fds[first : first + MAX_SOCKETS])
+            try:
+                send_fds(sender, KEEP.pack(HAS_ROW, -1, 0), batch)
+            except OSError as error:
+                raise TakeoverError(
+                    f"{len(fds)} connections are more than can be handed over: {error}"
+                ) from error
+        for fd in fds:
+            self.sockets[cookie_of(fd)] = KeptSocket(fd, HAS_ROW, -1, 0)
+            self._family.only_ours.add(fd)
+
+    def _watch_start(self) -> None:
+        """Raise TakeoverError if the first children do not work."""
+        if not self._begun:
+            return
+        children = self._family.children
+        if all(child.state is ChildState.READY for child in children):
+            self._begun = 0.0
+            return
+        for child in children:
+            if child.failures >= _MAX_FAILURES:
+                raise TakeoverError(
+                    f"its {child.role.value} {child.number} died again and again:"
+                    f" {child.last_exit}"
+                )
+        if time.monotonic() - self._begun > _SERVE_S:
+            raise TakeoverError("its processes did not all serve in time")
+
+    def forget_sockets(self) -> None:
+        """All is proved: the keeper alone has duplicates."""
+        for kept in self.sockets.values():
+            self._family.only_ours.discard(kept.fd)
+            os.close(kept.fd)
+        self.sockets.clear()  # the supervisor has this very dict
+
+
+def bury(before: Manifest, ours: Mapping[str, Sequence[int]]) -> None:
+    """Let go of the generation before us: from here on there is no way back to it.
+
+    Args:
+        ours: descriptors by name, of which some may have been its.
+    """
+    for record in before.records():
+        if record.pid:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(record.pid, signal.SIGKILL)
+                os.waitpid(record.pid, 0)
+    used = {fd for fds in ours.values() for fd in fds}
+    for fds in before.parts.values():
+        for fd in set(fds) - used:
+            os.close(fd)

@@ -1,0 +1,465 @@
+"""Replace the whole broker by another version of itself, with its clients connected.
+
+The supervisor replaces its program (execve) and not itself: it keeps its process id,
+so its children stay its children, the service manager need not be told, and at no time
+do two supervisors repair the same memory. The steps, and who does them:
+
+    trial     the new program in a process   reads the settings, attaches the memory;
+              of its own                     then is a broker with data of its own until
+                                             a request has come through
+    exec      the supervisor                 hands over: see takeover.py
+    renewal   the new program                replaces child after child by its own
+    proof     the new program                sends a request through every stage
+
+Where the new program lays memory out in another way the children cannot stay: when it
+is ready they all end, and connections go on in a second generation of them. See
+generation.py.
+
+A trial that fails has changed nothing. A new program that fails later goes back: it
+replaces itself by the old one in the same way, with the reason, and that renews the
+children once more. Children serve all the time; what they cannot do for themselves, to
+be repaired when they die, waits the tenth of a second that a program takes to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import get_logger, shut_down
+from mpbroker.ipc.named_segment import remove_leftovers
+from mpbroker.metadata.meta_properties import FILE_NAME
+from mpbroker.supervisor import probe
+from mpbroker.supervisor.child import Child, ChildState, Role
+from mpbroker.supervisor.listen_sockets import Listener
+from mpbroker.supervisor.own_command import installed_command
+from mpbroker.supervisor.pools import AT_ONCE
+from mpbroker.supervisor.probe import Outcome, Round, targets_of
+from mpbroker.supervisor.signals import HANDLED, SignalSocket
+from mpbroker.supervisor.upgrade.takeover import (
+    NEW_GENERATION,
+    VARIABLE,
+    Manifest,
+    TakeoverError,
+    environment_of_takeover,
+    environment_of_trial,
+)
+from mpbroker.supervisor.upgrade.trial_directory import (
+    TrialDirectory,
+    remove_left_directories,
+)
+
+_LOG = get_logger(__name__)
+
+_TRIAL_S: Final = 120.0
+# The trial must not take the processor from those who serve.
+_TRIAL_NICENESS: Final = 5
+# So long other changes of processes may take before the program is replaced.
+_QUIET_S: Final = 60.0
+_RENEWAL_S: Final = 60.0  # for each step
+_PROOF_S: Final = 10.0
+_OWING_S: Final = 5.0
+_LOOK_S: Final = 0.02
+# A new child that dies so often does not work, whatever killed it.
+_MAX_FAILURES: Final = 3
+_REASON_BYTES: Final = 4096
+# They come after those that have successors beside them.
+_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER, Role.EXPORTER)
+
+
+class UpgradeError(MpbrokerError):
+    """The broker was not replaced; it goes on as it was."""
+
+
+def replace_program(command: Sequence[str], manifest: Manifest) -> None:
+    """Become another program, which takes over. Returns only by an exception.
+
+    Raises:
+        UpgradeError: there is no such program, or no room; nothing has changed.
+    """
+    try:
+        fd = manifest.write()
+    except OSError as error:
+        _forget_generation(manifest)
+        raise UpgradeError(f"nothing can be handed over: {error}") from error
+    kept = {*manifest.fds, fd}
+    shut_down()
+    # A signal that comes now waits until there is somebody who knows what to do.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    SignalSocket.give_back()
+    try:
+        for each in kept:
+            os.set_inheritable(each, True)
+        environ = {**os.environ, VARIABLE: environment_of_takeover(fd)}
+        os.execvpe(command[0], list(command), environ)
+    except OSError as error:
+        raise UpgradeError(f"{command[0]} cannot be run: {error.strerror}") from error
+    finally:
+        for each in kept:
+            os.set_inheritable(each, False)
+        _forget_generation(manifest)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        os.close(fd)
+
+
+def _forget_generation(manifest: Manifest) -> None:
+    """The leaver has nobody to leave to."""
+    if manifest.is_generation:
+        os.close(manifest.generation)
+        manifest.dismiss_leaver()
+
+
+class Upgrade:
+    """From the order to replace the broker to the end of this program.
+
+    Args:
+        fork_aside: run something in a process of its own, then call back with its wait
+            status; returns what kills it, or None if there can be none.
+        manifest: describe the broker as it is now, for the next program.
+        leave: the same for one that cannot share memory; raises UpgradeError if that
+            cannot be.
+        say: publish how it goes.
+        is_quiet: whether no process starts or retires, for whatever reason.
+        only_ours: descriptors that no child shall have.
+    """
+
+    def __init__(
+        self,
+        fork_aside: Callable[
+            [Callable[[], None], Callable[[int], None]], Callable[[], None] | None
+        ],
+        manifest: Callable[[], Manifest],
+        leave: Callable[[], Manifest],
+        say: Callable[[str], None],
+        is_quiet: Callable[[], bool],
+        only_ours: set[int],
+    ) -> None:
+        self._leave = leave
+        self._only_ours = only_ours
+        self._is_quiet = is_quiet
+        self._fork_aside = fork_aside
+        self._manifest = manifest
+        self._say = say
+        self._command: list[str] = []
+        self._kill: Callable[[], None] | None = None
+        self._deadline = 0.0
+        self._directory: TrialDirectory | None = None
+        self._reason_fd = -1
+        self._given_up = ""  # why it shall not go on
+        self._is_tried = False  # the trial has succeeded: it is time to go
+        self._new_generation = ""  # why it needs memory of its own
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._command)
+
+    def begin(self, command: Sequence[str] | None) -> None:
+        """Let the new program try itself.
+
+        Raises:
+            UpgradeError: one is under way already, or there is no such program.
+        """
+        if self.is_under_way:
+            raise UpgradeError("an upgrade is under way; wait for its end")
+        self._command = list(command or installed_command())
+        if shutil.which(self._command[0]) is None:
+            missing, self._command = self._command[0], []
+            raise UpgradeError(f"{missing}: there is no such program")
+        _LOG.info("upgrade: trying %s", " ".join(self._command))
+        self._given_up = ""
+        self._say("trying the newcomer")  # what is said after that is how it ended
+        try:
+            self._begin_trial()
+        except OSError as error:
+            self._failed(str(error))
+            raise UpgradeError(f"the newcomer cannot be tried: {error}") from error
+
+    def _begin_trial(self) -> None:
+        """Fork it.
+
+        Raises:
+            OSError: there is no room for it; nothing is left of it.
+        """
+        manifest = self._manifest()
+        with contextlib.ExitStack() as closing, contextlib.ExitStack() as undoing:
+            fd = manifest.write()
+            closing.callback(os.close, fd)
+            self._reason_fd, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            closing.callback(os.close, theirs)
+            undoing.callback(os.close, self._reason_fd)
+            remove_left_directories()
+            self._directory = directory = TrialDirectory()
+            undoing.pop_all()
+            self._only_ours.update((self._reason_fd, directory.lock_fd))
+            self._deadline = time.monotonic() + _TRIAL_S
+            run = partial(self._become_trial, manifest, fd, directory.path, theirs)
+            self._kill = self._fork_aside(run, self._ended)
+
+    def give_up(self, reason: str) -> None:
+        """Replace nothing, if that was to be; the broker has something else to do."""
+        if self._kill is not None:
+            self._given_up = reason
+            self._kill()
+        elif self._is_tried:
+            self._failed(reason)
+
+    def _become_trial(
+        self, manifest: Manifest, fd: int, directory: str, reason_fd: int
+    ) -> None:
+        """In a process of its own: become the new program."""
+        for each in (*manifest.fds, fd, reason_fd):
+            os.set_inheritable(each, True)
+        environ = {
+            **os.environ,
+            VARIABLE: environment_of_trial(fd, directory, reason_fd),
+        }
+        # It must not speak for the service.
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            environ.pop(name, None)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(PermissionError):  # our units forbid the call
+            os.nice(_TRIAL_NICENESS)
+        try:
+            os.execvpe(self._command[0], self._command, environ)
+        except OSError as error:
+            reason = f"{self._command[0]} cannot be run: {error.strerror}"
+            os.write(reason_fd, reason.encode())
+            raise
+
+    def _ended(self, status: int) -> None:
+        try:
+            reason = os.read(self._reason_fd, _REASON_BYTES).decode(errors="replace")
+        except BlockingIOError:  # somebody of its own still has the other end
+            reason = ""
+        assert self._directory is not None
+        # Any program may end well, as one that was named by mistake does.
+        has_served = os.path.exists(f"{self._directory.path}/{FILE_NAME}")
+        self._close_trial()
+        self._kill = None
+        if status == 0 and not has_served:
+            reason = (
+                f"{self._command[0]} ended without having served; name a command that"
+                " starts mpbroker"
+            )
+        elif status == 0 and not self._given_up:
+            self._is_tried = True
+            self._new_generation = reason.removeprefix(NEW_GENERATION)
+            if reason:
+                self._say(f"handing over to a new generation: {self._new_generation}")
+            self._deadline = time.monotonic() + _QUIET_S
+            return
+        remove_leftovers()  # it may have been killed
+        self._failed(self._given_up or reason or _explain(status))
+
+    def _failed(self, reason: str) -> None:
+        """The broker goes on as it is."""
+        _LOG.error("upgrade: failed, and nothing has changed: %s", reason)
+        self._say(f"failed, and nothing has changed: {reason}")
+        self._command = []
+        self._is_tried = False
+
+    def turn(self) -> float | None:
+        """Do what is due; return in how many seconds to come again."""
+        if self._kill is not None and time.monotonic() >= self._deadline:
+            self._deadline = time.monotonic() + _TRIAL_S
+            self._kill()
+        if self._is_tried and self._is_quiet():
+            try:
+                manifest = self._leave if self._new_generation else self._manifest
+                replace_program(self._command, manifest())
+            except UpgradeError as error:
+                self._failed(str(error))
+        elif self._is_tried and time.monotonic() >= self._deadline:
+            self._failed(
+                "processes start or retire all the time; wait for the resize, or see"
+                " why they die"
+            )
+        return _LOOK_S if self.is_under_way else None
+
+    def _close_trial(self) -> None:
+        assert self._directory is not None
+        self._only_ours -= {self._reason_fd, self._directory.lock_fd}
+        os.close(self._reason_fd)
+        self._directory.remove()
+        self._directory = None
+
+    def close(self) -> None:
+        """The broker stops; a trial has been killed."""
+        if self._directory is not None:
+            self._close_trial()
+            remove_leftovers()
+
+
+def go_back(
+    manifest: Manifest,
+    now: Callable[[list[str], str], Manifest],
+    reason: str | Exception,
+) -> None:
+    """Become the program before us again. Returns if that cannot be.
+
+    Args:
+        manifest: what it left us.
+        now: describe the broker as it is, with a command and the reason to go back.
+    """
+    if isinstance(reason, Exception):
+        # What is none of ours says little without its name.
+        is_ours = isinstance(reason, MpbrokerError)
+        reason = str(reason) if is_ours else repr(reason)
+    if manifest.going_back:
+        _LOG.critical("upgrade: the old version does not work any more: %s", reason)
+        return
+    _LOG.error("upgrade: going back to %s: %s", manifest.version, reason)
+    try:
+        replace_program(manifest.command, now([], reason))
+    except UpgradeError as error:
+        _LOG.critical("upgrade: there is no way back: %s", error)
+
+
+def _explain(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"the newcomer was ended by signal {os.WTERMSIG(status)}"
+    return (
+        f"the newcomer ended with exit status {os.WEXITSTATUS(status)} before it could"
+        " say why; see the log"
+    )
+
+
+class Loop(probe.Loop, Protocol):
+    """What is used of the supervisor."""
+
+    def is_accepting(self) -> bool: ...
+
+
+class Renewal:
+    """After a takeover: replace the children, one after another, and prove the result.
+
+    A broker that drains meanwhile can be proved no more, and does not go back either:
+    its sockets listen no more, and it will stop.
+
+    Args:
+        children: of the program before us; replaced by ours.
+        are_ours: they are not: there is only the proof to be had.
+        kill: end a process that has no other beside it; its successor carries on.
+        done: told of the end; why this program does not work, or "" if it does.
+        keeper_owes: whether there are sockets that only the keeper has, of a processor
+            that died: not the moment to replace it.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: Sequence[Child],
+        listeners: Sequence[Listener],
+        kill: Callable[[Child], None],
+        done: Callable[[str], None],
+        *,
+        are_ours: bool = False,
+        keeper_owes: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loop = loop
+        self._keeper_owes = keeper_owes
+        self._owed_until = 0.0  # 0: nobody has looked yet
+        self._children = children
+        self._listeners = listeners
+        self._kill = kill
+        self._done = done
+        self._deadline = time.monotonic() + _RENEWAL_S
+        self._alone = [
+            (child, child.pid)
+            for role in _ALONE
+            for child in children
+            if child.role is role and not are_ours
+        ]
+        self._beside = [
+            child for child in children if child.role not in _ALONE and not are_ours
+        ]
+        self._round: Round | None = None
+        self._round_ended = False
+        self.is_done = False
+
+    def turn(self) -> float | None:
+        """Do what is due; return in how many seconds to come again."""
+        if self.is_done:
+            return None
+        try:
+            self._step()
+        except TakeoverError as error:
+            self.is_done = True
+            drains = not self._loop.is_accepting()
+            if drains:
+                _LOG.error("upgrade: not proved, as the broker drains: %s", error)
+            self._done("" if drains else str(error))
+        return _LOOK_S
+
+    def _step(self) -> None:
+        is_late = time.monotonic() > self._deadline
+        if is_late and (self._round is not None or not self._is_quiet()):
+            raise TakeoverError("its processes did not all serve in time")
+        for child in self._children:
+            if child.failures >= _MAX_FAILURES:
+                raise TakeoverError(
+                    f"its {child.role.value} {child.number} died again and again:"
+                    f" {child.last_exit}"
+                )
+        if self._round is not None:
+            self._look_at_proof()
+        elif self._is_quiet():
+            self._next()
+
+    def _is_quiet(self) -> bool:
+        """All processes are ours, but for processors that clients still hold up."""
+        return all(
+            child.role is Role.PROCESSOR
+            if child.state is ChildState.DRAINING
+            else child.state is ChildState.READY and not child.replaced
+            for child in self._children
+        )
+
+    def _next(self) -> None:
+        self._deadline = time.monotonic() + _RENEWAL_S
+        if self._beside:
+            few, self._beside = self._beside[:AT_ONCE], self._beside[AT_ONCE:]
+            for child in few:
+                # A resize may have retired it meanwhile.
+                if child in self._children and child.state is not ChildState.DRAINING:
+                    child.replaced = True
+            return
+        while self._alone:
+            if self._alone[0][0].role is Role.KEEPER and self._must_keep():
+                return
+            child, pid = self._alone.pop(0)
+            if child in self._children and child.pid == pid:
+                self._kill(child)
+                return
+        listeners = self._listeners if self._loop.is_accepting() else ()
+        self._round = Round(targets_of(listeners), self._loop, self._proved)
+        self._deadline = time.monotonic() + _PROOF_S
+        self._round.start()
+
+    def _must_keep(self) -> bool:
+        """Let the keeper pay what it owes; not for ever, as a client may be stuck."""
+        now = time.monotonic()
+        self._owed_until = self._owed_until or now + _OWING_S
+        return now < self._owed_until and self._keeper_owes()
+
+    def _proved(self, ended: Round) -> None:
+        self._round = ended
+        self._round_ended = True
+
+    def _look_at_proof(self) -> None:
+        assert self._round is not None
+        if not self._round_ended:
+            return
+        if self._round.names(Outcome.FAILED):
+            reason = self._round.explain(Outcome.FAILED)
+            raise TakeoverError(f"a request through every stage failed: {reason}")
+        self.is_done = True
+        self._done("")
