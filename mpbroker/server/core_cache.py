@@ -9,8 +9,7 @@ what it costs, is asked where it is executed. So who adds to the usual way somet
 that a request must pass has to see to it here. Who may do what (verdicts.py) and what
 is charged (quotas.py) are tables of their own.
 
-tests/server/test_plain_requests.py, test_plain_partitions.py, test_plain_fetches.py,
-test_plain_transactions.py and test_plain_forwards.py hold both ways against each other.
+The tests of tests/server/core_cache hold both ways against each other.
 """
 
 from __future__ import annotations

@@ -117,4 +117,4 @@ def _doomed(turn, number, files):
 
 
 children.kill_at_line = _kill_at_line_once_all_serve
-runpy.run_module("tests.supervisor.dying_by_line", run_name="__main__")
+runpy.run_module("tests.supervisor.repair.dying_by_line", run_name="__main__")

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.ipc.named_segment import read_telemetry, start_time
+from tests.broker.load import children, states
 from tests.chaos.peek import Peek
-from tests.supervisor.load import children, states
 from tests.support.broker import Broker
 
 # A process that lived half a second is started again at once: the supervisor's limit on
@@ -307,7 +307,13 @@ class Generations(Upgrades):
         if arguments[0] == "--ready-fd":
             del arguments[:2]
         layout = "none" if self.done % 2 else "layout"
-        newcomer = [sys.executable, "-m", "tests.supervisor.newcomer", "9.9", layout]
+        newcomer = [
+            sys.executable,
+            "-m",
+            "tests.supervisor.upgrade.newcomer",
+            "9.9",
+            layout,
+        ]
         return ["--", *newcomer, "serve", *arguments]
 
 

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaProducer
 
+from tests.broker.load import create_topic, kill
 from tests.compat.test_java_tools import run_java
 from tests.server.test_quotas_over_the_wire import Client, set_quota
-from tests.supervisor.load import create_topic, kill
 from tests.support.broker import Broker
 from tests.support.fetch_clients import have_java_tools
 

@@ -40,7 +40,7 @@ from mpbroker.protocol.error_code import ErrorCode
 from tests.compat.adapters.adapter import TIMEOUT_S
 from tests.compat.test_java_tools import run_java
 from tests.conftest import _running
-from tests.network.sasl.conversation import (
+from tests.network.security.sasl.conversation import (
     authenticate,
     handshake,
     handshake_answer,

@@ -2,7 +2,7 @@
 
 The list is Kafka's own: the keys whose "Update Mode" is cluster-wide or per-broker in
 "Broker Configs" of the documentation of 4.1. That each is taken and told by a broker is
-in tests/supervisor/test_dynamic_configs.py and test_live_security.py.
+in tests/broker/test_dynamic_configs.py and test_live_security.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     what_counts,
 )
 from mpbroker.protocol.errors import ProtocolError
-from tests.coordinator.transaction_rig import TransactionRig
+from tests.coordinator.transactions.transaction_rig import TransactionRig
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)

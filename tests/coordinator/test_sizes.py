@@ -7,8 +7,8 @@ import os
 import pytest
 
 from mpbroker.protocol.error_code import ErrorCode
+from tests.coordinator.groups.test_consumer_protocol import Consumer, numbers, settle
 from tests.coordinator.rig import Rig, subscription
-from tests.coordinator.test_consumer_protocol import Consumer, numbers, settle
 
 # The broker shall bear 10,000; they take ten seconds and more.
 GROUPS = int(os.environ.get("MPBROKER_TEST_GROUPS", "1500"))

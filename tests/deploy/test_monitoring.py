@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.supervisor.metrics.asking import METRICS, get, url_of, wait_until
+from tests.exporter.asking import METRICS, get, url_of, wait_until
 from tests.support.broker import Broker
 from tests.support.fetch_clients import prometheus_tool
 from tests.support.ports import reusable_port

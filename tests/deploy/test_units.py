@@ -15,7 +15,7 @@ import pytest
 from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.config import BrokerConfig
-from tests.supervisor.load import Load, children, create_topic, read_log
+from tests.broker.load import Load, children, create_topic, read_log
 from tests.support import unit_sandbox
 from tests.support.broker import Broker
 from tests.support.children import wait_until

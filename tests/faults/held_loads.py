@@ -17,7 +17,7 @@ def main() -> int:
     lock, layout = sys.argv[1:3]
     del sys.argv[1:3]
     if layout == "layout":
-        from tests.supervisor.newcomer import use_another_layout
+        from tests.supervisor.upgrade.newcomer import use_another_layout
 
         use_another_layout()
     from mpbroker.coordinator.transactions.transactions import Transactions

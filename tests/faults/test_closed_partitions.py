@@ -21,6 +21,8 @@ from mpbroker.ipc.named_segment import read_telemetry, start_time
 from mpbroker.protocol.error_code import ErrorCode
 from tests.bench import wire
 from tests.bench.transactions import RECORDS
+from tests.broker.resizing import alter
+from tests.exporter.asking import METRICS, get, pids_of
 from tests.faults.test_kill_the_whole_tree import address_of
 from tests.faults.test_lost_markers import (
     LAST,
@@ -33,8 +35,6 @@ from tests.faults.test_lost_markers import (
     log_of,
     wait_for_marker,
 )
-from tests.supervisor.metrics.asking import METRICS, get, pids_of
-from tests.supervisor.resizing import alter
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 

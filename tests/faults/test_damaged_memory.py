@@ -20,9 +20,9 @@ from mpbroker.ipc.layout import (
     response_ring,
 )
 from tests.bench import wire
+from tests.broker.load import children
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
-from tests.supervisor.load import children
 from tests.support.broker import Broker
 
 WITHIN_S = 90.0

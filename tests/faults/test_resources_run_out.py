@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench import wire
+from tests.broker.load import children
 from tests.faults.test_kill_one_process import wait_until
 from tests.faults.test_kill_the_whole_tree import address_of
-from tests.supervisor.load import children
 from tests.support.broker import Broker
 
 KAFKA_STORAGE_ERROR = 56

@@ -16,10 +16,10 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
 from mpbroker.supervisor.repair.leases import process_state
 from tests.bench import wire
+from tests.broker.load import children, dial, receive_frame
 from tests.faults.producers import Ledger
 from tests.faults.test_kill_one_process import has_progressed, wait_until
 from tests.faults.test_kill_the_whole_tree import address_of, producers_for
-from tests.supervisor.load import children, dial, receive_frame
 from tests.support.broker import Broker
 
 TOPIC = "wedged"

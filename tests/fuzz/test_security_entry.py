@@ -16,8 +16,8 @@ from mpbroker.ipc.counters.authentication_counts import AuthenticationResult as 
 from mpbroker.protocol.api_key import ApiKey
 from tests.network.conftest import make_rig  # noqa: F401
 from tests.network.rig import frame
-from tests.network.sasl.conversation import authenticate, handshake, request
-from tests.network.secure_rig import PLAIN, Certificates, SecureRig, security
+from tests.network.security.sasl.conversation import authenticate, handshake, request
+from tests.network.security.secure_rig import PLAIN, Certificates, SecureRig, security
 
 ENTRIES: Final = int(os.environ.get("MPBROKER_FUZZ_ENTRIES", "60"))
 SEED: Final = int(os.environ.get("MPBROKER_FUZZ_SEED", "1"))

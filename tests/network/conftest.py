@@ -7,7 +7,7 @@ import pytest
 
 from mpbroker.network.security.listener_authentication import SaslSettings
 from tests.network.rig import Rig
-from tests.network.secure_rig import Certificates, SecureRig, security
+from tests.network.security.secure_rig import Certificates, SecureRig, security
 from tests.support.memory import broker_memory
 
 

@@ -36,7 +36,7 @@ from mpbroker.protocol.messages.produce import (
     TopicProduceData,
 )
 from mpbroker.protocol.records.record_batch import RecordBatchBuilder
-from tests.supervisor.load import create_topic, dial, receive_frame
+from tests.broker.load import create_topic, dial, receive_frame
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 

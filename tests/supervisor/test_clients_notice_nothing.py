@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.supervisor.load import TOPIC, children, create_topic
+from tests.broker.load import TOPIC, children, create_topic
 from tests.support.broker import Broker
 from tests.support.children import wait_until
 

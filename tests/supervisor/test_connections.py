@@ -13,8 +13,7 @@ import pytest
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.fetch import FetchResponse
 from mpbroker.protocol.records.record_batch import iter_records
-from tests.chaos.peek import Peek
-from tests.supervisor.load import (
+from tests.broker.load import (
     api_versions,
     ask,
     children,
@@ -25,6 +24,7 @@ from tests.supervisor.load import (
     produce_body,
     receive_frame,
 )
+from tests.chaos.peek import Peek
 from tests.supervisor.test_kills import fetch_body
 from tests.support.children import wait_until
 

@@ -14,7 +14,7 @@ from mpbroker.protocol.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
-from tests.supervisor.load import (
+from tests.broker.load import (
     TOPIC,
     Load,
     api_versions,

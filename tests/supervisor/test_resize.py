@@ -32,7 +32,7 @@ from mpbroker.protocol.messages.describe_configs import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
-from tests.supervisor.load import (
+from tests.broker.load import (
     Load,
     api_versions,
     ask,
@@ -46,7 +46,7 @@ from tests.supervisor.load import (
     receive_frame,
     states,
 )
-from tests.supervisor.resizing import (
+from tests.broker.resizing import (
     HANDLERS,
     OF_ALL,
     PROCESSORS,

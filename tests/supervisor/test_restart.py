@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mpbroker.cli.ctl.ctl_connection import ControlClient
-from tests.supervisor.load import (
+from tests.broker.load import (
     Load,
     api_versions,
     children,

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from mpbroker.supervisor.repair.recovery import Repair
-from tests.supervisor.test_repair import FILES, handler_end, send
+from tests.supervisor.repair.test_repair import FILES, handler_end, send
 from tests.support.children import deaths, fork, kill_at_line, lines_of
 from tests.support.memory import broker_memory
 

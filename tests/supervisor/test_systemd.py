@@ -16,7 +16,7 @@ from mpbroker.base.config_def import ConfigError
 from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.supervisor import systemd
 from mpbroker.supervisor.systemd import ServiceManager, take_inherited_sockets
-from tests.supervisor.load import api_versions, children, dial
+from tests.broker.load import api_versions, children, dial
 from tests.support.broker import Broker, BrokerFailedError
 from tests.support.children import wait_until
 from tests.support.notify_socket import NotifySocket
@@ -101,7 +101,7 @@ def test_it_is_ready_when_a_request_has_come_through_and_not_before(manager, tmp
     broker = Broker(
         tmp_path / "data",
         environ=watched(manager) | {"ANSWER_WHEN_THERE": str(answering)},
-        command=[sys.executable, "-m", "tests.supervisor.unanswering"],
+        command=[sys.executable, "-m", "tests.inspect.unanswering"],
     )
 
     def look_on():
@@ -271,7 +271,7 @@ class Activated(Broker):
     def pass_sockets(self, *sockets):
         self.pass_fds = [fd for _, fd in sockets]
         self._command = [
-            *(sys.executable, "-m", "tests.supervisor.activated"),
+            *(sys.executable, "-m", "tests.broker.activated"),
             ",".join(f"{name}={fd}" for name, fd in sockets),
         ]
 

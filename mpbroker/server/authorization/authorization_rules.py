@@ -5,7 +5,7 @@ may go its way, or a Verdict; or it raises the ApiError that is the whole answer
 that has a place for one.
 
 An API without a row cannot be served where there is an authorizer: whoever adds one
-says here what it needs, and tests/server/test_authorisation_rules.py proves it.
+says here what it needs, and test_authorization_rules.py proves it.
 
 Source: Kafka's KafkaApis and ControllerApis, handler by handler.
 """

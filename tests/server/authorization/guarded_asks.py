@@ -1,0 +1,139 @@
+"""Messages of every API, and what becomes of them behind a guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpbroker.protocol.api_key import ApiKey
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.fields import Struct
+from mpbroker.server.api_messages import request_class, response_class
+from mpbroker.server.apis import error_answer
+from mpbroker.server.authorization.authorization_rules import guarded
+from tests.server.authorization.authorization_stage import (
+    TOPIC_ID,
+    Granting,
+    authorisation,
+    request_of,
+)
+
+E = ErrorCode
+K = ApiKey
+TOPIC, GROUP, CLUSTER, ID = (
+    E.TOPIC_AUTHORIZATION_FAILED,
+    E.GROUP_AUTHORIZATION_FAILED,
+    E.CLUSTER_AUTHORIZATION_FAILED,
+    E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
+
+
+def sample(cls: type[Struct], version: int, key: ApiKey) -> Any:
+    """A message that names topic t, group g and transactional id x wherever it can."""
+    message = cls()
+    for row in cls.__fields__:
+        if not row.present_in(version):
+            continue
+        value = _sample_value(row, version, key)
+        if value is not None:
+            setattr(message, row.name, [value] if row.is_array else value)
+    return message
+
+
+def _sample_value(row: Any, version: int, key: ApiKey) -> Any:
+    name = row.name
+    if row.struct is not None:
+        return None if name == "cursor" else sample(row.struct, version, key)
+    if name in ("transactional_id", "v3_and_below_transactional_id") or (
+        name == "transactional_ids"
+    ):
+        return "x"
+    if name in ("group_id", "groups", "group_ids", "groups_names"):
+        return "g"
+    if name in ("key", "coordinator_keys"):
+        return "g"
+    if name == "topic_id":
+        # Where there is a name as well, that is what counts.
+        named = key in (K.METADATA, K.DELETE_TOPICS)
+        return None if named else TOPIC_ID
+    if name in ("resource_type", "resource_type_filter"):
+        return 2
+    if name in ("name", "topic", "topic_names", "resource_name"):
+        return "t"
+    if name in ("partition_index", "partition", "partitions", "partition_indexes"):
+        return 0
+    if name == "subscribed_topic_names":
+        return "t"
+    if name == "include_authorized_operations":
+        return True
+    return None
+
+
+def codes_of(value: Any) -> set[int]:
+    """All error codes in a message."""
+    found = set()
+    if isinstance(value, list):
+        for each in value:
+            found |= codes_of(each)
+    elif isinstance(value, Struct):
+        for row in type(value).__fields__:
+            if row.name.endswith("error_code"):
+                found.add(getattr(value, row.name))
+            else:
+                found |= codes_of(getattr(value, row.name))
+    return found - {0}
+
+
+def texts_of(value: Any) -> set[str]:
+    """All texts in a message."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, list):
+        return set().union(*map(texts_of, value)) if value else set()
+    if isinstance(value, Struct):
+        return set().union(
+            *(texts_of(getattr(value, row.name)) for row in type(value).__fields__)
+        )
+    return set()
+
+
+class Handler:
+    """Answers with an empty response; remembers the message it has seen."""
+
+    def __init__(self, key: ApiKey, response: Any = None) -> None:
+        self.key = key
+        self.response = response
+        self.seen: Any = None
+
+    def __call__(self, request: Any) -> bytes:
+        self.seen = request_class(self.key).decode(request.api_version, request.body)
+        response = self.response or response_class(self.key)()
+        return response.encode(request.api_version)
+
+
+def ask(
+    message: Any, version: int, *granted: Any, response: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    """Return the answer, and the message that the handler has seen."""
+    key = ApiKey(type(message).api_key)
+    handler = Handler(key, response)
+    handle = guarded(key, handler, authorisation(Granting(*granted), **options))
+    request = request_of(message, version)
+    try:
+        body = handle(request)
+    except ApiError as error:
+        body = error_answer(request, error.error_code)
+        assert body is not None, f"{key.name} v{version} has no place for the error"
+    return response_class(key).decode(version, memoryview(body)), handler.seen
+
+
+def make(key: ApiKey, **fields: Any) -> Any:
+    return request_class(key)(**fields)
+
+
+def part(key: ApiKey, name: str, /, **fields: Any) -> Any:
+    """A struct of an API's module."""
+    module = __import__(
+        f"mpbroker.protocol.messages.{key.name.lower()}", fromlist=[name]
+    )
+    return getattr(module, name)(**fields)

@@ -1,0 +1,285 @@
+"""DescribeAcls, CreateAcls, DeleteAcls: what is valid, what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.metadata.acl_records import MetadataAcls
+from mpbroker.protocol.acl import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    PatternType,
+    ResourceType,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.create_acls import AclCreation, CreateAclsRequest
+from mpbroker.protocol.messages.delete_acls import (
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+)
+from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
+from mpbroker.server.authorization.authorizer import Authorizer, StandardAuthorizer
+from mpbroker.server.handlers import acls as handlers
+from mpbroker.server.handlers.acls import (
+    Asker,
+    handle_create_acls,
+    handle_delete_acls,
+    handle_describe_acls,
+)
+from tests.server.authorization.test_authorizer import sender
+from tests.support.metadata import start
+
+INVALID = ErrorCode.INVALID_REQUEST
+
+
+@pytest.fixture
+def asker(tmp_path):
+    return Asker(StandardAuthorizer(MetadataAcls(start(tmp_path))), sender())
+
+
+def creation(**fields):
+    return AclCreation(
+        **{
+            "resource_type": 2,
+            "resource_name": "t",
+            "resource_pattern_type": 3,
+            "principal": "User:alice",
+            "host": "*",
+            "operation": 3,
+            "permission_type": 3,
+            **fields,
+        }
+    )
+
+
+def wanted(**fields):
+    return {
+        "resource_type_filter": 1,
+        "resource_name_filter": None,
+        "pattern_type_filter": 1,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+        **fields,
+    }
+
+
+def create(asker, *creations):
+    answer = handle_create_acls(CreateAclsRequest(creations=list(creations)), asker)
+    answer.encode(1)
+    return [(result.error_code, result.error_message) for result in answer.results]
+
+
+def kept(asker):
+    return list(asker.authorizer.acls(AclFilter()))
+
+
+def test_valid_entries_are_kept_and_shown_by_resource(asker):
+    assert (
+        create(
+            asker,
+            creation(),
+            creation(operation=4, host="10.0.0.1"),
+            creation(resource_type=3, resource_pattern_type=4, permission_type=2),
+            creation(),
+        )
+        == [(0, None)] * 4
+    )
+    assert len(kept(asker)) == 3
+    answer = handle_describe_acls(DescribeAclsRequest(**wanted()), asker)
+    assert (answer.error_code, answer.error_message) == (0, None)
+    topic, group = answer.resources
+    assert (topic.resource_type, topic.resource_name, topic.pattern_type) == (2, "t", 3)
+    assert [(acl.operation, acl.host) for acl in topic.acls] == [
+        (3, "*"),
+        (4, "10.0.0.1"),
+    ]
+    assert (group.resource_type, group.pattern_type) == (3, 4)
+    assert [acl.permission_type for acl in group.acls] == [2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"resource_type": 0}, "resourceType 0"),
+        ({"resource_type": 1}, "resourceType 1"),
+        ({"resource_type": 99}, "resourceType 99"),
+        ({"resource_pattern_type": 1}, "patternType 1"),
+        ({"resource_pattern_type": 2}, "patternType 2"),
+        ({"operation": 1}, "operation 1"),
+        ({"operation": 77}, "operation 77"),
+        ({"permission_type": 1}, "permissionType 1"),
+        ({"resource_name": ""}, "empty resource name"),
+        ({"resource_type": 4}, "kafka-cluster"),
+        ({"principal": "alice"}, "Could not parse principal from `alice`"),
+        ({"principal": ""}, "Could not parse principal"),
+        ({"principal": ":alice"}, "Could not parse principal"),
+        ({"principal": "User:"}, "Could not parse principal"),
+        ({"resource_name": "x" * 5000}, "5000 characters"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_the_rest_is_kept(asker, fields, words):
+    first, (code, message), last = create(
+        asker, creation(), creation(**fields), creation(operation=8)
+    )
+    assert first == last == (0, None)
+    assert code == INVALID and words in message
+    assert len(kept(asker)) == 2
+
+
+def test_the_cluster_has_one_name(asker):
+    assert create(asker, creation(resource_type=4, resource_name="kafka-cluster")) == [
+        (0, None)
+    ]
+
+
+def test_too_many_at_once_are_refused(asker, monkeypatch):
+    monkeypatch.setattr(handlers, "MAX_ENTRIES", 2)
+    answers = create(asker, *[creation(operation=each) for each in (3, 4, 5)])
+    assert {code for code, _ in answers} == {ErrorCode.POLICY_VIOLATION}
+    assert kept(asker) == []
+
+
+def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(asker):
+    create(asker, creation(), creation(resource_name="u"), creation(operation=4))
+    request = DeleteAclsRequest(
+        filters=[
+            DeleteAclsFilter(**wanted(resource_name_filter="t", operation=3)),
+            DeleteAclsFilter(**wanted(operation=99)),
+            DeleteAclsFilter(**wanted(resource_name_filter="missing")),
+        ]
+    )
+    answer = handle_delete_acls(request, asker)
+    answer.encode(1)
+    one, wrong, none = answer.filter_results
+    assert [(acl.resource_name, acl.operation) for acl in one.matching_acls] == [
+        ("t", 3)
+    ]
+    assert wrong.error_code == INVALID and "operation 99" in wrong.error_message
+    assert (none.error_code, none.matching_acls) == (0, [])
+    assert [acl.resource_name for acl in kept(asker)] == ["u", "t"]
+
+
+class Notes:
+    """What a slot keeps of a request, whoever dies over it."""
+
+    def __init__(self) -> None:
+        self.words = ()
+
+    def earlier(self):
+        return self.words
+
+    def note(self, words) -> None:
+        self.words = tuple(words)
+
+
+def deleted(asker, *filters, intent):
+    request = DeleteAclsRequest(filters=[DeleteAclsFilter(**each) for each in filters])
+    answer = handle_delete_acls(request, asker, intent)
+    return [
+        [(acl.resource_name, acl.operation) for acl in result.matching_acls]
+        for result in answer.filter_results
+    ]
+
+
+def test_whoever_executes_it_again_is_told_of_what_went_and_takes_nothing_more(asker):
+    filters = [
+        wanted(operation=3),
+        wanted(resource_name_filter="u"),
+        wanted(resource_name_filter="missing"),
+    ]
+    create(asker, creation(operation=4), creation(resource_name="u"), creation())
+    notes = Notes()
+    answer = deleted(asker, *filters, intent=notes)
+    assert answer == [[("u", 3), ("t", 3)], [("u", 3)], []]
+    create(asker, creation(resource_name="u", operation=5))  # by somebody else, since
+    assert deleted(asker, *filters, intent=notes) == answer
+    assert [(acl.resource_name, acl.operation) for acl in kept(asker)] == [
+        ("t", 4),
+        ("u", 5),
+    ]
+    # Another request finds what there is.
+    assert deleted(asker, *filters, intent=Notes()) == [[], [("u", 5)], []]
+
+
+def test_a_deletion_that_was_noted_and_not_made_is_made(asker):
+    create(asker, creation())
+    notes = Notes()
+    broken = Asker(StandardAuthorizer(Full()), sender())
+    assert deleted(broken, wanted(), intent=notes) == [[]]
+    assert notes.words
+    assert deleted(asker, wanted(), intent=notes) == [[("t", 3)]]
+    assert kept(asker) == []
+
+
+def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
+    class Own(StandardAuthorizer):
+        delete_acls_once = Authorizer.delete_acls_once
+
+        def delete_acls(self, context, filters):
+            return [[] for _ in filters]
+
+    own = Asker(Own(Full()), sender())
+    assert deleted(own, wanted(), wanted(), intent=Notes()) == [[], []]
+
+
+def test_a_filter_of_a_later_kafka_is_refused(asker):
+    answer = handle_describe_acls(
+        DescribeAclsRequest(**wanted(resource_type_filter=9)), asker
+    )
+    assert answer.error_code == INVALID and "resource type 9" in answer.error_message
+
+
+def test_without_an_authorizer_there_are_no_acls_to_be_asked_about():
+    disabled = ErrorCode.SECURITY_DISABLED
+    described = handle_describe_acls(DescribeAclsRequest(**wanted()), None)
+    assert described.error_code == disabled and described.error_message
+    assert create(None, creation()) == [(disabled, described.error_message)]
+    deleted = handle_delete_acls(
+        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), None
+    )
+    assert [result.error_code for result in deleted.filter_results] == [disabled]
+
+
+class Full:
+    """A disk that takes nothing."""
+
+    version = 1
+
+    def __iter__(self):
+        return iter(())
+
+    def create(self, acls, request_id=None):
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+
+    delete = create
+
+
+def test_what_cannot_be_written_is_said_for_each_valid_entry():
+    asker = Asker(StandardAuthorizer(Full()), sender())
+    wrong, valid = create(asker, creation(operation=1), creation())
+    assert wrong[0] == INVALID
+    assert valid == (ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+    answer = handle_delete_acls(
+        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), asker
+    )
+    assert [result.error_message for result in answer.filter_results] == ["no room"]
+
+
+def test_an_entry_is_kept_as_it_was_written(asker):
+    create(asker, creation(resource_name="größe", principal="User:CN=a, O=b:c"))
+    assert kept(asker) == [
+        AclBinding(
+            ResourceType.TOPIC,
+            "größe",
+            PatternType.LITERAL,
+            "User:CN=a, O=b:c",
+            "*",
+            AclOperation.READ,
+            AclPermissionType.ALLOW,
+        )
+    ]

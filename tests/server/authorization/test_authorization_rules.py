@@ -1,0 +1,170 @@
+"""Every API is refused to who has no right to it, and untouched by who has all."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpbroker.protocol.acl import AclOperation as Op
+from mpbroker.server.api_messages import request_class
+from mpbroker.server.apis import COORDINATOR_APIS, SERVED
+from mpbroker.server.authorization.authorization_rules import RULES, guarded
+from mpbroker.server.request import CLOSE, PARKED
+from tests.server.authorization.authorization_stage import (
+    Granting,
+    authorisation,
+    request_of,
+)
+from tests.server.authorization.guarded_asks import (
+    CLUSTER,
+    GROUP,
+    ID,
+    TOPIC,
+    Handler,
+    K,
+    ask,
+    codes_of,
+    sample,
+    texts_of,
+)
+
+# What anybody may ask; what a Produce and a Fetch need is in other tests: see below.
+OPEN = {
+    K.API_VERSIONS,
+    K.SASL_HANDSHAKE,
+    K.SASL_AUTHENTICATE,
+    K.DESCRIBE_CLUSTER,
+    K.GET_TELEMETRY_SUBSCRIPTIONS,
+    K.PUSH_TELEMETRY,
+}
+BY_THEMSELVES = {K.PRODUCE, K.FETCH}
+# Answered with less, and without an error.
+SILENT = {K.LIST_GROUPS, K.LIST_TRANSACTIONS}
+
+TEXTS = {"t", "g", "x"}  # topic, group, transactional id
+
+
+EXPECTED = {
+    K.LIST_OFFSETS: TOPIC,
+    K.METADATA: TOPIC,
+    K.OFFSET_COMMIT: GROUP,
+    K.OFFSET_FETCH: GROUP,
+    K.FIND_COORDINATOR: GROUP,
+    K.JOIN_GROUP: GROUP,
+    K.HEARTBEAT: GROUP,
+    K.LEAVE_GROUP: GROUP,
+    K.SYNC_GROUP: GROUP,
+    K.DESCRIBE_GROUPS: GROUP,
+    K.CREATE_TOPICS: TOPIC,
+    K.DELETE_TOPICS: TOPIC,
+    K.DELETE_RECORDS: TOPIC,
+    K.INIT_PRODUCER_ID: ID,
+    K.OFFSET_FOR_LEADER_EPOCH: TOPIC,
+    K.ADD_PARTITIONS_TO_TXN: None,  # ID up to version 3, then CLUSTER
+    K.ADD_OFFSETS_TO_TXN: ID,
+    K.END_TXN: ID,
+    K.WRITE_TXN_MARKERS: CLUSTER,
+    K.TXN_OFFSET_COMMIT: ID,
+    K.DESCRIBE_ACLS: CLUSTER,
+    K.CREATE_ACLS: CLUSTER,
+    K.DELETE_ACLS: CLUSTER,
+    K.DESCRIBE_CONFIGS: TOPIC,
+    K.ALTER_CONFIGS: TOPIC,
+    K.DESCRIBE_LOG_DIRS: CLUSTER,
+    K.CREATE_PARTITIONS: TOPIC,
+    K.DELETE_GROUPS: GROUP,
+    K.ELECT_LEADERS: CLUSTER,
+    K.INCREMENTAL_ALTER_CONFIGS: TOPIC,
+    K.LIST_PARTITION_REASSIGNMENTS: CLUSTER,
+    K.OFFSET_DELETE: GROUP,
+    K.DESCRIBE_CLIENT_QUOTAS: CLUSTER,
+    K.ALTER_CLIENT_QUOTAS: CLUSTER,
+    K.DESCRIBE_USER_SCRAM_CREDENTIALS: CLUSTER,
+    K.ALTER_USER_SCRAM_CREDENTIALS: CLUSTER,
+    K.DESCRIBE_PRODUCERS: TOPIC,
+    K.DESCRIBE_TRANSACTIONS: ID,
+    K.CONSUMER_GROUP_HEARTBEAT: GROUP,
+    K.CONSUMER_GROUP_DESCRIBE: GROUP,
+    K.DESCRIBE_TOPIC_PARTITIONS: TOPIC,
+    K.LIST_CONFIG_RESOURCES: CLUSTER,
+}
+
+CASES = [
+    (key, version)
+    for key, (oldest, newest) in SERVED.items()
+    if key not in OPEN | BY_THEMSELVES
+    for version in range(oldest, newest + 1)
+]
+# In these versions there is no place for the error: an empty answer is all there is.
+NO_PLACE = {(K.DESCRIBE_LOG_DIRS, 1), (K.DESCRIBE_LOG_DIRS, 2)}
+
+
+def test_every_api_that_is_served_has_a_rule_and_a_line_here():
+    assert set(SERVED) <= set(RULES)
+    assert set(SERVED) <= set(EXPECTED) | OPEN | BY_THEMSELVES | SILENT
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), CASES, ids=[f"{key.name}-{version}" for key, version in CASES]
+)
+def test_without_rights_an_api_is_refused_and_its_handler_sees_nothing(key, version):
+    message = sample(request_class(key), version, key)
+    answer, seen = ask(message, version)
+    expected = EXPECTED.get(key)
+    if key is K.ADD_PARTITIONS_TO_TXN:
+        expected = ID if version < 4 else CLUSTER
+    if key in SILENT or (key, version) in NO_PLACE:
+        assert codes_of(answer) == set()
+    else:
+        assert codes_of(answer) == {expected}
+    assert seen is None or not texts_of(seen) & TEXTS
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), CASES, ids=[f"{key.name}-{version}" for key, version in CASES]
+)
+def test_with_all_rights_a_request_reaches_its_handler_as_it_was(key, version):
+    message = sample(request_class(key), version, key)
+    everything = [
+        (operation, name)
+        for operation in Op
+        for name in ("t", "g", "x", "kafka-cluster")
+    ]
+    answer, seen = ask(message, version, *everything)
+    assert seen.encode(version) == message.encode(version)
+    assert codes_of(answer) == set()
+
+
+@pytest.mark.parametrize("key", sorted(OPEN & set(SERVED)))
+def test_what_anybody_may_ask_anybody_gets(key):
+    for version in range(SERVED[key][0], SERVED[key][1] + 1):
+        message = request_class(key)()
+        answer, seen = ask(message, version)
+        assert seen is not None
+        assert codes_of(answer) == set()
+
+
+def test_without_an_authorizer_nothing_stands_before_a_handler():
+    handler = Handler(K.METADATA)
+    assert guarded(K.METADATA, handler, None) is handler
+
+
+def test_what_is_parked_is_left_alone():
+    message = sample(request_class(K.INIT_PRODUCER_ID), 5, K.INIT_PRODUCER_ID)
+    handle = guarded(
+        K.INIT_PRODUCER_ID,
+        lambda request: PARKED,
+        authorisation(Granting((Op.WRITE, "x"))),
+    )
+    assert handle(request_of(message, 5)) is PARKED
+
+
+def test_a_request_of_a_connection_that_has_gone_is_not_executed():
+    made = authorisation(Granting())
+    made._contexts.known = None
+    handle = guarded(K.METADATA, Handler(K.METADATA), made)
+    message = request_class(K.METADATA)(topics=[])
+    assert handle(request_of(message, 9)) is CLOSE
+
+
+def test_the_coordinators_apis_are_among_them():
+    assert set(COORDINATOR_APIS) <= set(RULES)
