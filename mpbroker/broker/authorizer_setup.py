@@ -17,7 +17,7 @@ from mpbroker.supervisor.memory import BrokerMemory
 
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import TopicRegistry
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.authorization.authorizer import Authorizer
     from mpbroker.server.request_context import RequestContexts
 
@@ -63,19 +63,19 @@ def request_contexts(
     )
 
 
-def make_authorisation(
+def make_authorization(
     config: BrokerConfig,
     memory: BrokerMemory,
     listeners: Sequence[Listener],
     registry: TopicRegistry,
-) -> Authorisation | None:
+) -> Authorization | None:
     """Return what a process asks; None: everybody may do everything."""
     name = config.authorizer_class_name
     if not name:
         return None
     # Imported here: most brokers have no authorizer.
     from mpbroker.metadata.acl_records import MetadataAcls
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.authorization.authorizer import StandardAuthorizer
 
     authorizer: Authorizer
@@ -87,7 +87,7 @@ def make_authorisation(
         )
     else:
         authorizer = _foreign_authorizer(config)
-    return Authorisation(
+    return Authorization(
         authorizer,
         request_contexts(memory, listeners),
         registry,

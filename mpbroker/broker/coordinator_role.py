@@ -43,7 +43,7 @@ from mpbroker.storage.partition_directory import directory_name
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
     from mpbroker.metadata.topics import Topic, TopicRegistry
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.storage.log_directory import LogDirectory
     from mpbroker.storage.log_manager import LogManager
     from mpbroker.supervisor.memory import BrokerMemory
@@ -147,12 +147,12 @@ class CoordinatorRole:
         config: BrokerConfig,
         memory: BrokerMemory,
         directories: Sequence[LogDirectory],
-        authorisation: Callable[[TopicRegistry], Authorisation | None],
+        authorization: Callable[[TopicRegistry], Authorization | None],
     ) -> None:
         self._config = config
         self._memory = memory
         self._directories = directories
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._process: CoordinatorProcess | None = None
         self._coordinator: GroupCoordinator | None = None
 
@@ -257,7 +257,7 @@ class CoordinatorRole:
             lambda connection: connection_name(words, connection),
             error_answer,
             sync=True,
-            authorisation=self._authorisation(registry),
+            authorization=self._authorization(registry),
         )
         self._process.quotas = client_quotas(config, memory, registry)
         self._process.run()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpbroker.base.logger import get_logger
-from mpbroker.broker.authorizer_setup import make_authorisation
+from mpbroker.broker.authorizer_setup import make_authorization
 from mpbroker.broker.internal_topics import internal_topics
 from mpbroker.broker.quota_setup import client_quotas
 from mpbroker.config import BrokerConfig
@@ -55,7 +55,7 @@ from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.memory import BrokerMemory
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.telemetry_apis import TelemetryApis
 
 _LOG = get_logger(__name__)
@@ -139,8 +139,8 @@ class Roles:
             step=step,
         )
 
-    def _authorisation(self, registry: TopicRegistry) -> Authorisation | None:
-        return make_authorisation(self._config, self._memory, self._listeners, registry)
+    def _authorization(self, registry: TopicRegistry) -> Authorization | None:
+        return make_authorization(self._config, self._memory, self._listeners, registry)
 
     def _telemetry(self, registry: TopicRegistry) -> TelemetryApis | None:
         config, memory = self._config, self._memory
@@ -240,7 +240,7 @@ class Roles:
             memory.responses,
         )
         purgatory = Purgatory(handler, memory.table, memory.notices)
-        authorisation = self._authorisation(registry)
+        authorization = self._authorization(registry)
         plain = None
         if not is_control:
             plain = PlainRequests.of(
@@ -248,7 +248,7 @@ class Roles:
                 memory.table,
                 registry,
                 purgatory,
-                authorisation,
+                authorization,
             )
         quotas = client_quotas(config, memory, registry)
         if plain is not None:
@@ -279,7 +279,7 @@ class Roles:
             verify=verify,
             forward=memory.lane.forward,
             count_error=errors.count,
-            authorisation=authorisation,
+            authorization=authorization,
         )
         fetch = FetchService(
             channel,
@@ -292,7 +292,7 @@ class Roles:
             ),
             purgatory,
             config.fetch_max_bytes,
-            authorisation,
+            authorization,
             handler=handler,
             plain=plain,
             count_error=errors.count,
@@ -323,7 +323,7 @@ class Roles:
             forward=memory.lane.forward,
             note_software=ClientSoftware(handler, memory.control.words).note,
             quotas=quotas,
-            authorisation=authorisation,
+            authorization=authorization,
             levels=memory.log_levels,
             intent=lambda request: SlotIntent(channel, request.slot),
             telemetry=self._telemetry(registry),
@@ -362,7 +362,7 @@ class Roles:
                 " though they may lack what a power cut took of transactions' ends"
             )
         role = CoordinatorRole(
-            self._config, self._memory, self._directories, self._authorisation
+            self._config, self._memory, self._directories, self._authorization
         )
         registry = self.registry(lambda topic: role.topic_removed(topic, logs))
         logs = self._logs(registry)

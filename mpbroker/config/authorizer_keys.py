@@ -1,4 +1,4 @@
-"""What the broker's keys for authorisation name: a class, and principals."""
+"""What the broker's keys for authorization name: a class, and principals."""
 
 from __future__ import annotations
 

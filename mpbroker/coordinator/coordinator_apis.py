@@ -19,7 +19,7 @@ from mpbroker.server.dispatcher import Answer, Api
 from mpbroker.server.request import CLOSE, PARKED, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.authorization.authorization_rules import Check
 
 Handle = Callable[[Call, Any, int], None]
@@ -32,7 +32,7 @@ class CoordinatorApis:
         client_host: says whose connection it is, as Kafka shows it: "/127.0.0.1".
         began: told of each call before it is handed on.
         others: what serves the APIs that are not of groups.
-        authorisation: says who may do what; None: everybody everything.
+        authorization: says who may do what; None: everybody everything.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class CoordinatorApis:
         now_ms: Callable[[], int],
         began: Callable[[Call], None],
         others: Mapping[ApiKey, Handle],
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
     ) -> None:
-        self._authorisation = authorisation
-        if authorisation is not None:
+        self._authorization = authorization
+        if authorization is not None:
             coordinator.be_guarded()
         self._client_host = client_host
         self._now_ms = now_ms
@@ -80,7 +80,7 @@ class CoordinatorApis:
             message = decode(request.api_version, request.body)
             verdict = access = None
             if check is not None:
-                access = self._authorisation.access(request)  # type: ignore[union-attr]
+                access = self._authorization.access(request)  # type: ignore[union-attr]
                 if access is None:
                     return CLOSE  # nobody is there to be answered
                 verdict = check(access, message, request.api_version)
@@ -104,7 +104,7 @@ class CoordinatorApis:
         return handle_request
 
     def _check(self, api_key: ApiKey) -> Check | None:
-        if self._authorisation is None:
+        if self._authorization is None:
             return None
         # Imported here: most brokers have no authorizer.
         from mpbroker.server.authorization.authorization_rules import RULES

@@ -73,7 +73,7 @@ from mpbroker.storage.log.disk_sync import DiskSync
 from mpbroker.storage.log.partition_log import PartitionLog
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
 
 _LOG = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class CoordinatorProcess:
     Args:
         answer_error: makes the body that says an error, or None if the API cannot.
         sync: answers wait until their records are on disk.
-        authorisation: says who may do what; None: everybody everything.
+        authorization: says who may do what; None: everybody everything.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class CoordinatorProcess:
         answer_error: Callable[[Request, ErrorCode], bytes | None],
         *,
         sync: bool,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
     ) -> None:
         self._words = control.words
         self._row = handler_row(COORDINATOR)
@@ -149,7 +149,7 @@ class CoordinatorProcess:
             clock.now_ms,
             self._began,
             transactions.handlers,
-            authorisation,
+            authorization,
         )
         self._dispatcher = RequestDispatcher(
             apis.apis, {}, answer_error, connection_name

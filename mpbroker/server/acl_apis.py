@@ -10,7 +10,7 @@ from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.handlers.acls import Asker
 
 
@@ -19,13 +19,13 @@ class AclApis:
 
     def __init__(
         self,
-        authorisation: Authorisation | None,
+        authorization: Authorization | None,
         intent: Callable[[Request], Intent] = no_intent,
     ) -> None:
         """Args:
         intent: where a request notes what it is about to change.
         """
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._intent = intent
 
     def handlers(self) -> dict[ApiKey, Callable[[Request], bytes | Deferred]]:
@@ -40,13 +40,13 @@ class AclApis:
         """Who asks whom; CLOSE: nobody is there any more; None: nobody to be asked."""
         from mpbroker.server.handlers.acls import Asker
 
-        authorisation = self._authorisation
-        if authorisation is None:
+        authorization = self._authorization
+        if authorization is None:
             return None
-        access = authorisation.access(request)
+        access = authorization.access(request)
         if access is None:
             return CLOSE
-        return Asker(authorisation.authorizer, access.client)
+        return Asker(authorization.authorizer, access.client)
 
     def _describe_acls(self, request: Request) -> bytes | Deferred:
         from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest

@@ -36,7 +36,7 @@ from mpbroker.server.sasl_apis import SaslApis
 if TYPE_CHECKING:
     from mpbroker.base.config_def import ConfigDef
     from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.configs.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.server.telemetry_apis import TelemetryApis
@@ -173,7 +173,7 @@ class ApiTable:
         forward: Callable[[int], None],
         note_software: Callable[[int, str, str], None],
         quotas: ClientQuotas | None = None,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
         levels: LoggerLevels | None = None,
         intent: Callable[[Request], Intent] = no_intent,
         telemetry: TelemetryApis | None = None,
@@ -189,7 +189,7 @@ class ApiTable:
             forward: hands a request's slot to the coordinator.
             note_software: told what a connection's client says that it is.
             quotas: how many topics a client may change; None: as many as it likes.
-            authorisation: says who may do what; None: everybody everything.
+            authorization: says who may do what; None: everybody everything.
             levels: of all processes' loggers; None: they cannot be asked for.
             intent: where a request notes what it is about to change.
             telemetry: what takes clients' metrics; None: they are not asked for.
@@ -244,14 +244,14 @@ class ApiTable:
         ).handlers()
         handlers |= QuotaApis(registry).handlers()
         handlers |= SaslApis(registry, intent).handlers()
-        handlers |= AclApis(authorisation, intent).handlers()
+        handlers |= AclApis(authorization, intent).handlers()
         if telemetry is not None:
             handlers |= telemetry.handlers()
-        if authorisation is not None:
+        if authorization is not None:
             from mpbroker.server.authorization.authorization_rules import guarded
 
             handlers = {
-                key: guarded(key, handle, authorisation)
+                key: guarded(key, handle, authorization)
                 for key, handle in handlers.items()
             }
         self.apis = {

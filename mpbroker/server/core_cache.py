@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.protocol.acl import AclOperation
     from mpbroker.protocol.records.log_validator import ValidationPolicy
-    from mpbroker.server.authorization.authorization import Access, Authorisation
+    from mpbroker.server.authorization.authorization import Access, Authorization
     from mpbroker.server.authorization.verdicts import Verdicts
     from mpbroker.server.purgatory import Purgatory
     from mpbroker.server.quotas.client_quotas import ClientQuotas
@@ -107,16 +107,16 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
     ) -> None:
         self._verdicts: Verdicts | None = None
         self._has_own_rules = False  # which change without a word in the metadata log
-        if authorisation is not None:
+        if authorization is not None:
             from mpbroker.server.authorization.verdicts import (
                 Verdicts,  # most brokers need none
             )
 
-            self._verdicts = Verdicts(compiled, authorisation)
+            self._verdicts = Verdicts(compiled, authorization)
             self._has_own_rules = self._verdicts.change_any_time
         self._compiled = compiled
         self._execute = compiled.execute
@@ -146,16 +146,16 @@ class PlainRequests:
         table: PartitionTable,
         registry: TopicRegistry,
         purgatory: Purgatory,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
     ) -> PlainRequests | None:
         """Return None where there is no compiled core.
 
         Args:
-            authorisation: says who may do what; None: everybody everything.
+            authorization: says who may do what; None: everybody everything.
         """
         if channel.compiled is None:
             return None
-        return cls(channel.compiled, table, registry, purgatory, authorisation)
+        return cls(channel.compiled, table, registry, purgatory, authorization)
 
     def execute(self, slot: int) -> int | None:
         """Answer a claimed slot's request and return its API's key; None: not plain."""

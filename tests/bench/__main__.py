@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import (
-    authorisation,
+    authorization,
     client_throughput,
     control_plane,
     everything,
@@ -52,7 +52,7 @@ ALL_CASES: Final = [
     *control_plane.CASES,
     *small_requests.CASES,
     *quotas.CASES,
-    *authorisation.CASES,
+    *authorization.CASES,
     *machinery.CASES,
     *everything.CASES,
     *client_throughput.CASES,

@@ -18,7 +18,7 @@ from typing import Final
 
 from mpbroker.protocol.messages import alter_client_quotas as alter
 from tests.bench import wire
-from tests.bench.authorisation import GUARDED
+from tests.bench.authorization import GUARDED
 from tests.bench.brokers import Broker, CheckoutBroker, free_port
 from tests.bench.cases import Case, Context
 from tests.bench.load import Template, run_load

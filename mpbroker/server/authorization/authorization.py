@@ -214,7 +214,7 @@ def refused(answer: Message) -> Verdict:
     return Verdict(None, None, answer)
 
 
-class Authorisation:
+class Authorization:
     """Asks the authorizer, for one process.
 
     Args:

@@ -23,7 +23,7 @@ from mpbroker.server.authorization import cluster_rules as cluster
 from mpbroker.server.authorization import group_rules as group
 from mpbroker.server.authorization import topic_rules as topic
 from mpbroker.server.authorization import transaction_rules as txn
-from mpbroker.server.authorization.authorization import Access, Authorisation, Verdict
+from mpbroker.server.authorization.authorization import Access, Authorization, Verdict
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 Check = Callable[[Access, Any, int], Verdict | None]
@@ -90,19 +90,19 @@ _ASK_THEMSELVES: Final = (ApiKey.PRODUCE, ApiKey.FETCH)
 
 
 def guarded(
-    api_key: ApiKey, handle: Handle, authorisation: Authorisation | None
+    api_key: ApiKey, handle: Handle, authorization: Authorization | None
 ) -> Handle:
     """Return what handles an API's requests as far as their senders may make them.
 
     Raises:
         KeyError: there is no rule for it.
     """
-    if authorisation is None:
+    if authorization is None:
         return handle
     check = RULES[api_key]
     if check is cluster.anybody or api_key in _ASK_THEMSELVES:
         return handle
-    guard = _Guard(api_key, check, handle, authorisation)
+    guard = _Guard(api_key, check, handle, authorization)
     return guard.handle
 
 
@@ -114,16 +114,16 @@ class _Guard:
         api_key: ApiKey,
         check: Check,
         handle: Handle,
-        authorisation: Authorisation,
+        authorization: Authorization,
     ) -> None:
         self._api_key = api_key
         self._check = check
         self._handle = handle
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._request_class: type[Message] | None = None
 
     def handle(self, request: Request) -> Any:
-        access = self._authorisation.access(request)
+        access = self._authorization.access(request)
         if access is None:
             return CLOSE  # nobody is there to be answered
         if self._request_class is None:

@@ -18,7 +18,7 @@ from mpbroker.server.authorization.authorizer import StandardAuthorizer
 
 if TYPE_CHECKING:
     from mpbroker import _core
-    from mpbroker.server.authorization.authorization import Access, Authorisation
+    from mpbroker.server.authorization.authorization import Access, Authorization
 
 # Clients are many, and name what they like.
 _MAX_VERDICTS: Final = 50_000
@@ -32,23 +32,23 @@ class Verdicts:
 
     Args:
         compiled: holds them.
-        authorisation: says what may be put there.
+        authorization: says what may be put there.
     """
 
     def __init__(
-        self, compiled: _core.HandlerEnd, authorisation: Authorisation
+        self, compiled: _core.HandlerEnd, authorization: Authorization
     ) -> None:
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._compiled = compiled
         self._version: int | None = None
         self._count = 0
         # Not a class derived from it, which may have rules from elsewhere.
-        self.change_any_time = type(authorisation.authorizer) is not StandardAuthorizer
+        self.change_any_time = type(authorization.authorizer) is not StandardAuthorizer
         compiled.has_authorizer = True
 
     def be_current(self) -> None:
         """Forget what was allowed under rules that have changed."""
-        version = self._authorisation.version
+        version = self._authorization.version
         if version != self._version:
             self._forget()
             self._version = version
@@ -85,7 +85,7 @@ class Verdicts:
         if self._count >= _MAX_VERDICTS:
             self._forget()
         self._count += 1
-        if self._authorisation.everybody_may(operation, name):
+        if self._authorization.everybody_may(operation, name):
             anybody |= names
         elif key is not None:
             by_sender.setdefault(key, set()).update(names)

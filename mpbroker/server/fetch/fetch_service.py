@@ -50,7 +50,7 @@ from mpbroker.server.request import (
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.network.request_channel import HandlerEnd
-    from mpbroker.server.authorization.authorization import Authorisation
+    from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.core_cache import PlainRequests
     from mpbroker.server.quotas.client_quotas import ClientQuotas
     from mpbroker.storage.log.log_reader import ReadResult
@@ -93,18 +93,18 @@ class FetchService:
         sessions: FetchSessions,
         purgatory: Purgatory,
         fetch_max_bytes: int,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
         *,
         handler: int = 0,
         plain: PlainRequests | None = None,
         count_error: Callable[[int, int], None] | None = None,
     ) -> None:
         """Args:
-        authorisation: says who may read what; None: everybody everything.
+        authorization: says who may read what; None: everybody everything.
         count_error: told of an API's key and each error in an answer.
         """
         self._count_error = count_error
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._channel = channel
         self._registry = registry
         self._log = log
@@ -125,8 +125,8 @@ class FetchService:
         message = FetchRequest.decode(request.api_version, request.body)
         self._limit(request, message)
         may_read = access = None
-        if self._authorisation is not None:
-            access = self._authorisation.access(request)
+        if self._authorization is not None:
+            access = self._authorization.access(request)
             if access is None:
                 return CLOSE  # nobody is there to be answered
             may_read = access.may_read

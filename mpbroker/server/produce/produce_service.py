@@ -35,7 +35,7 @@ from mpbroker.server.request import (
 if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic, TopicRegistry
     from mpbroker.network.request_channel import HandlerEnd
-    from mpbroker.server.authorization.authorization import Access, Authorisation
+    from mpbroker.server.authorization.authorization import Access, Authorization
     from mpbroker.server.core_cache import PlainRequests
     from mpbroker.storage.log.partition_log import PartitionLog
 
@@ -80,7 +80,7 @@ class ProduceService:
         verify: bool = True,
         forward: Callable[[int], None] | None = None,
         count_error: Callable[[int, int], None] | None = None,
-        authorisation: Authorisation | None = None,
+        authorization: Authorization | None = None,
     ) -> None:
         """Args:
         is_open: says whether a producer has a transaction open in a partition; None:
@@ -88,9 +88,9 @@ class ProduceService:
         verify: transaction.partition.verification.enable.
         forward: hands a request's slot to the coordinator.
         count_error: told of the API key and the code of each partition's error.
-        authorisation: says who may write where; None: everybody everywhere.
+        authorization: says who may write where; None: everybody everywhere.
         """
-        self._authorisation = authorisation
+        self._authorization = authorization
         self._count_error = count_error
         self._forward = forward
         self._channel = channel
@@ -117,8 +117,8 @@ class ProduceService:
         now_ms = time.time_ns() // 1_000_000
         check: Check | None = None
         access = None
-        if self._authorisation is not None:
-            access = self._authorisation.access(request)
+        if self._authorization is not None:
+            access = self._authorization.access(request)
             if access is None:
                 return CLOSE  # nobody is there to be answered
             check = access.require_write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import RequestHeader
-from mpbroker.server.authorization.authorization import Authorisation
+from mpbroker.server.authorization.authorization import Authorization
 from mpbroker.server.authorization.authorizer import Authorizer
 from mpbroker.server.authorization.denial_log import DenialLog
 from mpbroker.server.request import Request
@@ -84,8 +84,8 @@ class Lines:
         self.lines.append(text % arguments)
 
 
-def authorisation(authorizer, *, auto_create=True, lines=None):
-    return Authorisation(
+def authorization(authorizer, *, auto_create=True, lines=None):
+    return Authorization(
         authorizer,
         Contexts(),
         FakeTopics(),

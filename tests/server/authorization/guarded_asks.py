@@ -14,7 +14,7 @@ from mpbroker.server.authorization.authorization_rules import guarded
 from tests.server.authorization.authorization_stage import (
     TOPIC_ID,
     Granting,
-    authorisation,
+    authorization,
     request_of,
 )
 
@@ -117,7 +117,7 @@ def ask(
     """Return the answer, and the message that the handler has seen."""
     key = ApiKey(type(message).api_key)
     handler = Handler(key, response)
-    handle = guarded(key, handler, authorisation(Granting(*granted), **options))
+    handle = guarded(key, handler, authorization(Granting(*granted), **options))
     request = request_of(message, version)
     try:
         body = handle(request)

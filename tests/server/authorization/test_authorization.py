@@ -23,7 +23,7 @@ from mpbroker.server.request_context import RequestContexts
 from tests.server.authorization.authorization_stage import (
     Granting,
     Lines,
-    authorisation,
+    authorization,
     request_of,
 )
 
@@ -31,7 +31,7 @@ TOPIC = ResourceType.TOPIC
 
 
 def access_of(authorizer, made=None, lines=None):
-    made = made or authorisation(authorizer, lines=lines)
+    made = made or authorization(authorizer, lines=lines)
     return made.access(request_of(MetadataRequest(topics=[]), 9))
 
 
@@ -40,7 +40,7 @@ def access_of(authorizer, made=None, lines=None):
 
 def test_a_decision_is_kept_until_the_version_changes():
     authorizer = Granting((Op.READ, "t"))
-    made = authorisation(authorizer)
+    made = authorization(authorizer)
     for _ in range(3):
         access = access_of(authorizer, made)
         assert access.may_topic(Op.READ, "t")
@@ -54,7 +54,7 @@ def test_a_decision_is_kept_until_the_version_changes():
 
 def test_without_a_version_it_is_asked_each_time():
     authorizer = Granting((Op.READ, "t"), version=None)
-    made = authorisation(authorizer)
+    made = authorization(authorizer)
     for _ in range(3):
         assert access_of(authorizer, made).may_topic(Op.READ, "t")
     assert len(authorizer.asked) == 3
@@ -63,7 +63,7 @@ def test_without_a_version_it_is_asked_each_time():
 
 def test_decisions_of_one_sender_are_not_anothers():
     authorizer = Granting((Op.READ, "t"))
-    made = authorisation(authorizer)
+    made = authorization(authorizer)
     assert access_of(authorizer, made).may_topic(Op.READ, "t")
     authorizer.granted.clear()
     contexts = made._contexts
@@ -103,7 +103,7 @@ def test_a_topic_is_open_only_if_the_authorizer_says_just_that():
             return self.answer
 
     authorizer = Open()
-    made = authorisation(authorizer)
+    made = authorization(authorizer)
     assert made.everybody_may(Op.WRITE, "t")
     for authorizer.answer in (False, "yes", LookupError("the directory is down")):
         assert not made.everybody_may(Op.WRITE, "t")
@@ -144,7 +144,7 @@ def test_a_denial_is_one_line_that_says_who_what_and_where():
 
 def test_a_denial_that_comes_again_is_a_line_a_minute():
     lines = Lines()
-    made = authorisation(Granting(), lines=lines)
+    made = authorization(Granting(), lines=lines)
     for second in range(0, 130, 10):
         lines.now = second * 10**9
         access_of(None, made).may_topic(Op.READ, "t")

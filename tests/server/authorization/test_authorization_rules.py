@@ -11,7 +11,7 @@ from mpbroker.server.authorization.authorization_rules import RULES, guarded
 from mpbroker.server.request import CLOSE, PARKED
 from tests.server.authorization.authorization_stage import (
     Granting,
-    authorisation,
+    authorization,
     request_of,
 )
 from tests.server.authorization.guarded_asks import (
@@ -153,13 +153,13 @@ def test_what_is_parked_is_left_alone():
     handle = guarded(
         K.INIT_PRODUCER_ID,
         lambda request: PARKED,
-        authorisation(Granting((Op.WRITE, "x"))),
+        authorization(Granting((Op.WRITE, "x"))),
     )
     assert handle(request_of(message, 5)) is PARKED
 
 
 def test_a_request_of_a_connection_that_has_gone_is_not_executed():
-    made = authorisation(Granting())
+    made = authorization(Granting())
     made._contexts.known = None
     handle = guarded(K.METADATA, Handler(K.METADATA), made)
     message = request_class(K.METADATA)(topics=[])

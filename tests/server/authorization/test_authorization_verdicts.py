@@ -14,7 +14,7 @@ from tests.server.authorization.authorization_stage import (
     OTHER_ID,
     TOPIC_ID,
     Granting,
-    authorisation,
+    authorization,
     request_of,
 )
 from tests.server.authorization.guarded_asks import (
@@ -345,7 +345,7 @@ def test_coordinators_are_found_by_who_may_describe(key_type, code, kind):
     authorizer = Granting((Op.DESCRIBE, "a"))
     message = make(K.FIND_COORDINATOR, key_type=key_type, coordinator_keys=["a", "b"])
     handler = Handler(K.FIND_COORDINATOR)
-    handle = guarded(K.FIND_COORDINATOR, handler, authorisation(authorizer))
+    handle = guarded(K.FIND_COORDINATOR, handler, authorization(authorizer))
     body = handle(request_of(message, 4))
     assert handler.seen.coordinator_keys == ["a"]
     answer = response_class(K.FIND_COORDINATOR).decode(4, memoryview(body))
@@ -490,7 +490,7 @@ def test_hanging_transactions_are_aborted_by_administrators_and_brokers():
 def test_a_forwarded_produce_adds_no_denied_topic_to_a_transaction():
     for version in (9, 13):
         message = sample(request_class(K.PRODUCE), version, K.PRODUCE)
-        access = authorisation(Granting((Op.WRITE, "other"))).access(
+        access = authorization(Granting((Op.WRITE, "other"))).access(
             request_of(message, version)
         )
         verdict = RULES[K.PRODUCE](access, message, version)
@@ -498,7 +498,7 @@ def test_a_forwarded_produce_adds_no_denied_topic_to_a_transaction():
         answer = response_class(K.PRODUCE)()
         verdict.amend(answer)
         assert codes_of(answer) == {TOPIC}
-        access = authorisation(Granting((Op.WRITE, "t"))).access(
+        access = authorization(Granting((Op.WRITE, "t"))).access(
             request_of(message, version)
         )
         again = sample(request_class(K.PRODUCE), version, K.PRODUCE)

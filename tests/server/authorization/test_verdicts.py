@@ -80,7 +80,7 @@ class Guarded(Stage):
         self.words = memory.control.words
         listeners = [("ONE", "SASL_SSL"), ("TWO", "PLAINTEXT")]
         contexts = RequestContexts(self.words, PRINCIPALS.__getitem__, listeners)
-        self.authorisation._contexts = contexts
+        self.authorization._contexts = contexts
         for name in TOPICS:
             self.registry.create_topic(name, 1)
         self.is_from("User:alice")

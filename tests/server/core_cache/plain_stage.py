@@ -33,7 +33,7 @@ from mpbroker.protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from mpbroker.server.authorization.authorization import Authorisation
+from mpbroker.server.authorization.authorization import Authorization
 from mpbroker.server.authorization.authorizer import Authorizer
 from mpbroker.server.core_cache import PlainRequests
 from mpbroker.server.dispatcher import Api, RequestDispatcher
@@ -112,10 +112,10 @@ class Stage:
         self.disk = disk = Disk()
         disk.event_fd = -1
         commit = GroupCommit(0, disk, purgatory.notify)
-        self.authorisation = authorisation = None
+        self.authorization = authorization = None
         if authorizer is not None:
             self.contexts = Contexts()
-            self.authorisation = authorisation = Authorisation(
+            self.authorization = authorization = Authorization(
                 authorizer(self.registry),
                 self.contexts,  # type: ignore[arg-type]
                 self.registry,
@@ -129,7 +129,7 @@ class Stage:
                 memory.table,
                 self.registry,
                 purgatory,
-                authorisation,
+                authorization,
             )
         self.transactions = TransactionTable(memory.transactions)
         self.forwarded: list[int] = []  # slots
@@ -145,7 +145,7 @@ class Stage:
             plain=self.plain,
             is_open=self.transactions.contains if transactions else None,
             forward=self.forwarded.append if transactions else None,
-            authorisation=authorisation,
+            authorization=authorization,
         )
         fetch = FetchService(
             self.channel,
@@ -154,7 +154,7 @@ class Stage:
             FetchSessions(memory.sessions, memory.session_cell, 100),
             purgatory,
             fetch_max_bytes,
-            authorisation,
+            authorization,
             plain=self.plain,
             count_error=lambda api_key, code: self.errors.append((api_key, int(code))),
         )

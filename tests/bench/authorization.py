@@ -46,7 +46,7 @@ def _case(kind: str) -> Case:
             "cpu_ratio": min(guarded) / min(open_to_all),
         }
 
-    return Case(f"authorisation/{kind}/{_CONNECTIONS}", run, starts_brokers=True)
+    return Case(f"authorization/{kind}/{_CONNECTIONS}", run, starts_brokers=True)
 
 
 CASES: Final = [_case(kind) for kind in ("produce-acks1", "fetch", "metadata-1")]
