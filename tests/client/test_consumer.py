@@ -418,7 +418,7 @@ def test_what_came_long_ago_is_in_no_rate(make_consumer, topic, monkeypatch):
     consumer.seek((topic, 0), 0)
     values(consumer, 10)
     for module in ("consumer", "consumer_metrics"):
-        clock = f"mpbroker.client.{module}.monotonic_ms"
+        clock = f"mpbroker.client.consumer.{module}.monotonic_ms"
         monkeypatch.setattr(clock, lambda: time.monotonic() * 1000 + passed_ms)
     passed_ms = 1_000
     consumer.poll(0)

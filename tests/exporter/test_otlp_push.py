@@ -209,7 +209,7 @@ def test_one_that_refuses_is_not_and_the_log_says_so_once(receiver, caplog):
             push_and_wait(made)
         assert len(receiver.pushes) == 3
         [line] = warnings(caplog)
-        assert line.startswith(f"otlp_push.endpoint={receiver.url}: ")
+        assert line.startswith(f"otlp.endpoint={receiver.url}: ")
         assert "it answers 400 Bad Request" in line
         push_and_wait(made)
         assert "takes metrics again" in caplog.records[-1].getMessage()
@@ -297,10 +297,10 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
     with collector() as receiver:
         config = {
             "metrics.listeners": "HTTP://127.0.0.1:0",
-            "otlp_push.endpoint": receiver.url,
-            "otlp_push.interval.ms": "200",
-            "otlp_push.headers": "x-tenant=a%20b",
-            "otlp_push.resource.attributes": "deployment.environment.name=test",
+            "otlp.endpoint": receiver.url,
+            "otlp.interval.ms": "200",
+            "otlp.headers": "x-tenant=a%20b",
+            "otlp.resource.attributes": "deployment.environment.name=test",
         }
         with Broker(tmp_path / "data", config) as made:
             wait_until(lambda: len(receiver.pushes) > 2)
@@ -328,7 +328,7 @@ def test_a_broker_pushes_what_its_port_shows(tmp_path):
 
 def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
     with collector() as receiver:
-        config = {"otlp_push.endpoint": receiver.url, "otlp_push.interval.ms": "200"}
+        config = {"otlp.endpoint": receiver.url, "otlp.interval.ms": "200"}
         with Broker(tmp_path / "data", config) as made:
             wait_until(lambda: receiver.pushes)
             assert pids_of(made, "exporter") and "metrics" not in told(made)
@@ -337,8 +337,8 @@ def test_a_collector_alone_is_reason_enough_for_an_exporter(tmp_path):
 def test_what_was_counted_last_is_pushed_when_a_broker_stops(tmp_path):
     with collector() as receiver:
         config = {
-            "otlp_push.endpoint": receiver.url,
-            "otlp_push.interval.ms": "3600000",
+            "otlp.endpoint": receiver.url,
+            "otlp.interval.ms": "3600000",
         }
         with Broker(tmp_path / "data", config) as made:
             producer = Producer({"bootstrap.servers": made.bootstrap})
@@ -394,7 +394,5 @@ def test_of_an_endpoint_the_log_shows_no_query(monkeypatch, caplog):
         port = server.getsockname()[1]
     push_and_wait(pusher(f"http://127.0.0.1:{port}/in?key=secret"))
     [line] = warnings(caplog)
-    assert line.startswith(
-        f"otlp_push.endpoint=http://127.0.0.1:{port}/in: cannot push"
-    )
+    assert line.startswith(f"otlp.endpoint=http://127.0.0.1:{port}/in: cannot push")
     assert "secret" not in line

@@ -121,9 +121,7 @@ def test_headers_that_cannot_be_sent_are_refused_and_not_repeated(text):
     )
     assert config.otlp_endpoint and config.otlp_headers is None
     [warning] = config.warnings
-    assert warning.startswith(
-        "OTEL_EXPORTER_OTLP_HEADERS is not used: otlp_push.headers: "
-    )
+    assert warning.startswith("OTEL_EXPORTER_OTLP_HEADERS is not used: otlp.headers: ")
     assert "secret" not in warning
 
 
