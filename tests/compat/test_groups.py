@@ -345,6 +345,31 @@ def test_offsets_and_groups_outlive_the_whole_broker(
         group.wait_until(has_everything(group, 20), "the members go on")
 
 
+def test_a_member_subscribes_by_a_pattern_in_the_syntax_of_re2(
+    group_broker: AnyBroker, topic: str
+) -> None:
+    names = "|".join(f"a-name-of-24-letters-{n:03d}" for n in range(40))
+    config = {
+        "bootstrap.servers": group_broker.bootstrap,
+        "group.id": f"group-of-{topic}",
+        "group.protocol": "consumer",
+    }
+    consumer = Consumer(config)
+    try:
+        # The ^ makes librdkafka send it to the broker as a pattern.
+        consumer.subscribe([rf"^{names}|\Q{topic}\E\b"])
+
+        def has_all() -> bool:
+            message = consumer.poll(0.1)
+            assert message is None or message.error() is None
+            found = {(row.topic, row.partition) for row in consumer.assignment()}
+            return found == {(topic, number) for number in range(PARTITIONS)}
+
+        wait_until(has_all)
+    finally:
+        consumer.close()
+
+
 def test_an_admin_sees_changes_and_deletes_groups(
     group_broker: AnyBroker, group: Group, topic: str
 ) -> None:

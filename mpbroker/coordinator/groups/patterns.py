@@ -11,7 +11,6 @@ which asks for whichever member had the pattern looked up, and shows all members
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mpbroker.coordinator.topic_regex import InvalidRegexError, TopicRegex
@@ -25,9 +24,14 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Access
 
 
-@lru_cache(maxsize=256)
 def compile_pattern(pattern: str) -> TopicRegex:
-    """Raises: ApiError: INVALID_REGULAR_EXPRESSION."""
+    """Compile a member's pattern.
+
+    The result is not cached, so that clients' patterns take no memory between requests.
+
+    Raises:
+        ApiError: INVALID_REGULAR_EXPRESSION.
+    """
     try:
         return TopicRegex(pattern)
     except InvalidRegexError as error:

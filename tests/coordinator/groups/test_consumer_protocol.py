@@ -21,6 +21,7 @@ from tests.coordinator.rig import Rig
 
 S = ConsumerGroupState
 T = b"t".ljust(16, b"\0")
+MANY_NAMES = [f"a-name-of-24-letters-{n:03d}" for n in range(40)] + ["logs-a", "logs-b"]
 
 
 def beat(rig, member_id, epoch, *, owned=None, version=1, **fields):
@@ -184,9 +185,13 @@ def test_a_new_partition_is_somebodys_at_the_next_heartbeat(rig):
     assert numbers(one) == set(range(6))
 
 
-def test_a_pattern_takes_in_topics_as_they_come(rig):
+@pytest.mark.parametrize(
+    "pattern",
+    ["logs-.*", "(?i)LOGS-[AB]", r"logs\b-\p{Ll}", r"\Qlogs-\E.", "|".join(MANY_NAMES)],
+)
+def test_a_pattern_takes_in_topics_as_they_come(rig, pattern):
     one = Consumer(
-        rig, "one", subscribed_topic_regex="logs-.*", subscribed_topic_names=None
+        rig, "one", subscribed_topic_regex=pattern, subscribed_topic_names=None
     )
     settle(one)
     assert one.owned == {}

@@ -401,6 +401,8 @@ def test_transactions_are_described_and_listed(rig):
     assert listed(state_filters=["Ongoing"]) == ["x"]
     assert listed(producer_id_filters=[idle[0]]) == ["y"]
     assert listed(transactional_id_pattern="[yz]") == ["y"]
+    assert listed(transactional_id_pattern="(?i)Y|xx*y") == ["y"]
+    assert listed(transactional_id_pattern="") == ["x", "y"]
     rig.advance(5_000)
     assert listed(duration_filter=4_000, state_filters=["Ongoing"]) == ["x"]
     assert listed(duration_filter=6_000, state_filters=["Ongoing"]) == []
