@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mpbroker.spark.pipeline.avro import fields_of as avro_fields
 from mpbroker.spark.pipeline.decode import TYPES, Decoder
-from mpbroker.spark.pipeline.description import PipelineError, ValueFormat, parse
+from mpbroker.spark.pipeline.description import ValueFormat, parse
+from mpbroker.spark.pipeline.errors import PipelineError
 
 FIELDS = {
     "n": "bigint",

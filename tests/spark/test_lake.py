@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mpbroker.spark.pipeline.decode import row_schema
-from mpbroker.spark.pipeline.description import PipelineError, Table, ValueFormat
+from mpbroker.spark.pipeline.description import Table, ValueFormat
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.lake import (
     LakeTable,
     ParquetTable,

@@ -14,7 +14,8 @@ from confluent_kafka import Producer
 
 from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.pipeline import ingest
-from mpbroker.spark.pipeline.description import PipelineError, load, parse
+from mpbroker.spark.pipeline.description import load, parse
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.run import preview
 
 GOOD = """

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import Producer
 
 from mpbroker.spark.pipeline import aggregate, replay
-from mpbroker.spark.pipeline.description import PipelineError, parse
+from mpbroker.spark.pipeline.description import parse
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.run import preview, run_description
 from tests.spark.topic_records import topic_records

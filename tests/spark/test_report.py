@@ -9,7 +9,8 @@ import re
 import pyarrow.parquet
 import pytest
 
-from mpbroker.spark.pipeline.description import PipelineError, parse
+from mpbroker.spark.pipeline.description import parse
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.report import Findings, examine, log_files, publish
 from mpbroker.spark.pipeline.report_page import page

@@ -20,7 +20,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpbroker.spark.pipeline.decode import Decoder
-from mpbroker.spark.pipeline.description import Description, PipelineError
+from mpbroker.spark.pipeline.description import Description
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import (
     BatchSink,
     main,

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import orjson
 
+from mpbroker.spark.pipeline.errors import PipelineError
+
 _TYPES: Final[Mapping[str, str]] = {
     "string": "string",
     "int": "int",
@@ -53,8 +55,6 @@ def fields_of(schema: str) -> dict[str, str]:
     Raises:
         PipelineError: no record schema, or a field of a type with no column's.
     """
-    from mpbroker.spark.pipeline.description import PipelineError
-
     try:
         record = orjson.loads(schema)
     except orjson.JSONDecodeError as error:
@@ -79,8 +79,6 @@ def _check(record: Mapping[str, Any]) -> None:
     """Raise PipelineError if this is no schema to read by."""
     from fastavro import parse_schema
     from fastavro.schema import SchemaParseException, UnknownType
-
-    from mpbroker.spark.pipeline.description import PipelineError
 
     try:
         parse_schema(dict(record))

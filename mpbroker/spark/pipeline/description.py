@@ -34,8 +34,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from mpbroker.base.errors import MpbrokerError
 from mpbroker.spark.file_systems import absolute
+from mpbroker.spark.pipeline.avro import fields_of
+from mpbroker.spark.pipeline.errors import PipelineError
 
 JOBS: Final = ("ingest", "aggregate", "replay", "report")
 VALUE_FORMATS: Final = ("raw", "json", "msgpack", "avro")
@@ -65,10 +66,6 @@ _DIRECTORY_TYPES: Final = ("string", "int", "bigint", "boolean", "date")
 _NAME: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,99}")
 _DURATION: Final = re.compile(r"\s*(\d{1,9})\s*(ms|s|m|min|h|d)\s*")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-class PipelineError(MpbrokerError):
-    """A pipeline that cannot run; the text names the setting, and what is right."""
 
 
 @dataclass(frozen=True)
@@ -346,8 +343,6 @@ def _value(section: Mapping[str, Any]) -> ValueFormat:
             raise PipelineError(
                 "Avro's fields are in its schema; remove [value.fields]"
             )
-        from mpbroker.spark.pipeline.avro import fields_of
-
         fields = fields_of(schema)
     return ValueFormat(
         chosen,

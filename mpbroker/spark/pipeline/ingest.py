@@ -19,10 +19,10 @@ from mpbroker.spark.checkpoint import query_id
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import (
     Description,
-    PipelineError,
     Table,
     ValueFormat,
 )
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.lake import LakeTable, open_table
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.staging import BAD, FILES_DDL, ROWS, Stager, open_directory

@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from mpbroker.spark.pipeline.description import PipelineError, Table
+from mpbroker.spark.pipeline.description import Table
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.staging import (
     hive_directory,
     open_directory,

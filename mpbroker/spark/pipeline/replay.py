@@ -29,7 +29,8 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.spark.options import LATEST, parse_client_settings
 from mpbroker.spark.pipeline.decode import row_schema
-from mpbroker.spark.pipeline.description import Description, PipelineError, Replay
+from mpbroker.spark.pipeline.description import Description, Replay
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import main, reason
 from mpbroker.spark.pipeline.lake import LakeTable, as_stored, open_table
 from mpbroker.spark.pipeline.progress import Progress

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mpbroker.spark.pipeline.description import Description, PipelineError, Report
+from mpbroker.spark.pipeline.description import Description, Report
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.ingest import main
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.report_page import LOOK_S, page

@@ -21,7 +21,8 @@ from mpbroker.spark.options import (
     asks_for,
     parse_source_options,
 )
-from mpbroker.spark.pipeline.description import Description, PipelineError, load
+from mpbroker.spark.pipeline.description import Description, load
+from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
 from mpbroker.spark.pipeline.staging import open_directory
 from mpbroker.spark.session import check_java, check_master, session

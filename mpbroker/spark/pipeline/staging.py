@@ -21,7 +21,8 @@ from pyarrow import fs
 
 from mpbroker.spark.file_systems import find
 from mpbroker.spark.pipeline.decode import Decoder, bad_schema
-from mpbroker.spark.pipeline.description import PipelineError, Table, ValueFormat
+from mpbroker.spark.pipeline.description import Table, ValueFormat
+from mpbroker.spark.pipeline.errors import PipelineError
 
 # What a task reports, a row a file.
 FILES_DDL: Final = (
