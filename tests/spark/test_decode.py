@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpbroker.spark.pipeline.avro import fields_of as avro_fields
-from mpbroker.spark.pipeline.decode import TYPES, Decoder
+from mpbroker.spark.pipeline.columns import TYPES
+from mpbroker.spark.pipeline.decode import Decoder
 from mpbroker.spark.pipeline.description import ValueFormat, parse
 from mpbroker.spark.pipeline.errors import PipelineError
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mpbroker.spark.pipeline.columns import RECORD_COLUMNS
 from mpbroker.spark.pipeline.decode import Decoder
 from mpbroker.spark.pipeline.description import Description
 from mpbroker.spark.pipeline.errors import PipelineError
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
-
-_OWN_DDL = (
-    "_key BINARY, _topic STRING, _partition INT, _offset BIGINT, _timestamp TIMESTAMP"
-)
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
@@ -108,8 +105,9 @@ def decoded(description: Description, stream: DataFrame) -> DataFrame:
     from pyspark.sql import functions as sql
 
     value = description.value
-    fields = ", ".join(f"`{name}` {kind}" for name, kind in value.fields.items())
-    ddl = f"{fields or 'value BINARY'}, {_OWN_DDL}, _bad BOOLEAN"
+    columns = {**(value.fields or {"value": "binary"}), **RECORD_COLUMNS}
+    fields = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    ddl = f"{fields}, _bad BOOLEAN"
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as arrow

@@ -10,29 +10,9 @@ import orjson
 import pyarrow as pa
 
 from mpbroker.spark.pipeline import avro
+from mpbroker.spark.pipeline.columns import TYPES, record_fields
 from mpbroker.spark.pipeline.description import ValueFormat
 
-TYPES: Final[Mapping[str, pa.DataType]] = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "date": pa.date32(),
-}
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-# The record's own, behind the value's fields, by Spark's column.
-OWN: Final[Mapping[str, tuple[str, pa.DataType]]] = {
-    "_key": ("key", pa.binary()),
-    "_topic": ("topic", pa.string()),
-    "_partition": ("partition", pa.int32()),
-    "_offset": ("offset", pa.int64()),
-    "_timestamp": ("timestamp", TYPES["timestamp"]),
-    "_headers": ("headers", _HEADERS),
-}
 _ERRORS: Final = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError)
 
 
@@ -45,19 +25,16 @@ class Decoded(NamedTuple):
 
 def row_schema(value: ValueFormat, *, with_headers: bool) -> pa.Schema:
     """Return the columns that values of this format become."""
-    fields = [(name, TYPES[kind]) for name, kind in value.fields.items()]
+    fields = [pa.field(name, TYPES[kind]) for name, kind in value.fields.items()]
     if value.format == "raw":
-        fields = [("value", pa.binary())]
-    own = [(name, kind) for name, (_, kind) in OWN.items() if name != "_headers"]
-    if with_headers:
-        own.append(("_headers", _HEADERS))
-    return pa.schema(fields + own)
+        fields = [pa.field("value", pa.binary())]
+    return pa.schema(fields + record_fields(with_headers=with_headers))
 
 
 def bad_schema() -> pa.Schema:
     """Return the columns of a dead-letter table: the record, and why."""
-    own = [(name, kind) for name, (_, kind) in OWN.items() if name != "_headers"]
-    return pa.schema([("value", pa.binary()), ("_error", pa.string()), *own])
+    head = [pa.field("value", pa.binary()), pa.field("_error", pa.string())]
+    return pa.schema(head + record_fields())
 
 
 class Decoder:
@@ -66,13 +43,14 @@ class Decoder:
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
         self.schema = row_schema(value, with_headers=with_headers)
-        self._own = [name for name in OWN if name in self.schema.names]
+        self._record_fields = record_fields(with_headers=with_headers)
         self._parse = _parser(value)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
         """Return the batch's rows, in order."""
         own = {
-            name: batch.column(OWN[name][0]).cast(OWN[name][1]) for name in self._own
+            field.name: batch.column(field.name[1:]).cast(field.type)
+            for field in self._record_fields
         }
         if self._value.format == "raw":
             columns = [batch.column("value"), *own.values()]

@@ -36,30 +36,12 @@ from typing import Any, Final
 
 from mpbroker.spark.file_systems import absolute
 from mpbroker.spark.pipeline.avro import fields_of
+from mpbroker.spark.pipeline.columns import RECORD_COLUMNS, TYPES
 from mpbroker.spark.pipeline.errors import PipelineError
 
 JOBS: Final = ("ingest", "aggregate", "replay", "report")
 VALUE_FORMATS: Final = ("raw", "json", "msgpack", "avro")
 TABLE_FORMATS: Final = ("parquet", "delta")
-FIELD_TYPES: Final = (
-    "string",
-    "int",
-    "bigint",
-    "float",
-    "double",
-    "boolean",
-    "binary",
-    "timestamp",
-    "date",
-)
-# The record's own columns, beside the value's fields.
-OWN_TYPES: Final[Mapping[str, str]] = {
-    "_key": "binary",
-    "_topic": "string",
-    "_partition": "int",
-    "_offset": "bigint",
-    "_timestamp": "timestamp",
-}
 # Types whose values name directories, the same ones to everybody who reads them.
 _DIRECTORY_TYPES: Final = ("string", "int", "bigint", "boolean", "date")
 # Files are named so; readers do not look at those that begin with "." or "_".
@@ -70,7 +52,7 @@ _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 8640
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """How values are read: into these fields, of FIELD_TYPES, by name."""
+    """How values are read: into these fields, of TYPES, by name."""
 
     format: str = "raw"
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -257,11 +239,11 @@ def _check_columns(found: Description) -> None:
     kinds = dict(found.value.fields)
     if found.value.format == "raw":
         kinds["value"] = "binary"
-    kinds |= OWN_TYPES
+    kinds |= RECORD_COLUMNS
     table, wanted = found.table, found.aggregate
     if wanted is not None:
         for name in wanted.group_by:
-            _column(kinds, "aggregate.group_by", name, FIELD_TYPES)
+            _column(kinds, "aggregate.group_by", name, tuple(TYPES))
         if wanted.event_time:
             _column(kinds, "aggregate.event_time", wanted.event_time, ("timestamp",))
         # What windows have, of which a table is made.
@@ -321,10 +303,10 @@ def _value(section: Mapping[str, Any]) -> ValueFormat:
     if not isinstance(fields, dict):
         raise PipelineError("value.fields must be a section: [value.fields]")
     for name, kind in fields.items():
-        if kind not in FIELD_TYPES:
+        if not isinstance(kind, str) or kind not in TYPES:
             raise PipelineError(
-                f"value.fields.{name}={kind!r} is none of {', '.join(FIELD_TYPES)}"
-                f"{_near(str(kind), FIELD_TYPES)}"
+                f"value.fields.{name}={kind!r} is none of {', '.join(TYPES)}"
+                f"{_near(str(kind), TYPES)}"
             )
         if not name or name.startswith("_"):
             raise PipelineError(
