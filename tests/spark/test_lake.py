@@ -232,7 +232,7 @@ def test_another_partitioning_is_refused(kind, tmp_path):
 
 
 def test_rows_older_than_allowed_are_counted_and_kept(tmp_path):
-    table = Table(str(tmp_path / "lake"), late_after_s=86_400)
+    table = Table(str(tmp_path / "lake"), late_after="1d")
     lake = opened(table)
     stager = Stager(None, table, None, {ROWS: lake.staging(0)}, False, 2 * 86_400)
     files = [each for found in stager([rows(0, 10)]) for each in found.to_pylist()]

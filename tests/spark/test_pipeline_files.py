@@ -74,7 +74,7 @@ def test_a_whole_file_is_read_and_named_after_itself(tmp_path):
         ('"ingest"', '"digest"', r"job='digest' .*did you mean 'ingest'"),
         ('"timestamp"', '"timestmp"', r"fields.at='timestmp' .*did you mean 'timestam"),
         ('"delta"', '"iceberg"', "'iceberg' is none of parquet, delta"),
-        ('"30s"', '"soon"', "trigger='soon' is no duration"),
+        ('"30s"', '"soon"', "trigger='soon' must be 'once', or a duration"),
         ('event_time = "at"', 'event_time = "att"', r"'att'.*did you mean 'at'"),
         ('"carrier"]', '"carier"]', r"'carier'.*did you mean 'carrier'"),
         ('checkpoint = "/c"', "", "checkpoint is not set"),

@@ -166,7 +166,7 @@ def test_a_log_that_is_not_there_and_a_page_that_cannot_be_are_named(tmp_path, l
     [
         ({"out": "x"}, r"report\.log is not set"),
         ({"log": "x"}, r"report\.out is not set"),
-        ({"log": 3, "out": "x"}, r"report\.log=3 must be a list"),
+        ({"log": 3, "out": "x"}, r"report\.log=3 must be the file .*or a list"),
         ({"log": "x", "outt": "x"}, r"outt.*did you mean 'out'"),
     ],
 )

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from mpbroker.spark.pipeline.columns import RECORD_COLUMNS
 from mpbroker.spark.pipeline.decode import Decoder
@@ -83,7 +84,7 @@ def aggregated(description: Description, stream: DataFrame) -> DataFrame:
     try:
         window = sql.window(event_time, wanted.window, wanted.slide or None)
         measures = [
-            sql.expr(text).alias(name) for name, text in wanted.measures.items()
+            sql.expr(str(text)).alias(name) for name, text in wanted.measures.items()
         ]
         return (
             rows.withWatermark(event_time, wanted.watermark)

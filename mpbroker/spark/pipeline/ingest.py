@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.spark.checkpoint import query_id
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
-from mpbroker.spark.pipeline.description import (
-    Description,
-    Table,
-    ValueFormat,
-)
+from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.lake import LakeTable, open_table
 from mpbroker.spark.pipeline.progress import Progress
@@ -70,10 +66,9 @@ class BatchSink:
         self.rows = open_table(description.table, schema, description.name)
         self.bad: LakeTable | None = None
         if description.dead_letter is not None:
-            dead = Table(
-                path=description.dead_letter.path, format=description.dead_letter.format
+            self.bad = open_table(
+                description.dead_letter, bad_schema(), description.name
             )
-            self.bad = open_table(dead, bad_schema(), description.name)
         known = checkpoint_query(description.checkpoint)
         for table in self._tables():
             table.check_claim(known)
@@ -99,7 +94,7 @@ class BatchSink:
         self._progress.batch(
             batch_id, counts[ROWS], seconds, bad=counts[BAD], late=late
         )
-        every = self.rows.table.compact_every
+        every = int(self.rows.table.compact_every)
         if every and (batch_id + 1) % every == 0:
             self.compact()
 

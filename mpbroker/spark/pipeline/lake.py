@@ -19,13 +19,13 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 from pyarrow import fs
 
 from mpbroker.spark.pipeline.description import Table
@@ -273,7 +273,7 @@ class ParquetTable(LakeTable):
             self._move(staged, final)
 
     def compact(self) -> tuple[int, int]:
-        target = self.table.compact_mb * 1024 * 1024
+        target = int(self.table.compact_mb * 1024 * 1024)
         sizes = {
             path: self.files.get_file_info(path).size for path in self.data_files()
         }
@@ -381,7 +381,7 @@ class DeltaTable(LakeTable):
         if table is None:
             return 0, 0
         before = len(table.file_uris())
-        table.optimize.compact(target_size=self.table.compact_mb * 1024 * 1024)
+        table.optimize.compact(target_size=int(self.table.compact_mb * 1024 * 1024))
         table.vacuum(dry_run=False)  # what nobody has needed for a week
         return before, len(table.file_uris())
 

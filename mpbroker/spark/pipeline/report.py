@@ -144,10 +144,10 @@ def log_files(wanted: Report) -> list[str]:
     Raises:
         PipelineError: there is none.
     """
-    found = sorted({path for each in wanted.log for path in glob.glob(each)})
+    found = sorted({path for each in wanted.patterns for path in glob.glob(each)})
     if not found:
         raise PipelineError(
-            f"report.log: there is no file {', '.join(wanted.log)}; it is what the"
+            f"report.log: there is no file {', '.join(wanted.patterns)}; it is what the"
             " broker's request.log.path names"
         )
     return found
