@@ -11,15 +11,17 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "mpbroker.protocol._records",
-            ["mpbroker/protocol/_records.c"],
-            depends=["mpbroker/protocol/_varint.h"],
+            "mpbroker.native._records",
+            ["mpbroker/native/protocol/_records.c"],
+            include_dirs=["mpbroker/native"],
+            depends=["mpbroker/native/protocol/varint.h"],
             optional=True,
         ),
         Extension(
-            "mpbroker.protocol._columns",
-            ["mpbroker/protocol/_columns.c"],
-            depends=["mpbroker/protocol/_varint.h"],
+            "mpbroker.native._columns",
+            ["mpbroker/native/protocol/_columns.c"],
+            include_dirs=["mpbroker/native"],
+            depends=["mpbroker/native/protocol/varint.h"],
             optional=True,
         ),
         Extension(

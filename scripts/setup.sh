@@ -18,7 +18,7 @@ die() {
 _wanted_stamp() { # LEVEL
     printf '%s\n' "level $1" "checkout $root" "python $(readlink -f "$venv/bin/python")"
     printf '%s\n' "$(<"$root/pyproject.toml")" "$(<"$root/setup.py")"
-    printf '%s\n' "$(<"$root/scripts/setup.sh")" "$(cat "$root"/mpbroker/{protocol,native}/*.[ch])"
+    printf '%s\n' "$(<"$root/scripts/setup.sh")" "$(cat "$root"/mpbroker/native/{,*/}*.[ch])"
 }
 
 _is_prepared() { # LEVEL

@@ -42,7 +42,7 @@ BEFORE_THE_FORK = """
     network.moves.arrivals network.moves.departures network.moves.hand_over
     network.moves.succession network.moves.tcp_counters network.polls network.processor
     network.request_channel network.request_reader network.response_sender
-    network.throttles protocol._records protocol.acl protocol.api_key
+    network.throttles native._records protocol.acl protocol.api_key
     protocol.error_code protocol.errors protocol.fast_produce protocol.headers
     protocol.message protocol.messages.api_versions protocol.messages.fetch
     protocol.messages.metadata protocol.messages.produce protocol.primitives

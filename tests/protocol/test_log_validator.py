@@ -51,7 +51,7 @@ every_codec = pytest.mark.parametrize("codec", list(Codec), ids=lambda c: c.name
             id="compiled",
             marks=pytest.mark.skipif(
                 not record_walk.IS_COMPILED,
-                reason="mpbroker.protocol._records is not built",
+                reason="mpbroker.native._records is not built",
             ),
         ),
     ],

@@ -16,7 +16,7 @@ from mpbroker.protocol.records.record_batch import (
 )
 
 needs_extension = pytest.mark.skipif(
-    not record_encode.IS_COMPILED, reason="mpbroker.protocol._records is not built"
+    not record_encode.IS_COMPILED, reason="mpbroker.native._records is not built"
 )
 
 

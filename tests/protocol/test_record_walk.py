@@ -13,7 +13,7 @@ from mpbroker.protocol.records.record_batch import RecordBatchBuilder
 from tests.support.batch_forgery import record, varint
 
 needs_extension = pytest.mark.skipif(
-    not walk.IS_COMPILED, reason="mpbroker.protocol._records is not built"
+    not walk.IS_COMPILED, reason="mpbroker.native._records is not built"
 )
 NO_TIMESTAMP_DELTA = -1_000_000
 

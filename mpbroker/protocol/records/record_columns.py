@@ -150,7 +150,7 @@ def _column(fields: Iterable[bytes | None]) -> BinaryColumn:
 
 
 try:
-    from mpbroker.protocol import _columns  # type: ignore[attr-defined, unused-ignore]
+    from mpbroker.native import _columns  # type: ignore[attr-defined, unused-ignore]
 except ImportError:  # no compiler where this was installed
     IS_COMPILED = False
     _read_columns: Callable[..., tuple[Any, ...]] = read_columns_in_python

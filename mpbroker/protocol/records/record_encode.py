@@ -124,7 +124,7 @@ def _write_nullable(out: bytearray, value: bytes | None) -> None:
 
 
 try:
-    from mpbroker.protocol import _records  # type: ignore[attr-defined, unused-ignore]
+    from mpbroker.native import _records  # type: ignore[attr-defined, unused-ignore]
 
     encode_records: _EncodeFunction = _records.encode_records
     encode_batch: _EncodeBatchFunction = _records.encode_batch

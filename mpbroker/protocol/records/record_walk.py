@@ -239,7 +239,7 @@ def _read_varint(buf: bytes, pos: int, end: int, bits: int) -> tuple[int, int]:
 
 
 try:
-    from mpbroker.protocol import _records  # type: ignore[attr-defined, unused-ignore]
+    from mpbroker.native import _records  # type: ignore[attr-defined, unused-ignore]
 except ImportError:  # no compiler where this was installed
     IS_COMPILED = False
     walk_records: WalkFunction = walk_records_in_python

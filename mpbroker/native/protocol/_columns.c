@@ -12,7 +12,7 @@
 #include <Python.h>
 #include <string.h>
 
-#include "_varint.h"
+#include "protocol/varint.h"
 
 enum fault {
     NO_FAULT = 0,
@@ -302,7 +302,7 @@ static PyModuleDef_Slot slots[] = {
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "mpbroker.protocol._columns",
+    .m_name = "mpbroker.native._columns",
     .m_doc = "Compiled twins of mpbroker.protocol.records.record_columns.",
     .m_methods = methods,
     .m_slots = slots,

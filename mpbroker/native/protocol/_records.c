@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_varint.h"
+#include "protocol/varint.h"
 
 enum fault {
     NO_FAULT = 0,
@@ -383,7 +383,7 @@ static PyModuleDef_Slot slots[] = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "mpbroker.protocol._records",
+    .m_name = "mpbroker.native._records",
     .m_doc = "Compiled twins of the loops in record_walk and record_encode.",
     .m_size = 0,
     .m_methods = methods,
