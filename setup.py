@@ -1,4 +1,4 @@
-"""The compiled parts, which may be missing; everything else is in pyproject.toml.
+"""The compiled modules, which may be missing; everything else is in pyproject.toml.
 
 Optional: where no compiler is, or the build fails, the installation goes on without it
 and the Python twin beside it is used.
@@ -8,29 +8,26 @@ from glob import glob
 
 from setuptools import Extension, setup
 
+ROOT = "mpbroker/native"
+
+
+def extension(name: str, *sources: str) -> Extension:
+    return Extension(
+        f"mpbroker.native.{name}",
+        list(sources),
+        include_dirs=[ROOT],
+        depends=sorted(glob(f"{ROOT}/*/*.h")),
+        # What the sources share stays theirs.
+        extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"],
+        optional=True,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "mpbroker.native._records",
-            ["mpbroker/native/protocol/_records.c"],
-            include_dirs=["mpbroker/native"],
-            depends=["mpbroker/native/protocol/varint.h"],
-            optional=True,
-        ),
-        Extension(
-            "mpbroker.native._columns",
-            ["mpbroker/native/protocol/_columns.c"],
-            include_dirs=["mpbroker/native"],
-            depends=["mpbroker/native/protocol/varint.h"],
-            optional=True,
-        ),
-        Extension(
-            "mpbroker._core",
-            sorted(glob("mpbroker/native/*.c")),
-            depends=sorted(glob("mpbroker/native/*.h")),
-            # What the sources share stays theirs.
-            extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"],
-            optional=True,
-        ),
+        extension("_records", f"{ROOT}/protocol/_records.c"),
+        extension("_columns", f"{ROOT}/protocol/_columns.c"),
+        # A file with an underscore is a module's own; all others are the core's.
+        extension("_core", f"{ROOT}/_core.c", *sorted(glob(f"{ROOT}/*/[!_]*.c"))),
     ]
 )

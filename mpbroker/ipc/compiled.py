@@ -12,7 +12,7 @@ from mpbroker.ipc import arena, layout, quota_layout
 from mpbroker.ipc.counters import fetched_bytes
 
 try:
-    from mpbroker import _core
+    from mpbroker.native import _core
 except ImportError:  # no compiler where this was installed
     _core = None  # type: ignore[assignment]
 

@@ -1,9 +1,10 @@
 """The coordinator's lane: requests of groups and transactions, from handlers to it.
 
 A handler that has read a request's header and finds that it is the coordinator's
-forwards the slot, in C where there is the compiled core (native/forward.c). While the
-slot waits here its state still names that handler; the coordinator's take puts its own
-id there. So at every moment exactly one process, or this ring, answers for a slot:
+forwards the slot, in C where there is the compiled core (native/server/forward.c).
+While the slot waits here its state still names that handler; the coordinator's take
+puts its own id there. So at every moment exactly one process, or this ring, answers for
+a slot:
 
     forward  handler:      entry, tail      until the store to tail it is the handler's
     take     coordinator:  CLAIMED, head    alone; until then the slot is on the ring
@@ -51,7 +52,8 @@ class CoordinatorLane:
         self._mutex = RobustMutex(control, COORDINATOR_RING + RING_MUTEX).argument
         self._doorbell = doorbell
         # What pushes onto a response ring does what forward() does, store by store; the
-        # core hands slots on with that (native/forward.c), and must not pop from it.
+        # core hands slots on with that (native/server/forward.c), and must not pop from
+        # it.
         self.compiled = None
         if core is not None:
             capacity = REQUEST_RING_CAPACITY

@@ -14,7 +14,7 @@ under the mutex before it sleeps again.
 
 A full ring is no error: ``put`` says False and the processor stops reading.
 
-The four are compiled where the core is (native/ring.c); the classes here are the
+The four are compiled where the core is (native/ipc/ring.c); the classes here are the
 specification, and all the rest.
 """
 

@@ -318,7 +318,7 @@ typedef struct {
     int64_t id, epoch, first_sequence, last_sequence, timestamp;
 } batch_producer;
 
-/* The open transactions of all producers (transactions.c); no base: not to be used. */
+/* The open transactions of all producers (transaction_table.c); no base: not to be used. */
 typedef struct {
     memory segment;
     int64_t first, capacity, epoch_bits;
@@ -371,7 +371,7 @@ typedef struct {
         producers_end;
 } append_plan;
 
-/* produce.c */
+/* append.c */
 int read_append_plan(const plan_offsets *at, PyObject *plan, append_plan *a);
 int fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state,
          int64_t added, int64_t last_offset, int64_t timestamp);
@@ -385,13 +385,13 @@ int append_plain(const memory *control, const memory *arena, const memory *rows,
                  const transaction_table *open, const plan_offsets *at, int64_t slot,
                  plain_produce *p, int ordinal);
 
-/* short_cuts.c */
+/* handler_execute.c */
 int find_plan_slots(plan_offsets *at, PyTypeObject *plan, PyTypeObject *segment,
                     PyTypeObject *index, PyTypeObject *time_index);
 int remember_position(const plan_offsets *at, PyObject *plan, const appended *done);
 int keep_up(const plan_offsets *at, PyObject *plan, const appended *done);
 
-/* transactions.c */
+/* transaction_table.c */
 int take_transactions(transaction_table *t, const memory *segment, int64_t first,
                       int64_t capacity, int64_t epoch_bits);
 /* Whether a producer's transaction is open in a partition's row, at an epoch. */

@@ -1,7 +1,7 @@
 """Where a processor's turn in C is made, if the compiled core is there.
 
-It waits, receives, publishes and answers in one call (native/processor_turn.c), on the
-objects of the Python around it: what is not plain is left to that.
+It waits, receives, publishes and answers in one call (native/network/processor_turn.c),
+on the objects of the Python around it: what is not plain is left to that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpbroker.ipc.layout import (
 from mpbroker.network.channel import Channel
 
 if TYPE_CHECKING:
-    from mpbroker import _core
     from mpbroker.ipc.segment import Segment
+    from mpbroker.native import _core
     from mpbroker.network.channel_selector import ChannelSelector
     from mpbroker.network.connections import Connections
     from mpbroker.network.request_channel import ProcessorEnd

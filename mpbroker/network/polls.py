@@ -5,7 +5,7 @@ back early and with nothing is an empty poll: a signal, or a fault of the kernel
 ours that makes a processor spin where it should sleep (netty's "epoll bug"; Kafka has
 nothing against it either). One now and then is nothing; many are told to the log.
 
-The twin of ``count`` is in native/processor_turn.c.
+The twin of ``count`` is in native/network/processor_turn.c.
 """
 
 from __future__ import annotations

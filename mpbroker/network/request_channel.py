@@ -65,7 +65,7 @@ from mpbroker.ipc.ring import RequestRing, ResponseRing
 from mpbroker.ipc.segment import Segment
 
 if TYPE_CHECKING:
-    from mpbroker import _core
+    from mpbroker.native import _core
 
 _GENERATION_STEP: Final = 1 << 24
 _KEEP_GENERATION: Final = ~(STATE_MASK | STATE_HANDLER_MASK)

@@ -1,13 +1,13 @@
 """The short cut for requests that are all alike, where the compiled core is.
 
 Most of what a busy broker is asked is a Produce of plain batches, a Fetch of what has
-just been produced, and an ApiVersions that it has answered before. native/short_cuts.c
-executes these without any Python, by the tables kept here; it leaves to the usual way
-whatever is not exactly that, whatever it has no entry for, and all of it while the
-metadata log has news. What is the coordinator's it hands on, news or not: who may, and
-what it costs, is asked where it is executed. So who adds to the usual way something
-that a request must pass has to see to it here. Who may do what (verdicts.py) and what
-is charged (quotas.py) are tables of their own.
+just been produced, and an ApiVersions that it has answered before. The core
+(native/server/handler_execute.c) executes these without any Python, by the tables kept
+here; it leaves to the usual way whatever is not exactly that, whatever it has no entry
+for, and all of it while the metadata log has news. What is the coordinator's it hands
+on, news or not: who may, and what it costs, is asked where it is executed. So who adds
+to the usual way something that a request must pass has to see to it here. Who may do
+what (verdicts.py) and what is charged (quotas.py) are tables of their own.
 
 The tests of tests/server/core_cache hold both ways against each other.
 """
@@ -32,11 +32,11 @@ from mpbroker.storage.producers.producer_state import (
 )
 
 if TYPE_CHECKING:
-    from mpbroker import _core
     from mpbroker.ipc.lane import CoordinatorLane
     from mpbroker.ipc.tables.partition_table import PartitionTable
     from mpbroker.ipc.tables.transaction_table import TransactionTable
     from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.native import _core
     from mpbroker.network.request_channel import HandlerEnd
     from mpbroker.protocol.acl import AclOperation
     from mpbroker.protocol.records.log_validator import ValidationPolicy

@@ -87,8 +87,8 @@ class RequestContext:
 class Sender:
     """What all requests of a principal from a host by a listener have in common.
 
-    ``key`` tells it from others in native/verdicts.c: principal, listener and address
-    as words of a connection's row. None: it is not known there.
+    ``key`` tells it from others in native/server/verdicts.c: principal, listener and
+    address as words of a connection's row. None: it is not known there.
     """
 
     __slots__ = ("host", "key", "listener_name", "principal", "security_protocol")

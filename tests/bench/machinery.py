@@ -79,14 +79,14 @@ CUTS: Final = (
     ),
     # -- rings: whose a request is
     *_statements(
-        "native/ring.c",
+        "native/ipc/ring.c",
         "set_state(control, slots[i], L.STATE_READY);",
         "set_state(control, slot, claimed);",
         "set_state(control, load(control, entry(r, position)), L.STATE_RESPONDING);",
     ),
     # -- connections: where each is in both streams
     Cut(
-        "native/processor_end.c",
+        "native/network/processor_end.c",
         "for (int i = 0; i < CLEARED_WORDS; i++)\n"
         "        store(control, row + L.SLOT_INTENT + i, 0);",
         "store(control, row + L.SLOT_INTENT + 2, 0); /* progress */\n"
@@ -94,7 +94,7 @@ CUTS: Final = (
         "    store(control, row + L.SLOT_INTENT + 10, 0); /* deadline */",
     ),
     *_statements(
-        "native/processor_end.c",
+        "native/network/processor_end.c",
         "store(control, n->row + L.CONNECTION_STATE,\n"
         "          (state & ~L.STATE_MASK) | L.CONNECTION_IN_FLIGHT);",
         "store(control, copy + L.CONNECTION_POSITION,"
@@ -106,7 +106,7 @@ CUTS: Final = (
     ),
     # -- appends: what is intended, and what of the request is done
     *_statements(
-        "native/short_cuts.c",
+        "native/server/handler_execute.c",
         "p->progress ="
         " progress_room(&self->control, &self->arena, slot, p->part_count);",
         "if (p->progress < 0"
@@ -114,7 +114,7 @@ CUTS: Final = (
         "        return 0;",
     ),
     *_statements(
-        "native/produce.c",
+        "native/storage/append.c",
         "store(control, words + L.SLOT_INTENT_BASE, end_offset);",
         "store(control, words + L.SLOT_INTENT,"
         " (int64_t)(ordinal + 1) << 32 | (a.row + 1));",
@@ -140,7 +140,7 @@ CUTS: Final = (
         "        words[row + HANDLER_BUSY_SLOT] = 0\n",
     ),
     *_statements(
-        "native/handler_wait.c",
+        "native/server/handler_wait.c",
         "store(&self->control, self->handler_row + L.HANDLER_BUSY_SINCE, now);",
         "store(&self->control, self->handler_row + L.HANDLER_BUSY_SLOT, slot + 1);",
     ),
@@ -193,6 +193,7 @@ def copy_of_sources(*, is_cut: bool) -> Iterator[Path]:
 
 
 def _build_core(package: Path) -> None:
+    native = package / "native"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BrokerStartError("machinery: a C compiler is needed")
@@ -200,9 +201,9 @@ def _build_core(package: Path) -> None:
         [
             *(compiler, "-shared", "-fPIC", "-O3", "-DNDEBUG", "-fwrapv"),
             *("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"),
-            f"-I{sysconfig.get_path('include')}",
-            *("-o", package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
-            *sorted((package / "native").glob("*.c")),
+            *(f"-I{sysconfig.get_path('include')}", f"-I{native}"),
+            *("-o", native / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
+            *(native / "_core.c", *sorted(native.glob("*/[!_]*.c"))),
         ],
         capture_output=True,
         text=True,

@@ -111,7 +111,11 @@ def test_what_is_copied_is_there_and_sent_to_the_build():
     for name in copied:
         assert (ROOT / name).exists() and is_sent(name)
     assert is_sent("mpbroker/cli/serve.py")
-    for kept_back in (".git/HEAD", "tests/conftest.py", "mpbroker/_core.abi3.so"):
+    for kept_back in (
+        ".git/HEAD",
+        "tests/conftest.py",
+        "mpbroker/native/_core.abi3.so",
+    ):
         assert not is_sent(kept_back)
 
 

@@ -11,7 +11,7 @@ A unit is a request, and as much again for each 64 KiB of it and of its answer. 
 of produces that come one by one: 45 us of CPU for a small one, 170 us for 256 KiB, 350
 us for 900 KiB.
 
-The twin of ``network_ns`` is in native/quota.c.
+The twin of ``network_ns`` is in native/server/quotas.c.
 
 Source: KIP-124; Kafka's KafkaChannel.getAndResetNetworkThreadTimeNanos.
 """

@@ -70,7 +70,8 @@ class TransactionTable:
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
-        # For native/transactions.c: bytes, first entry's word, capacity, epoch's bits.
+        # For native/ipc/transaction_table.c: bytes, first entry's word, capacity, bits
+        # of an epoch.
         self.place: Final = (segment.view, _ENTRIES, CAPACITY, _EPOCH_BITS)
 
     @staticmethod

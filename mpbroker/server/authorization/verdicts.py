@@ -5,8 +5,8 @@ about the usual way. They hold for one version of the authorizer's rules. ACLs c
 with the metadata log alone, of whose news a handler knows before it takes any short
 cut; an authorizer of one's own is asked for its version before each request.
 
-The twin is native/verdicts.c, which reads them; request_context.py says what tells
-senders apart. Without the compiled core there is no short cut, and none of this.
+The twin is native/server/verdicts.c, which reads them; request_context.py says what
+tells senders apart. Without the compiled core there is no short cut, and none of this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpbroker.protocol.acl import AclOperation
 from mpbroker.server.authorization.authorizer import StandardAuthorizer
 
 if TYPE_CHECKING:
-    from mpbroker import _core
+    from mpbroker.native import _core
     from mpbroker.server.authorization.authorization import Access, Authorization
 
 # Clients are many, and name what they like.

@@ -1,8 +1,8 @@
 """What an append has to know beside its partition's row, for the compiled core.
 
-Kept by a PartitionLog as it appends, and read by native/produce.c: which compares it
-with the row under the row's lock, and leaves the append to the PartitionLog if they
-differ, or if the append is more than bytes at the end of a file.
+Kept by a PartitionLog as it appends, and read by native/storage/append.c: which
+compares it with the row under the row's lock, and leaves the append to the PartitionLog
+if they differ, or if the append is more than bytes at the end of a file.
 """
 
 from mpbroker.storage.files.log_segment import LogSegment

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpbroker.ipc.tables.partition_table import PartitionTable
     from mpbroker.storage.log.partition_log import PartitionLog
 
-_HELD: Final = -1  # as native/coordinator_end.c has it
+_HELD: Final = -1  # as native/coordinator/coordinator_end.c has it
 
 
 class OwnAppends:

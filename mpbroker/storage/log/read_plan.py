@@ -1,7 +1,7 @@
 """What a read of a log's newest records has to know beside its partition's row.
 
-Made by a LogReader after it has read, and used by native/fetch.c: which compares it
-with the row, and leaves the read to the LogReader if they differ, or if the records
+Made by a LogReader after it has read, and used by native/server/fetch.c: which compares
+it with the row, and leaves the read to the LogReader if they differ, or if the records
 asked for begin where ``positions`` does not say.
 """
 

@@ -4,7 +4,7 @@
  */
 
 #include "core.h"
-#include "wire.h"
+#include "protocol/request_fields.h"
 
 #include <string.h>
 

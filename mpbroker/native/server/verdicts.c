@@ -4,7 +4,7 @@
  * and nobody let in whom it has not let in before, under the same version of its rules.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * there. A header that is not plain, or of no version of ours, is left to it.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * transactions. The twins: coordinator/offsets_topic.py's _append and
  * transaction_markers.py's, with storage/log/partition_log.py behind both.
  *
- * As in produce.c: what is not plain is left to them before anything of it was written,
+ * As in append.c: what is not plain is left to them before anything of it was written,
  * and nobody is refused here. No request's slot remembers what was appended: a successor
  * reads its log, and looks for its predecessor's markers in the partitions.
  */
@@ -302,7 +302,7 @@ static PyMemberDef coordinator_end_members[] = {
 };
 
 PyTypeObject CoordinatorEnd_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker._core.CoordinatorEnd",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker.native._core.CoordinatorEnd",
     .tp_basicsize = sizeof(coordinator_end),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_doc = "CoordinatorEnd(rows, AppendPlan, LogSegment, OffsetIndex, TimeIndex,\n"

@@ -4,7 +4,7 @@
  * else but what is only handed on (forward.c), and while the metadata log has news.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <stddef.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * which they go on.
  */
 
-#include "processor_end.h"
+#include "network/processor_end.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -532,12 +532,12 @@ static PyMethodDef processor_end_methods[] = {
      "set_turn(epoll_fd, request_ring, response_ring, channels, doorbell_fd, news_words):\n"
      "what turn() needs."},
     {"turn", (PyCFunction)(void (*)(void))processor_turn, METH_FASTCALL,
-     "turn(timeout_ms, may_stay): see native/processor_turn.c."},
+     "turn(timeout_ms, may_stay): see native/network/processor_turn.c."},
     {NULL, NULL, 0, NULL},
 };
 
 PyTypeObject ProcessorEnd_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker._core.ProcessorEnd",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker.native._core.ProcessorEnd",
     .tp_basicsize = sizeof(processor_end),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = "ProcessorEnd(control, arena, counters_word, first_slot, channel_type,\n"

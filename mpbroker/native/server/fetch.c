@@ -10,7 +10,7 @@
  */
 
 #include "core.h"
-#include "wire.h"
+#include "protocol/request_fields.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,4 +1,6 @@
-/* mpbroker._core: what it takes from layout.py, what it gives, and how tests kill it. */
+/* mpbroker.native._core: what it takes from layout.py, what it gives, and how tests
+ * kill it.
+ */
 
 #include "core.h"
 
@@ -208,7 +210,7 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "mpbroker._core",
+    .m_name = "mpbroker.native._core",
     .m_doc = "The compiled core; see mpbroker/native/core.h.",
     .m_size = -1,
     .m_methods = methods,

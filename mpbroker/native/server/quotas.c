@@ -5,7 +5,7 @@
  * Whoever would be over a quota is left to Python, uncharged.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <string.h>
 

@@ -429,7 +429,7 @@ static PyMethodDef response_ring_methods[] = {
 
 #define RING_TYPE(variable, title, table)                                             \
     PyTypeObject variable = {                                                         \
-        PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker._core." title,             \
+        PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker.native._core." title,      \
         .tp_basicsize = sizeof(ring),                                                 \
         .tp_flags = Py_TPFLAGS_DEFAULT,                                               \
         .tp_doc = title "(view, base_word, capacity, limit, doorbell_fds)",           \

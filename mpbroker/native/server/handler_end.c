@@ -1,8 +1,8 @@
 /* A handler's end of the request channel: answers. Requests that need no Python are in
- * short_cuts.c and forward.c. The twin is network/request_channel.py's HandlerEnd.
+ * handler_execute.c and forward.c. The twin is network/request_channel.py's HandlerEnd.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -254,7 +254,7 @@ static PyMethodDef handler_end_methods[] = {
     {"set_wait", handler_set_wait, METH_VARARGS,
      "set_wait(epoll_fd, request_ring, handler, handler_row): what wait() needs."},
     {"wait", (PyCFunction)(void (*)(void))handler_wait, METH_FASTCALL,
-     "wait(timeout_ms, limit, may_execute): see native/handler_wait.c."},
+     "wait(timeout_ms, limit, may_execute): see native/server/handler_wait.c."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},
     {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},
@@ -297,7 +297,7 @@ static PyMemberDef handler_end_members[] = {
 };
 
 PyTypeObject HandlerEnd_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker._core.HandlerEnd",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mpbroker.native._core.HandlerEnd",
     .tp_basicsize = sizeof(handler_end),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_doc = "HandlerEnd(control, arena, region_bytes, response_rings)",

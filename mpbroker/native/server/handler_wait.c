@@ -4,7 +4,7 @@
  * this is.
  */
 
-#include "handler_end.h"
+#include "server/handler_end.h"
 
 #include <errno.h>
 #include <sys/epoll.h>

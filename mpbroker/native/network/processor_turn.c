@@ -8,7 +8,7 @@
  * The twin is Processor.turn.
  */
 
-#include "processor_end.h"
+#include "network/processor_end.h"
 
 #include <errno.h>
 #include <sys/epoll.h>

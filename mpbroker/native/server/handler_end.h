@@ -1,4 +1,4 @@
-/* What handler_end.c, short_cuts.c and what these call share. */
+/* What handler_end.c, handler_execute.c and what these call share. */
 
 #ifndef MPBROKER_HANDLER_END_H
 #define MPBROKER_HANDLER_END_H
@@ -10,7 +10,7 @@ typedef struct {
     Py_ssize_t count, room;
 } pending;
 
-/* Clients with quotas: see quota.c. */
+/* Clients with quotas: see quotas.c. */
 typedef struct {
     memory segment;
     long long samples, window_ns;
@@ -99,7 +99,7 @@ int answer_slot(handler_end *self, int64_t slot, int64_t kind, int64_t offset,
 /* Push all answers to their processors' rings; 0 and an exception. */
 int flush_answers(handler_end *self);
 
-/* The methods of short_cuts.c, as _core.pyi has them. */
+/* The methods of handler_execute.c, as _core.pyi has them. */
 PyObject *handler_set_tables(PyObject *object, PyObject *args);
 PyObject *handler_set_producers(PyObject *object, PyObject *args);
 PyObject *handler_set_transactions(PyObject *object, PyObject *args);
