@@ -123,7 +123,8 @@ def test_every_file_in_c_has_its_twin_named():
     text = (ROOT / "mpbroker/ipc/README.md").read_text()
     table = text[text.index("| C | twin |") :]
     for path in (ROOT / "mpbroker/native").glob("*/*.c"):
-        assert f"`{path.name}`" in table, path.name
+        # What base/ holds is C's own business: Python has it, or needs it not.
+        assert path.parent.name == "base" or f"`{path.name}`" in table, path.name
 
 
 def commands_in(text: str) -> set[tuple[str, ...]]:

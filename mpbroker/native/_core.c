@@ -4,7 +4,6 @@
 
 #include "core.h"
 
-#include <signal.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
 #include <sys/types.h>
@@ -15,17 +14,6 @@
 
 struct layout L;
 static int configured;
-
-int64_t steps_done, step_to_die_at = -1;
-int counts_steps;
-
-void
-die_here(void)
-{
-    kill(getpid(), SIGKILL);
-    for (;;)
-        pause();
-}
 
 void
 ring_bell(int fd)
@@ -58,22 +46,6 @@ get_memory(PyObject *view, memory *m)
         PyErr_SetString(PyExc_ValueError, "shared memory must be aligned to its words");
         return 0;
     }
-    return 1;
-}
-
-int
-slot_offset(PyTypeObject *type, const char *name, Py_ssize_t *offset)
-{
-    PyObject *descriptor = PyObject_GetAttrString((PyObject *)type, name);
-    if (descriptor == NULL)
-        return 0;
-    if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
-        PyErr_Format(PyExc_TypeError, "%s.%s is not in __slots__", type->tp_name, name);
-        Py_DECREF(descriptor);
-        return 0;
-    }
-    *offset = ((PyMemberDescrObject *)descriptor)->d_member->offset;
-    Py_DECREF(descriptor);
     return 1;
 }
 
@@ -166,24 +138,6 @@ on_repair(PyObject *module, PyObject *hook)
 /* -- for tests -------------------------------------------------------------------------- */
 
 static PyObject *
-die_at_step(PyObject *module, PyObject *number)
-{
-    int64_t steps = PyLong_AsLongLong(number);
-    if (steps == -1 && PyErr_Occurred())
-        return NULL;
-    counts_steps = 1;
-    step_to_die_at = steps < 1 ? -1 : steps_done + steps;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-py_steps_done(PyObject *module, PyObject *unused)
-{
-    counts_steps = 1;
-    return PyLong_FromLongLong(steps_done);
-}
-
-static PyObject *
 py_crc32c(PyObject *module, PyObject *data)
 {
     Py_buffer buffer;
@@ -203,7 +157,7 @@ static PyMethodDef methods[] = {
     {"on_repair", on_repair, METH_O, "Call this whenever a lock's owner had died."},
     {"crc32c", py_crc32c, METH_O, "CRC-32C of bytes, for tests."},
     {"die_at_step", die_at_step, METH_O, "Be killed at the n-th step from now on."},
-    {"steps_done", py_steps_done, METH_NOARGS,
+    {"steps_done", get_steps_done, METH_NOARGS,
      "How many steps there were since this was first asked."},
     {NULL, NULL, 0, NULL},
 };

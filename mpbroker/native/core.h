@@ -12,19 +12,12 @@
 #ifndef MPBROKER_CORE_H
 #define MPBROKER_CORE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <stdatomic.h>
-#include <time.h>
+#include "base/clock.h"
+#include "base/python_objects.h"
+#include "base/steps.h"
 
-#if PY_VERSION_HEX < 0x030C0000
-#include <structmember.h>
-#define Py_T_LONGLONG T_LONGLONG
-#define Py_T_OBJECT_EX T_OBJECT_EX
-#define Py_T_BOOL T_BOOL
-#define Py_READONLY READONLY
-#endif
+#include <stdatomic.h>
+#include <stdint.h>
 
 /* name here, and where mpbroker.ipc.compiled finds its value */
 #define LAYOUT_FIELDS(X)                                                              \
@@ -227,18 +220,6 @@ int get_memory(PyObject *view, memory *m);
 /* Refuse to work before, or without, a layout; 0 and an exception. */
 int is_configured(void);
 
-/* -- death in tests ------------------------------------------------------------------- */
-
-extern int64_t steps_done, step_to_die_at;
-extern int counts_steps; /* nobody pays for what only tests ask */
-void die_here(void);
-
-#define STEP()                                                                        \
-    do {                                                                              \
-        if (counts_steps && ++steps_done == step_to_die_at)                           \
-            die_here();                                                               \
-    } while (0)
-
 /* -- locks ---------------------------------------------------------------------------- */
 
 /* As pthread_mutex_lock: 0, EOWNERDEAD, or an error that means damage. */
@@ -261,14 +242,6 @@ mutex_at(const memory *m, int64_t index)
 
 void ring_bell(int fd);
 uint32_t crc32c(const uint8_t *data, size_t length);
-
-static inline int64_t
-monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* Push answered slots onto a _core.ResponseRing; 0 and an exception. */
 int ring_push(PyObject *ring, const int64_t *slots, Py_ssize_t count);
@@ -311,7 +284,7 @@ typedef struct {
         time_index_fd, active_base, structure, max_size, max_entries,
         max_time_entries, index_interval, epoch, roll_after, positions, producers_end,
         producers_position;
-} plan_offsets;
+} append_plan_fields;
 
 /* What the batches of a partition say of their producer; id -1: nothing. */
 typedef struct {
@@ -372,7 +345,7 @@ typedef struct {
 } append_plan;
 
 /* append.c */
-int read_append_plan(const plan_offsets *at, PyObject *plan, append_plan *a);
+int read_append_plan(const append_plan_fields *at, PyObject *plan, append_plan *a);
 int fits(const append_plan *a, const memory *rows, int64_t row, const int64_t *state,
          int64_t added, int64_t last_offset, int64_t timestamp);
 int write_batch(const append_plan *a, const memory *rows, int64_t version, int64_t *state,
@@ -382,14 +355,14 @@ int has_plain_records(const produce_part *part, int64_t now_ms);
 int64_t progress_room(const memory *control, const memory *arena, int64_t slot,
                       int count);
 int append_plain(const memory *control, const memory *arena, const memory *rows,
-                 const transaction_table *open, const plan_offsets *at, int64_t slot,
+                 const transaction_table *open, const append_plan_fields *at, int64_t slot,
                  plain_produce *p, int ordinal);
 
 /* handler_execute.c */
-int find_plan_slots(plan_offsets *at, PyTypeObject *plan, PyTypeObject *segment,
+int find_append_plan_fields(append_plan_fields *at, PyTypeObject *plan, PyTypeObject *segment,
                     PyTypeObject *index, PyTypeObject *time_index);
-int remember_position(const plan_offsets *at, PyObject *plan, const appended *done);
-int keep_up(const plan_offsets *at, PyObject *plan, const appended *done);
+int remember_position(const append_plan_fields *at, PyObject *plan, const appended *done);
+int keep_up(const append_plan_fields *at, PyObject *plan, const appended *done);
 
 /* transaction_table.c */
 int take_transactions(transaction_table *t, const memory *segment, int64_t first,
@@ -427,7 +400,7 @@ typedef struct {
     PyTypeObject *state_type, *entry_type, *batch_type; /* NULL: producers are not plain */
     Py_ssize_t producers, end_offset, entries, ongoing, aborted, epoch,
         coordinator_epoch, txn_first_offset, batches, last_timestamp, seen_ms;
-} producer_offsets;
+} producer_fields;
 
 /* A marker as every broker writes it: producer_replay.py's _USUAL_MARKER. */
 #define MARKER_BYTES 78
@@ -438,20 +411,20 @@ typedef struct {
     int64_t unstable; /* the first unstable offset behind it */
 } marker_effect;
 
-int find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
+int find_producer_fields(producer_fields *at, PyTypeObject *plan, PyTypeObject *state,
                         PyTypeObject *entry, PyTypeObject *batch);
 /* Read a batch's header; 0 if what it says of its producer is not plain. */
 int read_producer(const uint8_t *batch, batch_producer *b);
-PyObject *expect_batch(const memory *rows, const plan_offsets *p,
-                       const producer_offsets *at, PyObject *plan,
+PyObject *expect_batch(const memory *rows, const append_plan_fields *p,
+                       const producer_fields *at, PyObject *plan,
                        const batch_producer *b, int is_transactional, int64_t now_ms);
-int accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+int accept_batch(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
                  PyObject *entry, const batch_producer *b, int is_transactional,
                  const appended *done, int64_t now_ms);
-int expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+int expect_marker(const memory *rows, const append_plan_fields *p, const producer_fields *at,
                   PyObject *plan, const uint8_t *marker, int64_t now_ms,
                   marker_effect *effect);
-int accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+int accept_marker(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
                   const uint8_t *marker, const appended *done, int64_t now_ms);
 
 /* -- plain fetches (fetch.c) --------------------------------------------------------------- */
@@ -463,7 +436,7 @@ int accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *p
 typedef struct {
     Py_ssize_t row, segment, segment_fd, active_base, structure, leader_epoch, positions,
         txn_index_path;
-} read_plan_offsets;
+} read_plan_fields;
 
 typedef struct {
     int partition;
@@ -489,53 +462,11 @@ enum fetched {
 };
 
 int parse_plain_fetch(const uint8_t *body, int64_t size, int version, plain_fetch *f);
-enum fetched read_plain_fetch(const memory *rows, const read_plan_offsets *at,
+enum fetched read_plain_fetch(const memory *rows, const read_plan_fields *at,
                               PyObject *readable, plain_fetch *f, int must_answer,
                               uint8_t *out, int64_t room, int64_t *length);
 /* Count what an answer that is on its way has of each partition, in a handler's words. */
 void count_fetched(const memory *rows, int64_t first, const plain_fetch *f);
-
-/* -- Python objects ------------------------------------------------------------------------ */
-
-/* Slots of a Python class with __slots__, by name; 0 and an exception. */
-int slot_offset(PyTypeObject *type, const char *name, Py_ssize_t *offset);
-
-static inline PyObject *
-get_slot(PyObject *object, Py_ssize_t offset)
-{
-    return *(PyObject **)((char *)object + offset);
-}
-
-static inline void
-set_slot(PyObject *object, Py_ssize_t offset, PyObject *value)
-{
-    PyObject **place = (PyObject **)((char *)object + offset);
-    PyObject *old = *place;
-    *place = value;
-    Py_XDECREF(old);
-}
-
-/* An int in a slot, if it is one that fits. */
-static inline int
-read_number(PyObject *object, Py_ssize_t offset, int64_t *value)
-{
-    PyObject *number = get_slot(object, offset);
-    if (number == NULL || !PyLong_Check(number))
-        return 0;
-    int overflow;
-    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    return !overflow;
-}
-
-/* Put an int into a slot; 0 and an exception. */
-static inline int
-set_number(PyObject *object, Py_ssize_t offset, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    if (number != NULL)
-        set_slot(object, offset, number);
-    return number != NULL;
-}
 
 extern PyTypeObject RequestRing_Type, ResponseRing_Type, HandlerEnd_Type,
     ProcessorEnd_Type, CoordinatorEnd_Type;

@@ -75,7 +75,9 @@ CUTS: Final = (
         "pass",
     ),
     Cut(
-        "native/core.h", "if (counts_steps && ++steps_done == step_to_die_at)", "if (0)"
+        "native/base/steps.h",
+        "if (counts_steps && ++steps_done == step_to_die_at)",
+        "if (0)",
     ),
     # -- rings: whose a request is
     *_statements(

@@ -26,8 +26,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *keep; /* what keeps the mapping and the types alive */
     memory rows;
-    plan_offsets plan;
-    producer_offsets producers;
+    append_plan_fields plan;
+    producer_fields producers;
     long long row; /* whose lock is left held */
     uint8_t batch[ROOM];
 } coordinator_end;
@@ -50,9 +50,9 @@ coordinator_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->keep = Py_NewRef(args);
     self->row = -1;
     if (!get_memory(rows, &self->rows)
-        || !find_plan_slots(&self->plan, (PyTypeObject *)plan, (PyTypeObject *)segment,
+        || !find_append_plan_fields(&self->plan, (PyTypeObject *)plan, (PyTypeObject *)segment,
                             (PyTypeObject *)index, (PyTypeObject *)time_index)
-        || !find_producer_slots(&self->producers, (PyTypeObject *)plan,
+        || !find_producer_fields(&self->producers, (PyTypeObject *)plan,
                                 (PyTypeObject *)state, (PyTypeObject *)entry,
                                 (PyTypeObject *)batch)) {
         Py_DECREF(self);
@@ -285,11 +285,11 @@ append_marker(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 /* -- the type --------------------------------------------------------------------------- */
 
 static PyMethodDef coordinator_end_methods[] = {
-    {"append", (PyCFunction)(void (*)(void))append_records, METH_FASTCALL,
+    {"append", FASTCALL(append_records), METH_FASTCALL,
      "append(plan, records, now_ms): append (key, value) pairs as one batch; the offset\n"
      "behind it. None: not plain. -1: not plain, and the lock of the partition `row` is\n"
      "held."},
-    {"append_marker", (PyCFunction)(void (*)(void))append_marker, METH_FASTCALL,
+    {"append_marker", FASTCALL(append_marker), METH_FASTCALL,
      "append_marker(plan, marker, now_ms): append a transaction's end, unless it is\n"
      "there; as append."},
     {NULL, NULL, 0, NULL},

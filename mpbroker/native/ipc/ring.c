@@ -415,14 +415,14 @@ pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 
 static PyMethodDef request_ring_methods[] = {
     {"put", put, METH_O, "See mpbroker.ipc.ring.RequestRing.put."},
-    {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL | METH_KEYWORDS,
+    {"take", FASTCALL(take), METH_FASTCALL | METH_KEYWORDS,
      "See mpbroker.ipc.ring.RequestRing.take."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef response_ring_methods[] = {
     {"push", push, METH_O, "See mpbroker.ipc.ring.ResponseRing.push."},
-    {"pop", (PyCFunction)(void (*)(void))pop, METH_FASTCALL | METH_KEYWORDS,
+    {"pop", FASTCALL(pop), METH_FASTCALL | METH_KEYWORDS,
      "See mpbroker.ipc.ring.ResponseRing.pop."},
     {NULL, NULL, 0, NULL},
 };

@@ -20,22 +20,22 @@
 /* -- making and unmaking ------------------------------------------------------------------ */
 
 static int
-find_channel_slots(channel_offsets *at, PyTypeObject *type)
+find_channel_fields(channel_fields *at, PyTypeObject *type)
 {
-    return slot_offset(type, "fd", &at->fd) && slot_offset(type, "row", &at->row)
-           && slot_offset(type, "state", &at->state)
-           && slot_offset(type, "readable", &at->readable)
-           && slot_offset(type, "closing", &at->closing)
-           && slot_offset(type, "waiting", &at->waiting)
-           && slot_offset(type, "slot", &at->slot)
-           && slot_offset(type, "block", &at->block)
-           && slot_offset(type, "base", &at->base)
-           && slot_offset(type, "start", &at->start)
-           && slot_offset(type, "end", &at->end)
-           && slot_offset(type, "frame_end", &at->frame_end)
-           && slot_offset(type, "extent", &at->extent)
-           && slot_offset(type, "sent", &at->sent)
-           && slot_offset(type, "active_ns", &at->active_ns);
+    return field_offset(type, "fd", &at->fd) && field_offset(type, "row", &at->row)
+           && field_offset(type, "state", &at->state)
+           && field_offset(type, "readable", &at->readable)
+           && field_offset(type, "closing", &at->closing)
+           && field_offset(type, "waiting", &at->waiting)
+           && field_offset(type, "slot", &at->slot)
+           && field_offset(type, "block", &at->block)
+           && field_offset(type, "base", &at->base)
+           && field_offset(type, "start", &at->start)
+           && field_offset(type, "end", &at->end)
+           && field_offset(type, "frame_end", &at->frame_end)
+           && field_offset(type, "extent", &at->extent)
+           && field_offset(type, "sent", &at->sent)
+           && field_offset(type, "active_ns", &at->active_ns);
 }
 
 static PyObject *
@@ -63,7 +63,7 @@ processor_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->keep = PyTuple_Pack(3, control, arena, channel);
     if (self->keep == NULL || !get_memory(control, &self->control)
         || !get_memory(arena, &self->arena)
-        || !find_channel_slots(&self->at, (PyTypeObject *)channel)) {
+        || !find_channel_fields(&self->at, (PyTypeObject *)channel)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -122,52 +122,32 @@ typedef struct {
     int64_t fd, row, slot, block, base, start, end, frame_end, extent, sent;
 } numbers;
 
-static int
-get_number(PyObject *channel, Py_ssize_t offset, int64_t *value)
-{
-    PyObject *number = get_slot(channel, offset);
-    int overflow = 0;
-    if (number == NULL || !PyLong_Check(number))
-        return 0;
-    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    return !overflow;
-}
-
 /* 0 if the channel is not plain: no slot, an extent, or numbers that cannot be. */
 static int
 get_numbers(const processor_end *self, PyObject *channel, numbers *n)
 {
-    const channel_offsets *at = &self->at;
-    if (!get_number(channel, at->slot, &n->slot) || n->slot < self->first_slot
+    const channel_fields *at = &self->at;
+    if (!read_int_field(channel, at->slot, &n->slot) || n->slot < self->first_slot
         || n->slot - self->first_slot >= PyList_GET_SIZE(self->in_flight)
-        || !get_number(channel, at->extent, &n->extent) || n->extent != 0
-        || !get_number(channel, at->fd, &n->fd) || n->fd < 0
-        || !get_number(channel, at->row, &n->row)
-        || !get_number(channel, at->block, &n->block)
-        || !get_number(channel, at->base, &n->base)
-        || !get_number(channel, at->start, &n->start)
-        || !get_number(channel, at->end, &n->end)
-        || !get_number(channel, at->frame_end, &n->frame_end)
-        || !get_number(channel, at->sent, &n->sent))
+        || !read_int_field(channel, at->extent, &n->extent) || n->extent != 0
+        || !read_int_field(channel, at->fd, &n->fd) || n->fd < 0
+        || !read_int_field(channel, at->row, &n->row)
+        || !read_int_field(channel, at->block, &n->block)
+        || !read_int_field(channel, at->base, &n->base)
+        || !read_int_field(channel, at->start, &n->start)
+        || !read_int_field(channel, at->end, &n->end)
+        || !read_int_field(channel, at->frame_end, &n->frame_end)
+        || !read_int_field(channel, at->sent, &n->sent))
         return 0;
     return has_words(&self->control, n->row, L.CONNECTION_WORDS)
            && has_bytes(&self->arena, n->block, L.BLOCK_BYTES) && n->start >= 0
            && n->start <= n->end && n->end <= L.REQUEST_PART_BYTES;
 }
 
-static int
-put_number(PyObject *channel, Py_ssize_t offset, int64_t value)
-{
-    PyObject *number = PyLong_FromLongLong(value);
-    if (number != NULL)
-        set_slot(channel, offset, number);
-    return number != NULL;
-}
-
 static void
 put(PyObject *channel, Py_ssize_t offset, PyObject *value)
 {
-    set_slot(channel, offset, Py_NewRef(value));
+    set_field(channel, offset, Py_NewRef(value));
 }
 
 /* -- requests ---------------------------------------------------------------------------- */
@@ -201,7 +181,7 @@ receive_bytes(processor_end *self, PyObject *channel, numbers *n)
         return 0; /* an end, or an error: Python finds it again */
     n->end += got;
     /* A short read drained the socket. Not so after a hang-up: see the twin. */
-    if (got < room && get_slot(channel, self->at.closing) == Py_False)
+    if (got < room && get_field(channel, self->at.closing) == Py_False)
         put(channel, self->at.readable, Py_False);
     return 1;
 }
@@ -264,17 +244,17 @@ receive_request(processor_end *self, PyObject *channel, int64_t now)
         || load_relaxed(&self->control, n.row + L.CONNECTION_MUTED_UNTIL))
         return UNUSUAL;
     int64_t frame_bytes = whole_frame(self, &n);
-    if (frame_bytes == 0 && get_slot(channel, self->at.readable) == Py_True) {
+    if (frame_bytes == 0 && get_field(channel, self->at.readable) == Py_True) {
         if (!receive_bytes(self, channel, &n))
             return UNUSUAL;
-        if (!put_number(channel, self->at.end, n.end))
+        if (!set_int_field(channel, self->at.end, n.end))
             return FAILED;
         frame_bytes = whole_frame(self, &n);
     }
     if (frame_bytes <= 0)
         return UNUSUAL;
-    if (!put_number(channel, self->at.active_ns, now)
-        || !put_number(channel, self->at.frame_end, n.start + frame_bytes)
+    if (!set_int_field(channel, self->at.active_ns, now)
+        || !set_int_field(channel, self->at.frame_end, n.start + frame_bytes)
         || !publish(self, channel, &n, frame_bytes, now))
         return FAILED;
     return PLAIN;
@@ -284,13 +264,13 @@ receive_request(processor_end *self, PyObject *channel, int64_t now)
 enum outcome
 process_event(processor_end *self, PyObject *channel, long event, int64_t now)
 {
-    PyObject *state = get_slot(channel, self->at.state);
+    PyObject *state = get_field(channel, self->at.state);
     if (event & HANG_UP || (state != self->reading && state != self->in_flight_state))
         return UNUSUAL;
     if (!(event & EPOLLIN))
         return PLAIN; /* it can be written to, and nothing waits for that */
     put(channel, self->at.readable, Py_True);
-    if (state != self->reading || get_slot(channel, self->at.waiting) != Py_False)
+    if (state != self->reading || get_field(channel, self->at.waiting) != Py_False)
         return PLAIN;
     return receive_request(self, channel, now);
 }
@@ -308,10 +288,10 @@ finish_request(processor_end *self, PyObject *channel, numbers *n, int64_t now)
         n->base += n->end;
         n->start = n->end = 0;
     }
-    if (!put_number(channel, self->at.base, n->base)
-        || !put_number(channel, self->at.start, n->start)
-        || !put_number(channel, self->at.end, n->end)
-        || !put_number(channel, self->at.sent, n->sent))
+    if (!set_int_field(channel, self->at.base, n->base)
+        || !set_int_field(channel, self->at.start, n->start)
+        || !set_int_field(channel, self->at.end, n->end)
+        || !set_int_field(channel, self->at.sent, n->sent))
         return 0;
     int64_t state = load(control, n->row + L.CONNECTION_STATE)
                     ^ (int64_t)1 << L.CONNECTION_COPY_SHIFT;
@@ -440,7 +420,7 @@ send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
         return UNUSUAL;
     PyObject *channel = PyList_GET_ITEM(self->in_flight, index);
     if (channel == Py_None || !get_numbers(self, channel, &n) || n.slot != slot
-        || get_slot(channel, self->at.state) != self->in_flight_state
+        || get_field(channel, self->at.state) != self->in_flight_state
         || n.frame_end < n.start || n.frame_end > n.end)
         return UNUSUAL;
     int64_t row = slot_row(slot), length = 0;
@@ -467,7 +447,7 @@ send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
     int done = PyList_SetItem(self->in_flight, index, Py_NewRef(Py_None)) == 0
                && finish_request(self, channel, &n, now);
     enum outcome outcome = done ? PLAIN : FAILED;
-    if (done && (n.start < n.end || get_slot(channel, self->at.readable) == Py_True)) {
+    if (done && (n.start < n.end || get_field(channel, self->at.readable) == Py_True)) {
         outcome = may_receive ? receive_request(self, channel, now) : UNUSUAL;
         if (outcome == UNUSUAL)
             *sent = -1; /* all is out; the channel wants to be read from */
@@ -525,13 +505,13 @@ answer(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 /* -- the type --------------------------------------------------------------------------- */
 
 static PyMethodDef processor_end_methods[] = {
-    {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL,
+    {"answer", FASTCALL(answer), METH_FASTCALL,
      "answer(slots, now_ns, may_receive): send; return (channel, slot, bytes sent) of\n"
      "what is not plain, -1 if all is sent and the channel wants to be read from."},
-    {"set_turn", (PyCFunction)(void (*)(void))processor_set_turn, METH_FASTCALL,
+    {"set_turn", FASTCALL(processor_set_turn), METH_FASTCALL,
      "set_turn(epoll_fd, request_ring, response_ring, channels, doorbell_fd, news_words):\n"
      "what turn() needs."},
-    {"turn", (PyCFunction)(void (*)(void))processor_turn, METH_FASTCALL,
+    {"turn", FASTCALL(processor_turn), METH_FASTCALL,
      "turn(timeout_ms, may_stay): see native/network/processor_turn.c."},
     {NULL, NULL, 0, NULL},
 };

@@ -11,7 +11,7 @@
 typedef struct {
     Py_ssize_t fd, row, state, readable, closing, waiting, slot, block, base, start, end,
         frame_end, extent, sent, active_ns;
-} channel_offsets;
+} channel_fields;
 
 #define NEWS_WORDS 3
 
@@ -28,7 +28,7 @@ typedef struct {
     int epoll_fd, doorbell_fd;
     /* What a doorbell may be about but answers: where it is, and as it was last told. */
     int64_t news_words[NEWS_WORDS], news[NEWS_WORDS];
-    channel_offsets at;
+    channel_fields at;
 } processor_end;
 
 static inline void

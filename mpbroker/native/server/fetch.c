@@ -147,9 +147,9 @@ read_state(const memory *rows, int64_t row, int64_t *state)
 
 /* Where the batch that holds an offset stands in the plan's segment; -1: unknown. */
 static int64_t
-find_position(const read_plan_offsets *at, PyObject *plan, int64_t offset)
+find_position(const read_plan_fields *at, PyObject *plan, int64_t offset)
 {
-    PyObject *positions = get_slot(plan, at->positions);
+    PyObject *positions = get_field(plan, at->positions);
     if (positions == NULL || !PyDict_CheckExact(positions))
         return -1;
     PyObject *number = PyLong_FromLongLong(offset);
@@ -157,7 +157,7 @@ find_position(const read_plan_offsets *at, PyObject *plan, int64_t offset)
     Py_XDECREF(number);
     int64_t position;
     if (place == NULL || !PyTuple_CheckExact(place) || PyTuple_GET_SIZE(place) != 2
-        || PyTuple_GET_ITEM(place, 0) != get_slot(plan, at->segment)
+        || PyTuple_GET_ITEM(place, 0) != get_field(plan, at->segment)
         || !PyLong_Check(PyTuple_GET_ITEM(place, 1)))
         return -1;
     int overflow;
@@ -183,9 +183,9 @@ remember_place(PyObject *positions, PyObject *segment, int64_t offset, int64_t p
 
 /* Whether no transaction was ever aborted in the plan's segment. */
 static int
-has_no_aborted(const read_plan_offsets *at, PyObject *plan)
+has_no_aborted(const read_plan_fields *at, PyObject *plan)
 {
-    PyObject *path = get_slot(plan, at->txn_index_path);
+    PyObject *path = get_field(plan, at->txn_index_path);
     return path != NULL && PyBytes_Check(path)
            && access(PyBytes_AS_STRING(path), F_OK) != 0 && errno == ENOENT;
 }
@@ -209,19 +209,19 @@ limit_length(const fetch_target *t, int64_t length, int64_t limit, int min_one_b
 
 /* LogReader.read, of the end of the active segment. 0: not plain. */
 static int
-locate(const memory *rows, const read_plan_offsets *at, const plain_fetch *f,
+locate(const memory *rows, const read_plan_fields *at, const plain_fetch *f,
        fetch_target *t, int64_t limit, int min_one_batch)
 {
-    PyObject *segment = get_slot(t->plan, at->segment);
+    PyObject *segment = get_field(t->plan, at->segment);
     int64_t active_base, leader_epoch, state[STATE_WORDS];
     if (segment == NULL || segment == Py_None
-        || !read_number(segment, at->segment_fd, &t->fd) || t->fd < 0
-        || !read_number(t->plan, at->row, &t->row) || t->row < 0
+        || !read_int_field(segment, at->segment_fd, &t->fd) || t->fd < 0
+        || !read_int_field(t->plan, at->row, &t->row) || t->row < 0
         || t->row >= L.MAX_PARTITIONS
         || !has_words(rows, t->row * L.ROW_WORDS, L.ROW_WORDS)
-        || !read_number(t->plan, at->active_base, &active_base)
-        || !read_number(t->plan, at->structure, &t->structure)
-        || !read_number(t->plan, at->leader_epoch, &leader_epoch))
+        || !read_int_field(t->plan, at->active_base, &active_base)
+        || !read_int_field(t->plan, at->structure, &t->structure)
+        || !read_int_field(t->plan, at->leader_epoch, &leader_epoch))
         return 0;
     /* Another epoch than ours, or we do not know it yet: the twin says what that is. */
     if (t->leader_epoch >= 0 && t->leader_epoch != leader_epoch)
@@ -325,7 +325,7 @@ write_answer(uint8_t *at, const plain_fetch *f)
 
 /* Read what a fetch asks for, and write the answer's body if that is enough. */
 enum fetched
-read_plain_fetch(const memory *rows, const read_plan_offsets *at, PyObject *readable,
+read_plain_fetch(const memory *rows, const read_plan_fields *at, PyObject *readable,
                  plain_fetch *f, int must_answer, uint8_t *out, int64_t room,
                  int64_t *length)
 {
@@ -359,8 +359,8 @@ read_plain_fetch(const memory *rows, const read_plan_offsets *at, PyObject *read
     for (int i = 0; i < f->target_count; i++) {
         const fetch_target *t = &f->targets[i];
         if (t->end_position >= 0
-            && !remember_place(get_slot(t->plan, at->positions),
-                               get_slot(t->plan, at->segment), t->end_offset,
+            && !remember_place(get_field(t->plan, at->positions),
+                               get_field(t->plan, at->segment), t->end_offset,
                                t->end_position))
             return FETCH_FAILED;
     }

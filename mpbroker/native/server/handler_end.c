@@ -230,9 +230,9 @@ flush(PyObject *object, PyObject *unused)
 /* -- the type --------------------------------------------------------------------------- */
 
 static PyMethodDef handler_end_methods[] = {
-    {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL,
+    {"answer", FASTCALL(answer), METH_FASTCALL,
      "answer(slot, kind, offset, length): see HandlerEnd."},
-    {"send_bytes", (PyCFunction)(void (*)(void))send_bytes, METH_FASTCALL,
+    {"send_bytes", FASTCALL(send_bytes), METH_FASTCALL,
      "send_bytes(slot, frame): False if it does not fit the slot's block."},
     {"flush", flush, METH_NOARGS, "Push all answers to their processors' rings."},
     {"set_tables", handler_set_tables, METH_VARARGS,
@@ -253,10 +253,10 @@ static PyMethodDef handler_end_methods[] = {
      "the coordinator's."},
     {"set_wait", handler_set_wait, METH_VARARGS,
      "set_wait(epoll_fd, request_ring, handler, handler_row): what wait() needs."},
-    {"wait", (PyCFunction)(void (*)(void))handler_wait, METH_FASTCALL,
+    {"wait", FASTCALL(handler_wait), METH_FASTCALL,
      "wait(timeout_ms, limit, may_execute): see native/server/handler_wait.c."},
     {"execute", handler_execute, METH_O, "Execute a request that needs no Python."},
-    {"fetch", (PyCFunction)(void (*)(void))handler_fetch, METH_FASTCALL,
+    {"fetch", FASTCALL(handler_fetch), METH_FASTCALL,
      "fetch(slot, must_answer): try a parked fetch; None if it is not plain any more."},
     {"appended", handler_appended, METH_NOARGS,
      "(row, next_offset, waiting handlers) of each partition execute() has appended to."},

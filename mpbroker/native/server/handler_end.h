@@ -58,12 +58,12 @@ typedef struct {
     long long position;      /* where the tables below were right */
     PyObject *remembered;    /* dict: ApiVersions request -> answer's body */
     PyObject *topics;        /* dict: name, and id -> (limits, plans by partition) */
-    plan_offsets plan;
-    producer_offsets producers;
+    append_plan_fields plan;
+    producer_fields producers;
     transaction_table transactions;
     char syncs_acks_all;
     PyObject *readable; /* dict: name, and id -> read plans by partition */
-    read_plan_offsets read_plan;
+    read_plan_fields read_plan;
     long long fetch_max_bytes; /* 0: no fetches */
     int64_t claimed;           /* a slot's state and handler while we execute it */
     int64_t fetched;           /* the first of this handler's words: fetched_bytes.py */

@@ -8,7 +8,6 @@
 
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
 
 #define PRODUCE 0
 #define FETCH 1
@@ -33,26 +32,26 @@
 /* -- the tables -------------------------------------------------------------------------- */
 
 int
-find_plan_slots(plan_offsets *at, PyTypeObject *p, PyTypeObject *s, PyTypeObject *index,
+find_append_plan_fields(append_plan_fields *at, PyTypeObject *p, PyTypeObject *s, PyTypeObject *index,
                 PyTypeObject *time_index)
 {
-    return slot_offset(p, "row", &at->row) && slot_offset(p, "segment", &at->segment)
-           && slot_offset(s, "_fd", &at->segment_fd)
-           && slot_offset(s, "offset_index", &at->offset_index)
-           && slot_offset(index, "_fd", &at->offset_index_fd)
-           && slot_offset(s, "time_index", &at->time_index)
-           && slot_offset(time_index, "_fd", &at->time_index_fd)
-           && slot_offset(p, "active_base", &at->active_base)
-           && slot_offset(p, "structure", &at->structure)
-           && slot_offset(p, "max_size", &at->max_size)
-           && slot_offset(p, "max_entries", &at->max_entries)
-           && slot_offset(p, "max_time_entries", &at->max_time_entries)
-           && slot_offset(p, "index_interval", &at->index_interval)
-           && slot_offset(p, "epoch", &at->epoch)
-           && slot_offset(p, "roll_after", &at->roll_after)
-           && slot_offset(p, "positions", &at->positions)
-           && slot_offset(p, "producers_end", &at->producers_end)
-           && slot_offset(p, "producers_position", &at->producers_position);
+    return field_offset(p, "row", &at->row) && field_offset(p, "segment", &at->segment)
+           && field_offset(s, "_fd", &at->segment_fd)
+           && field_offset(s, "offset_index", &at->offset_index)
+           && field_offset(index, "_fd", &at->offset_index_fd)
+           && field_offset(s, "time_index", &at->time_index)
+           && field_offset(time_index, "_fd", &at->time_index_fd)
+           && field_offset(p, "active_base", &at->active_base)
+           && field_offset(p, "structure", &at->structure)
+           && field_offset(p, "max_size", &at->max_size)
+           && field_offset(p, "max_entries", &at->max_entries)
+           && field_offset(p, "max_time_entries", &at->max_time_entries)
+           && field_offset(p, "index_interval", &at->index_interval)
+           && field_offset(p, "epoch", &at->epoch)
+           && field_offset(p, "roll_after", &at->roll_after)
+           && field_offset(p, "positions", &at->positions)
+           && field_offset(p, "producers_end", &at->producers_end)
+           && field_offset(p, "producers_position", &at->producers_position);
 }
 
 PyObject *
@@ -62,12 +61,12 @@ handler_set_tables(PyObject *object, PyObject *args)
     PyObject *rows, *plan_type, *segment_type, *index_type, *time_index_type;
     long long news_word;
     memory mapping;
-    plan_offsets plan;
+    append_plan_fields plan;
     if (!PyArg_ParseTuple(args, "OLO!O!O!O!", &rows, &news_word, &PyType_Type, &plan_type,
                           &PyType_Type, &segment_type, &PyType_Type, &index_type,
                           &PyType_Type, &time_index_type)
         || !get_memory(rows, &mapping)
-        || !find_plan_slots(&plan, (PyTypeObject *)plan_type,
+        || !find_append_plan_fields(&plan, (PyTypeObject *)plan_type,
                             (PyTypeObject *)segment_type, (PyTypeObject *)index_type,
                             (PyTypeObject *)time_index_type))
         return NULL;
@@ -89,18 +88,18 @@ handler_set_fetches(PyObject *object, PyObject *args)
     handler_end *self = (handler_end *)object;
     PyObject *plan_type, *segment_type;
     long long handler, max_bytes;
-    read_plan_offsets at;
+    read_plan_fields at;
     if (!PyArg_ParseTuple(args, "O!O!LL", &PyType_Type, &plan_type, &PyType_Type,
                           &segment_type, &handler, &max_bytes))
         return NULL;
     PyTypeObject *plan = (PyTypeObject *)plan_type;
-    if (!slot_offset(plan, "row", &at.row) || !slot_offset(plan, "segment", &at.segment)
-        || !slot_offset((PyTypeObject *)segment_type, "_fd", &at.segment_fd)
-        || !slot_offset(plan, "active_base", &at.active_base)
-        || !slot_offset(plan, "structure", &at.structure)
-        || !slot_offset(plan, "leader_epoch", &at.leader_epoch)
-        || !slot_offset(plan, "positions", &at.positions)
-        || !slot_offset(plan, "txn_index_path", &at.txn_index_path))
+    if (!field_offset(plan, "row", &at.row) || !field_offset(plan, "segment", &at.segment)
+        || !field_offset((PyTypeObject *)segment_type, "_fd", &at.segment_fd)
+        || !field_offset(plan, "active_base", &at.active_base)
+        || !field_offset(plan, "structure", &at.structure)
+        || !field_offset(plan, "leader_epoch", &at.leader_epoch)
+        || !field_offset(plan, "positions", &at.positions)
+        || !field_offset(plan, "txn_index_path", &at.txn_index_path))
         return NULL;
     self->read_plan = at;
     self->claimed = (handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_CLAIMED;
@@ -133,13 +132,13 @@ handler_set_producers(PyObject *object, PyObject *args)
 {
     handler_end *self = (handler_end *)object;
     PyObject *plan, *state, *entry, *batch;
-    producer_offsets at;
+    producer_fields at;
     if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &plan, &PyType_Type, &state,
                           &PyType_Type, &entry, &PyType_Type, &batch))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)batch, &PyTuple_Type))
         return PyErr_Format(PyExc_TypeError, "batches are tuples");
-    if (!find_producer_slots(&at, (PyTypeObject *)plan, (PyTypeObject *)state,
+    if (!find_producer_fields(&at, (PyTypeObject *)plan, (PyTypeObject *)state,
                              (PyTypeObject *)entry, (PyTypeObject *)batch))
         return NULL;
     PyObject *keep = PyTuple_Pack(2, self->keep, args);
@@ -197,21 +196,21 @@ execute_api_versions(handler_end *self, int64_t slot, const uint8_t *frame,
 
 /* Remember where a waiting fetch of these records will begin to read. */
 int
-remember_position(const plan_offsets *at, PyObject *plan, const appended *done)
+remember_position(const append_plan_fields *at, PyObject *plan, const appended *done)
 {
-    return remember_place(get_slot(plan, at->positions), get_slot(plan, at->segment),
+    return remember_place(get_field(plan, at->positions), get_field(plan, at->segment),
                           done->base_offset, done->position);
 }
 
 /* Whoever knew all producers before this batch still does. */
 int
-keep_up(const plan_offsets *at, PyObject *plan, const appended *done)
+keep_up(const append_plan_fields *at, PyObject *plan, const appended *done)
 {
-    PyObject *end = get_slot(plan, at->producers_end);
+    PyObject *end = get_field(plan, at->producers_end);
     if (end == NULL || !PyLong_Check(end) || PyLong_AsLongLong(end) != done->base_offset)
         return !PyErr_Occurred();
-    return set_number(plan, at->producers_end, done->next_offset)
-           && set_number(plan, at->producers_position, done->next_position);
+    return set_int_field(plan, at->producers_end, done->next_offset)
+           && set_int_field(plan, at->producers_position, done->next_position);
 }
 
 enum plainness {
@@ -270,7 +269,7 @@ find_part(handler_end *self, PyObject *known, produce_part *part, int is_transac
     if (part->producer.id < 0)
         return PLAIN;
     if (is_transactional
-        && (!read_number(part->plan, self->plan.row, &row)
+        && (!read_int_field(part->plan, self->plan.row, &row)
             || !is_open(&self->transactions, part->producer.id, part->producer.epoch,
                         row)))
         return self->quotas.are_set ? NOT_PLAIN : BEGUN_ELSEWHERE;
@@ -310,14 +309,6 @@ see_all(handler_end *self, int64_t slot, plain_produce *p, int64_t now)
         if (!has_plain_records(&p->parts[i], now))
             return NOT_PLAIN;
     return all;
-}
-
-static int64_t
-now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 /* Append one batch after the other, each noted as done in the slot. 0: one turned out not
@@ -381,7 +372,7 @@ execute_produce(handler_end *self, int64_t slot, uint8_t *frame, int64_t size, i
         return 0;
     for (int i = 0; i < p->part_count; i++)
         p->parts[i].plan = p->parts[i].entry = NULL;
-    const int64_t now = now_ms();
+    const int64_t now = wall_clock_ms();
     const enum plainness found = see_all(self, slot, p, now);
     int result = PyErr_Occurred() ? -1 : 0;
     if (found == PLAIN)

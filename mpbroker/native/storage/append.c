@@ -134,27 +134,27 @@ has_plain_records(const produce_part *part, int64_t now_ms)
 static int64_t
 index_fd(PyObject *segment, Py_ssize_t index, Py_ssize_t fd)
 {
-    PyObject *object = get_slot(segment, index);
+    PyObject *object = get_field(segment, index);
     int64_t value;
-    return object != NULL && read_number(object, fd, &value) ? value : -1;
+    return object != NULL && read_int_field(object, fd, &value) ? value : -1;
 }
 
 int
-read_append_plan(const plan_offsets *at, PyObject *plan, append_plan *a)
+read_append_plan(const append_plan_fields *at, PyObject *plan, append_plan *a)
 {
-    PyObject *segment = get_slot(plan, at->segment);
+    PyObject *segment = get_field(plan, at->segment);
     if (segment == NULL || segment == Py_None
-        || !read_number(segment, at->segment_fd, &a->fd) || a->fd < 0
-        || !read_number(plan, at->row, &a->row)
-        || !read_number(plan, at->active_base, &a->active_base)
-        || !read_number(plan, at->structure, &a->structure)
-        || !read_number(plan, at->max_size, &a->max_size)
-        || !read_number(plan, at->max_entries, &a->max_entries)
-        || !read_number(plan, at->max_time_entries, &a->max_time_entries)
-        || !read_number(plan, at->index_interval, &a->index_interval)
-        || !read_number(plan, at->epoch, &a->epoch)
-        || !read_number(plan, at->roll_after, &a->roll_after)
-        || !read_number(plan, at->producers_end, &a->producers_end))
+        || !read_int_field(segment, at->segment_fd, &a->fd) || a->fd < 0
+        || !read_int_field(plan, at->row, &a->row)
+        || !read_int_field(plan, at->active_base, &a->active_base)
+        || !read_int_field(plan, at->structure, &a->structure)
+        || !read_int_field(plan, at->max_size, &a->max_size)
+        || !read_int_field(plan, at->max_entries, &a->max_entries)
+        || !read_int_field(plan, at->max_time_entries, &a->max_time_entries)
+        || !read_int_field(plan, at->index_interval, &a->index_interval)
+        || !read_int_field(plan, at->epoch, &a->epoch)
+        || !read_int_field(plan, at->roll_after, &a->roll_after)
+        || !read_int_field(plan, at->producers_end, &a->producers_end))
         return 0;
     a->offset_index_fd = index_fd(segment, at->offset_index, at->offset_index_fd);
     a->time_index_fd = index_fd(segment, at->time_index, at->time_index_fd);
@@ -274,7 +274,7 @@ progress_room(const memory *control, const memory *arena, int64_t slot, int coun
  */
 int
 append_plain(const memory *control, const memory *arena, const memory *rows,
-             const transaction_table *open, const plan_offsets *at, int64_t slot,
+             const transaction_table *open, const append_plan_fields *at, int64_t slot,
              plain_produce *p, int ordinal)
 {
     append_plan a;

@@ -36,20 +36,20 @@ read_producer(const uint8_t *batch, batch_producer *b)
 
 /* A partition's ProducerState, borrowed; NULL if there is none of that kind. */
 static PyObject *
-state_of(const producer_offsets *at, PyObject *plan)
+state_of(const producer_fields *at, PyObject *plan)
 {
-    PyObject *state = get_slot(plan, at->producers);
+    PyObject *state = get_field(plan, at->producers);
     return state != NULL && Py_TYPE(state) == at->state_type ? state : NULL;
 }
 
 /* The entry of a producer, borrowed; NULL, perhaps with an exception. */
 static PyObject *
-find_entry(const producer_offsets *at, PyObject *plan, int64_t producer_id)
+find_entry(const producer_fields *at, PyObject *plan, int64_t producer_id)
 {
     PyObject *producers = state_of(at, plan);
     if (producers == NULL)
         return NULL;
-    PyObject *entries = get_slot(producers, at->entries);
+    PyObject *entries = get_field(producers, at->entries);
     if (entries == NULL || !PyDict_CheckExact(entries))
         return NULL;
     PyObject *id = PyLong_FromLongLong(producer_id);
@@ -57,48 +57,48 @@ find_entry(const producer_offsets *at, PyObject *plan, int64_t producer_id)
     Py_XDECREF(id);
     if (entry == NULL || Py_TYPE(entry) != at->entry_type)
         return NULL;
-    PyObject *batches = get_slot(entry, at->batches);
+    PyObject *batches = get_field(entry, at->batches);
     return batches != NULL && PyList_CheckExact(batches) ? entry : NULL;
 }
 
 /* Go on at an epoch; 0: an exception, or something odd. */
 static int
-begin_epoch(const producer_offsets *at, PyObject *entry, int64_t epoch)
+begin_epoch(const producer_fields *at, PyObject *entry, int64_t epoch)
 {
     int64_t known;
-    if (!read_number(entry, at->epoch, &known))
+    if (!read_int_field(entry, at->epoch, &known))
         return 0;
     if (known == epoch)
         return 1;
-    PyObject *batches = get_slot(entry, at->batches);
-    return set_number(entry, at->epoch, epoch)
+    PyObject *batches = get_field(entry, at->batches);
+    return set_int_field(entry, at->epoch, epoch)
            && PyList_SetSlice(batches, 0, PyList_GET_SIZE(batches), NULL) == 0;
 }
 
 /* Where transactions are open in the partition: first offset -> producer id. */
 static PyObject *
-ongoing_of(const producer_offsets *at, PyObject *plan)
+ongoing_of(const producer_fields *at, PyObject *plan)
 {
     PyObject *producers = state_of(at, plan);
-    PyObject *ongoing = producers ? get_slot(producers, at->ongoing) : NULL;
+    PyObject *ongoing = producers ? get_field(producers, at->ongoing) : NULL;
     return ongoing != NULL && PyDict_CheckExact(ongoing) ? ongoing : NULL;
 }
 
 /* A batch of a transaction is there: if it is the first, it begins it. */
 static int
-note_transaction(const producer_offsets *at, PyObject *plan, PyObject *entry,
+note_transaction(const producer_fields *at, PyObject *plan, PyObject *entry,
                  const batch_producer *b, int64_t base_offset)
 {
     int64_t open;
     PyObject *ongoing = ongoing_of(at, plan);
-    if (ongoing == NULL || !read_number(entry, at->txn_first_offset, &open))
+    if (ongoing == NULL || !read_int_field(entry, at->txn_first_offset, &open))
         return 0;
     if (open >= 0)
         return 1;
     PyObject *offset = PyLong_FromLongLong(base_offset);
     PyObject *id = PyLong_FromLongLong(b->id);
     int done = offset != NULL && id != NULL && PyDict_SetItem(ongoing, offset, id) == 0
-               && set_number(entry, at->txn_first_offset, base_offset);
+               && set_int_field(entry, at->txn_first_offset, base_offset);
     Py_XDECREF(offset);
     Py_XDECREF(id);
     return done;
@@ -106,11 +106,11 @@ note_transaction(const producer_offsets *at, PyObject *plan, PyObject *entry,
 
 /* ProducerState.apply. */
 static int
-note_batch(const producer_offsets *at, PyObject *plan, PyObject *entry,
+note_batch(const producer_fields *at, PyObject *plan, PyObject *entry,
            const batch_producer *b, int is_transactional, int64_t base_offset,
            int64_t last_offset, int64_t now_ms)
 {
-    PyObject *batches = get_slot(entry, at->batches);
+    PyObject *batches = get_field(entry, at->batches);
     if (!begin_epoch(at, entry, b->epoch))
         return 0;
     PyObject *fields = Py_BuildValue("((LLLLL))", (long long)b->first_sequence,
@@ -123,8 +123,8 @@ note_batch(const producer_offsets *at, PyObject *plan, PyObject *entry,
     Py_XDECREF(made);
     if (done && PyList_GET_SIZE(batches) > BATCHES_KEPT)
         done = PyList_SetSlice(batches, 0, 1, NULL) == 0;
-    return done && set_number(entry, at->last_timestamp, b->timestamp)
-           && set_number(entry, at->seen_ms, now_ms)
+    return done && set_int_field(entry, at->last_timestamp, b->timestamp)
+           && set_int_field(entry, at->seen_ms, now_ms)
            && (!is_transactional
                || note_transaction(at, plan, entry, b, base_offset));
 }
@@ -133,7 +133,7 @@ note_batch(const producer_offsets *at, PyObject *plan, PyObject *entry,
  * exception. What is aborted is noted only by who rebuilds an index: not here.
  */
 static int
-follow_marker(const producer_offsets *at, PyObject *plan, const uint8_t *marker,
+follow_marker(const producer_fields *at, PyObject *plan, const uint8_t *marker,
               int64_t now_ms)
 {
     static const uint8_t one_record[] = {0, 0, 0, 1, 0x20, 0, 0, 0, 0x08};
@@ -146,8 +146,8 @@ follow_marker(const producer_offsets *at, PyObject *plan, const uint8_t *marker,
     PyObject *entry = find_entry(at, plan, producer_id);
     PyObject *ongoing = ongoing_of(at, plan);
     if (entry == NULL || ongoing == NULL
-        || get_slot(state_of(at, plan), at->aborted) != Py_None
-        || !read_number(entry, at->txn_first_offset, &open)
+        || get_field(state_of(at, plan), at->aborted) != Py_None
+        || !read_int_field(entry, at->txn_first_offset, &open)
         || !begin_epoch(at, entry, read_big(marker + 51, 2)))
         return 0;
     if (open >= 0) {
@@ -156,12 +156,12 @@ follow_marker(const producer_offsets *at, PyObject *plan, const uint8_t *marker,
         if (found > 0)
             found = PyDict_DelItem(ongoing, offset);
         Py_XDECREF(offset);
-        if (found < 0 || !set_number(entry, at->txn_first_offset, -1))
+        if (found < 0 || !set_int_field(entry, at->txn_first_offset, -1))
             return 0;
     }
-    return set_number(entry, at->coordinator_epoch, read_big(marker + 73, 4))
-           && set_number(entry, at->last_timestamp, read_big(marker + 27, 8))
-           && set_number(entry, at->seen_ms, now_ms);
+    return set_int_field(entry, at->coordinator_epoch, read_big(marker + 73, 4))
+           && set_int_field(entry, at->last_timestamp, read_big(marker + 27, 8))
+           && set_int_field(entry, at->seen_ms, now_ms);
 }
 
 /* Take over one batch that somebody else has appended; 0: not plain, or an exception.
@@ -169,7 +169,7 @@ follow_marker(const producer_offsets *at, PyObject *plan, const uint8_t *marker,
  * `head`: its header or, of a marker, all of it.
  */
 static int
-follow(const producer_offsets *at, PyObject *plan, const uint8_t *head, int64_t size,
+follow(const producer_fields *at, PyObject *plan, const uint8_t *head, int64_t size,
        int64_t offset, int64_t now_ms)
 {
     batch_producer b;
@@ -188,21 +188,21 @@ follow(const producer_offsets *at, PyObject *plan, const uint8_t *head, int64_t 
 
 /* LogProducers._catch_up, without the lock; 0: not plain, or an exception. */
 static int
-catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+catch_up(const memory *rows, const append_plan_fields *p, const producer_fields *at,
          PyObject *plan, int64_t now_ms)
 {
     int64_t row, fd, end, position, active_base, structure, in_python;
     int64_t state[STATE_WORDS];
-    PyObject *segment = get_slot(plan, p->segment), *producers = state_of(at, plan);
+    PyObject *segment = get_field(plan, p->segment), *producers = state_of(at, plan);
     if (segment == NULL || segment == Py_None || producers == NULL
-        || !read_number(segment, p->segment_fd, &fd) || fd < 0
-        || !read_number(plan, p->row, &row) || row < 0 || row >= L.MAX_PARTITIONS
+        || !read_int_field(segment, p->segment_fd, &fd) || fd < 0
+        || !read_int_field(plan, p->row, &row) || row < 0 || row >= L.MAX_PARTITIONS
         || !has_words(rows, row * L.ROW_WORDS, L.ROW_WORDS)
-        || !read_number(plan, p->active_base, &active_base)
-        || !read_number(plan, p->structure, &structure)
-        || !read_number(plan, p->producers_end, &end)
-        || !read_number(plan, p->producers_position, &position)
-        || !read_number(producers, at->end_offset, &in_python))
+        || !read_int_field(plan, p->active_base, &active_base)
+        || !read_int_field(plan, p->structure, &structure)
+        || !read_int_field(plan, p->producers_end, &end)
+        || !read_int_field(plan, p->producers_position, &position)
+        || !read_int_field(producers, at->end_offset, &in_python))
         return 0;
     /* Python has read on without an append: what it took over is not to come again. */
     if (in_python > end)
@@ -228,8 +228,8 @@ catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
             return 0;
         position += size;
         end = next;
-        if (!set_number(plan, p->producers_position, position)
-            || !set_number(plan, p->producers_end, end))
+        if (!set_int_field(plan, p->producers_position, position)
+            || !set_int_field(plan, p->producers_end, end))
             return 0;
     }
     return 1;
@@ -238,7 +238,7 @@ catch_up(const memory *rows, const plan_offsets *p, const producer_offsets *at,
 /* Whether a batch is the next one of a producer that is known, and of its transaction if
  * it has one open: its entry, borrowed; NULL, perhaps with an exception, if not. */
 PyObject *
-expect_batch(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+expect_batch(const memory *rows, const append_plan_fields *p, const producer_fields *at,
              PyObject *plan, const batch_producer *b, int is_transactional,
              int64_t now_ms)
 {
@@ -246,11 +246,11 @@ expect_batch(const memory *rows, const plan_offsets *p, const producer_offsets *
     if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
         return NULL;
     PyObject *entry = find_entry(at, plan, b->id);
-    if (entry == NULL || !read_number(entry, at->epoch, &epoch) || epoch != b->epoch
-        || !read_number(entry, at->txn_first_offset, &open)
+    if (entry == NULL || !read_int_field(entry, at->epoch, &epoch) || epoch != b->epoch
+        || !read_int_field(entry, at->txn_first_offset, &open)
         || (open >= 0 && !is_transactional))
         return NULL;
-    PyObject *batches = get_slot(entry, at->batches);
+    PyObject *batches = get_field(entry, at->batches);
     Py_ssize_t count = PyList_GET_SIZE(batches);
     if (count > 0) { /* else a marker was the first of its epoch */
         PyObject *last = PyList_GET_ITEM(batches, count - 1);
@@ -267,20 +267,20 @@ expect_batch(const memory *rows, const plan_offsets *p, const producer_offsets *
 
 /* The same batch is in the log: move on with it; 0 and an exception. */
 int
-accept_batch(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+accept_batch(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
              PyObject *entry, const batch_producer *b, int is_transactional,
              const appended *done, int64_t now_ms)
 {
     return note_batch(at, plan, entry, b, is_transactional, done->base_offset,
                       done->next_offset - 1, now_ms)
-           && set_number(plan, p->producers_position, done->next_position)
-           && set_number(plan, p->producers_end, done->next_offset);
+           && set_int_field(plan, p->producers_position, done->next_position)
+           && set_int_field(plan, p->producers_end, done->next_offset);
 }
 
 /* Where the first transaction begins that stays open without a producer's; -1: none.
  * 0: there are odd ones, or too many to look at; perhaps an exception. */
 static int
-first_open_without(const producer_offsets *at, PyObject *plan, int64_t producer_id,
+first_open_without(const producer_fields *at, PyObject *plan, int64_t producer_id,
                    int64_t *first)
 {
     PyObject *ongoing = ongoing_of(at, plan), *offset, *producer;
@@ -302,7 +302,7 @@ first_open_without(const producer_offsets *at, PyObject *plan, int64_t producer_
  * may end: what is aborted goes into an index. 0: not plain, or an exception.
  */
 int
-expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets *at,
+expect_marker(const memory *rows, const append_plan_fields *p, const producer_fields *at,
               PyObject *plan, const uint8_t *marker, int64_t now_ms,
               marker_effect *effect)
 {
@@ -312,10 +312,10 @@ expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets 
     if (at->state_type == NULL || !catch_up(rows, p, at, plan, now_ms))
         return 0;
     PyObject *entry = find_entry(at, plan, id);
-    if (entry == NULL || !read_number(entry, at->epoch, &epoch) || ending < epoch
-        || !read_number(entry, at->coordinator_epoch, &coordinator_epoch)
+    if (entry == NULL || !read_int_field(entry, at->epoch, &epoch) || ending < epoch
+        || !read_int_field(entry, at->coordinator_epoch, &coordinator_epoch)
         || read_big(marker + 73, 4) < coordinator_epoch
-        || !read_number(entry, at->txn_first_offset, &open)
+        || !read_int_field(entry, at->txn_first_offset, &open)
         || (open >= 0 && !is_commit))
         return 0;
     effect->has_ended = open < 0 && ending == epoch;
@@ -324,30 +324,30 @@ expect_marker(const memory *rows, const plan_offsets *p, const producer_offsets 
 
 /* The same marker is in the log: move on with it; 0 and an exception. */
 int
-accept_marker(const plan_offsets *p, const producer_offsets *at, PyObject *plan,
+accept_marker(const append_plan_fields *p, const producer_fields *at, PyObject *plan,
               const uint8_t *marker, const appended *done, int64_t now_ms)
 {
     return follow_marker(at, plan, marker, now_ms)
-           && set_number(plan, p->producers_position, done->next_position)
-           && set_number(plan, p->producers_end, done->next_offset);
+           && set_int_field(plan, p->producers_position, done->next_position)
+           && set_int_field(plan, p->producers_end, done->next_offset);
 }
 
 int
-find_producer_slots(producer_offsets *at, PyTypeObject *plan, PyTypeObject *state,
+find_producer_fields(producer_fields *at, PyTypeObject *plan, PyTypeObject *state,
                     PyTypeObject *entry, PyTypeObject *batch)
 {
     at->state_type = state;
     at->entry_type = entry;
     at->batch_type = batch;
-    return slot_offset(plan, "producers", &at->producers)
-           && slot_offset(state, "end_offset", &at->end_offset)
-           && slot_offset(state, "entries", &at->entries)
-           && slot_offset(state, "ongoing", &at->ongoing)
-           && slot_offset(state, "aborted", &at->aborted)
-           && slot_offset(entry, "epoch", &at->epoch)
-           && slot_offset(entry, "coordinator_epoch", &at->coordinator_epoch)
-           && slot_offset(entry, "txn_first_offset", &at->txn_first_offset)
-           && slot_offset(entry, "batches", &at->batches)
-           && slot_offset(entry, "last_timestamp", &at->last_timestamp)
-           && slot_offset(entry, "seen_ms", &at->seen_ms);
+    return field_offset(plan, "producers", &at->producers)
+           && field_offset(state, "end_offset", &at->end_offset)
+           && field_offset(state, "entries", &at->entries)
+           && field_offset(state, "ongoing", &at->ongoing)
+           && field_offset(state, "aborted", &at->aborted)
+           && field_offset(entry, "epoch", &at->epoch)
+           && field_offset(entry, "coordinator_epoch", &at->coordinator_epoch)
+           && field_offset(entry, "txn_first_offset", &at->txn_first_offset)
+           && field_offset(entry, "batches", &at->batches)
+           && field_offset(entry, "last_timestamp", &at->last_timestamp)
+           && field_offset(entry, "seen_ms", &at->seen_ms);
 }
