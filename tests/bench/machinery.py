@@ -82,9 +82,10 @@ CUTS: Final = (
     # -- rings: whose a request is
     *_statements(
         "native/ipc/ring.c",
-        "set_state(control, slots[i], L.STATE_READY);",
-        "set_state(control, slot, claimed);",
-        "set_state(control, load(control, entry(r, position)), L.STATE_RESPONDING);",
+        "set_slot_state(control, slots[i], L.STATE_READY);",
+        "set_slot_state(control, taken[i], claimed);",
+        "set_slot_state(control, load(control, entry(r, position)),"
+        " L.STATE_RESPONDING);",
     ),
     # -- connections: where each is in both streams
     Cut(

@@ -14,7 +14,7 @@ What did not have to wait has no remote time. A histogram is a word a bucket, an
 sum; bucket n ends below 2**(HISTOGRAM_SHIFT + n) ns, the last has no end. The sum is
 the last store: killed before it, we are off by one request in one of the two.
 
-The twin of ``record`` is in native/network/processor_end.c.
+The twin of ``record`` is in native/ipc/request_metrics.c.
 
 Source: Kafka's RequestChannel.Request.updateRequestMetrics.
 """

@@ -17,7 +17,7 @@ may be given to another; its generation, which is looked at under the mutex, tel
 who remember it. If all of a client's rows are in use, it is not counted, and the header
 says so: thousands of clients a second with quotas of their own are too many.
 
-The twin of ``charge`` is native/server/quotas.c.
+The twin of ``charge`` is native/ipc/quota_table.c.
 
 Source: Kafka's SampledStat, Rate, TokenBucket, QuotaUtils.throttleTime.
 """

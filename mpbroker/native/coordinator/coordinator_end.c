@@ -85,9 +85,9 @@ append_own(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t 
         return 0;
     const int64_t row = a->row * L.ROW_WORDS;
     void *mutex = mutex_at(rows, row + L.ROW_MUTEX);
-    int owner_died, error = lock_repaired(mutex, &owner_died);
+    int owner_died, error = lock_mutex(mutex, &owner_died);
     if (error) {
-        damaged(error);
+        raise_damaged_mutex(error);
         return 0;
     }
     if (owner_died) {
@@ -105,7 +105,7 @@ append_own(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t 
     /* Another process's batch since we looked may be of this producer. */
     if ((effect != NULL && a->producers_end != end_offset)
         || !fits(a, rows, row, state, size, last_offset, read_big(batch + 35, 8))) {
-        unlock(mutex);
+        unlock_mutex(mutex);
         return 0;
     }
     done->row = a->row;
@@ -113,7 +113,7 @@ append_own(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t 
     done->position = done->next_position = position;
     if (effect != NULL) {
         if (effect->has_ended) {
-            unlock(mutex);
+            unlock_mutex(mutex);
             return 1;
         }
         state[FIRST_UNSTABLE] = effect->unstable;
@@ -121,7 +121,7 @@ append_own(coordinator_end *self, const append_plan *a, uint8_t *batch, int64_t 
     write_big(batch, end_offset, 8);
     write_big(batch + 12, a->epoch, 4);
     const int written = write_batch(a, rows, version, state, batch, size);
-    unlock(mutex);
+    unlock_mutex(mutex);
     STEP();
     if (!written)
         return 0; /* it is tried again the usual way, which says what is wrong */

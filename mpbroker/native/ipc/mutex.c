@@ -1,6 +1,6 @@
-/* Robust process-shared mutexes: see ipc/robust_mutex.py, which initialises them. */
+/* Python twin: ipc/robust_mutex.py, which also initialises the mutexes. */
 
-#include "core.h"
+#include "ipc/mutex.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -32,17 +32,34 @@ lock_spinning(void *mutex)
     return pthread_mutex_lock(mutex);
 }
 
-PyObject *repair_hook;
-static int repairs;
+static PyObject *repair_hook;
+static int repairs; /* that the hook was not called for yet */
+
+int
+lock_mutex(void *mutex, int *owner_died)
+{
+    int result = lock_spinning(mutex);
+    *owner_died = result == EOWNERDEAD;
+    if (*owner_died) {
+        /* Killed before this, we are the dead owner, and the next one does the same. */
+        result = pthread_mutex_consistent(mutex);
+        repairs++;
+    }
+    return result;
+}
 
 void
-tell_of_repairs(void)
+unlock_mutex(void *mutex)
 {
-    if (repairs == 0)
-        return;
-    int told = repairs;
-    repairs = 0;
-    for (; told > 0 && repair_hook != NULL; told--) {
+    pthread_mutex_unlock(mutex);
+}
+
+void
+report_repairs(void)
+{
+    int count = repairs;
+    repairs = 0; /* first: the hook may take locks, too */
+    for (; count > 0 && repair_hook != NULL; count--) {
         PyObject *result = PyObject_CallNoArgs(repair_hook);
         if (result == NULL)
             PyErr_WriteUnraisable(repair_hook);
@@ -50,42 +67,70 @@ tell_of_repairs(void)
     }
 }
 
-/* Take it; a dead owner's is marked usable again. 0: taken; else it is damaged. */
-int
-lock_repaired(void *mutex, int *owner_died)
-{
-    int result = lock_spinning(mutex);
-    *owner_died = result == EOWNERDEAD;
-    if (*owner_died) {
-        result = pthread_mutex_consistent(mutex);
-        repairs++;
-    }
-    return result;
-}
-
-int
-mark_consistent(void *mutex)
-{
-    return pthread_mutex_consistent(mutex);
-}
-
-void
-unlock(void *mutex)
-{
-    pthread_mutex_unlock(mutex);
-}
-
 PyObject *
-damaged(int result)
+raise_damaged(const char *format, ...)
 {
     PyObject *errors = PyImport_ImportModule("mpbroker.ipc.errors");
     if (errors == NULL)
         return NULL;
     PyObject *type = PyObject_GetAttrString(errors, "DamagedSegmentError");
     Py_DECREF(errors);
-    if (type != NULL) {
-        PyErr_Format(type, "a shared mutex cannot be taken: error %d", result);
-        Py_DECREF(type);
-    }
+    if (type == NULL)
+        return NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    PyErr_FormatV(type, format, arguments);
+    va_end(arguments);
+    Py_DECREF(type);
     return NULL;
+}
+
+PyObject *
+raise_damaged_mutex(int error)
+{
+    return raise_damaged("a shared mutex cannot be taken: error %d", error);
+}
+
+/* -- the module's functions ---------------------------------------------------------- */
+
+/* Read a mutex's address; NULL and an exception. */
+static void *
+address_of(PyObject *number)
+{
+    void *mutex = PyLong_AsVoidPtr(number);
+    if (mutex == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "no mutex");
+    return mutex;
+}
+
+PyObject *
+spin_lock(PyObject *module, PyObject *address)
+{
+    void *mutex = address_of(address);
+    return mutex == NULL ? NULL : PyLong_FromLong(lock_spinning(mutex));
+}
+
+PyObject *
+unlock_address(PyObject *module, PyObject *address)
+{
+    void *mutex = address_of(address);
+    if (mutex == NULL)
+        return NULL;
+    unlock_mutex(mutex);
+    report_repairs();
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mark_consistent(PyObject *module, PyObject *address)
+{
+    void *mutex = address_of(address);
+    return mutex == NULL ? NULL : PyLong_FromLong(pthread_mutex_consistent(mutex));
+}
+
+PyObject *
+on_repair(PyObject *module, PyObject *hook)
+{
+    Py_XSETREF(repair_hook, Py_NewRef(hook));
+    Py_RETURN_NONE;
 }

@@ -1,10 +1,22 @@
-/* The rings of ipc/ring.py: the same stores in the same order, under the same mutexes. */
+/* Python twin: ipc/ring.py, with the same stores in the same order under the same mutexes.
+ *
+ * Each operation commits by one store: put and push by that to the tail, take and pop by
+ * that to the head. A process that is killed before its commit has done nothing that
+ * counts, and the supervisor puts right what it marked: retract() after a put, reclaim()
+ * after a take. Killed between its commit and the bell, it leaves a sleeper that no bell
+ * wakes; so after each death the supervisor rings them all.
+ */
 
-#include "core.h"
+#include "ipc/ring.h"
 
-#include <stddef.h>
+#include "base/steps.h"
+#include "ipc/mutex.h"
+#include "ipc/request_slot.h"
+
+#include <unistd.h>
 
 #define MAX_BATCH 256
+#define MAX_HANDLER 61 /* a bit each of the sleepers' word, which stays positive */
 
 typedef struct {
     PyObject_HEAD
@@ -12,7 +24,7 @@ typedef struct {
     memory control;
     int64_t base, mask, limit;
     int bell_count;
-    int *bells;
+    int *bells; /* descriptors: of each handler, or of the one processor */
 } ring;
 
 /* -- making and unmaking ------------------------------------------------------------ */
@@ -75,49 +87,53 @@ ring_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* -- pieces --------------------------------------------------------------------------- */
+/* -- what the operations share -------------------------------------------------------- */
 
+/* Return the word of the entry at a position, which never wraps: the ring does. */
 static inline int64_t
 entry(const ring *r, int64_t position)
 {
     return r->base + L.RING_ENTRIES + (position & r->mask);
 }
 
-static inline void
-set_state(const memory *control, int64_t slot, int64_t state)
-{
-    int64_t at = slot_row(slot) + L.SLOT_STATE;
-    store(control, at, generation_of(load(control, at)) | state);
-}
-
+/* Take the ring's mutex; 0 and an exception.
+ *
+ * A dead owner leaves nothing to be settled here: what it did not commit does not count.
+ */
 static int
 lock_ring(ring *r, void **mutex)
 {
     int owner_died;
     *mutex = mutex_at(&r->control, r->base + L.RING_MUTEX);
-    int result = lock_repaired(*mutex, &owner_died);
-    if (result)
-        damaged(result);
-    return result == 0;
+    int error = lock_mutex(*mutex, &owner_died);
+    if (error)
+        raise_damaged_mutex(error);
+    return error == 0;
 }
 
 static void
 unlock_ring(void *mutex)
 {
-    unlock(mutex);
+    unlock_mutex(mutex);
     STEP();
-    tell_of_repairs();
+    report_repairs();
 }
 
+/* Wake the lowest of the sleepers. Outside the mutex, which the woken one wants at once. */
 static void
-ring_lowest(ring *r, int64_t bits)
+wake_lowest(const ring *r, int64_t sleepers)
 {
-    int lowest = __builtin_ctzll((unsigned long long)bits);
-    if (lowest < r->bell_count)
-        ring_bell(r->bells[lowest]);
+    const uint64_t one = 1;
+    int lowest = __builtin_ctzll((unsigned long long)sleepers);
+    if (lowest >= r->bell_count)
+        return;
+    /* An eventfd fails only when it is full, and then it wakes as well. */
+    ssize_t written = write(r->bells[lowest], &one, sizeof one);
+    (void)written;
 }
 
-/* Slots of a sequence as numbers, all in range; NULL and an exception. */
+/* Read a sequence of slots, all in range; NULL and an exception. `few` is used if they
+ * fit, else memory that the caller frees. */
 static int64_t *
 slots_of(PyObject *sequence, int64_t *few, Py_ssize_t *count)
 {
@@ -160,49 +176,63 @@ list_of(const int64_t *slots, Py_ssize_t count)
     return list;
 }
 
+/* Read the keyword `arm` of take() and pop(). */
+static int
+read_arm(PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    return names != NULL && PyTuple_GET_SIZE(names) == 1 && args[nargs] == Py_True;
+}
+
 /* -- the request ring ------------------------------------------------------------------ */
+
+/* Put slots onto the ring under its mutex; return how many had room. */
+static Py_ssize_t
+put_locked(ring *r, const int64_t *slots, Py_ssize_t count, int64_t *sleepers)
+{
+    const memory *control = &r->control;
+    int64_t tail = load(control, r->base + L.RING_TAIL);
+    int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
+    if (room <= 0)
+        return 0;
+    if (room < count)
+        count = room;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        store(control, entry(r, tail + i), slots[i]);
+        STEP();
+        /* Before the tail: a handler that takes the slot stores CLAIMED, which must not
+         * be overwritten. Killed in between, READY names a slot that is not on the ring,
+         * and retract() makes it HELD again. */
+        set_slot_state(control, slots[i], L.STATE_READY);
+        STEP();
+    }
+    /* The commit, as one aligned store: until here no handler sees anything. */
+    store(control, r->base + L.RING_TAIL, tail + count);
+    STEP();
+    *sleepers = load(control, r->base + L.RING_SLEEPERS);
+    if (*sleepers)
+        store(control, r->base + L.RING_SLEEPERS, *sleepers & (*sleepers - 1));
+    STEP();
+    return count;
+}
 
 Py_ssize_t
 ring_put(PyObject *object, PyObject *sequence)
 {
     ring *r = (ring *)object;
-    const memory *control = &r->control;
-    int64_t few[MAX_BATCH];
+    int64_t few[MAX_BATCH], sleepers = 0;
     Py_ssize_t count;
     void *mutex;
     int64_t *slots = slots_of(sequence, few, &count);
     if (slots == NULL)
         return -1;
-    if (!lock_ring(r, &mutex)) {
-        if (slots != few)
-            PyMem_Free(slots);
-        return -1;
-    }
-    int64_t tail = load(control, r->base + L.RING_TAIL);
-    int64_t room = r->limit - (tail - load(control, r->base + L.RING_HEAD));
-    int64_t sleepers = 0;
-    if (room <= 0)
-        count = 0;
-    else {
-        if (room < count)
-            count = room;
-        for (Py_ssize_t i = 0; i < count; i++) {
-            store(control, entry(r, tail + i), slots[i]);
-            STEP();
-            set_state(control, slots[i], L.STATE_READY);
-            STEP();
-        }
-        /* Last, and as one aligned store: until here no handler sees anything. */
-        store(control, r->base + L.RING_TAIL, tail + count);
-        STEP();
-        sleepers = load(control, r->base + L.RING_SLEEPERS);
+    if (lock_ring(r, &mutex)) {
+        count = put_locked(r, slots, count, &sleepers);
+        unlock_ring(mutex);
         if (sleepers)
-            store(control, r->base + L.RING_SLEEPERS, sleepers & (sleepers - 1));
-        STEP();
+            wake_lowest(r, sleepers);
     }
-    unlock_ring(mutex);
-    if (sleepers)
-        ring_lowest(r, sleepers);
+    else
+        count = -1;
     if (slots != few)
         PyMem_Free(slots);
     return count;
@@ -215,28 +245,40 @@ put(PyObject *object, PyObject *sequence)
     return count < 0 ? NULL : PyLong_FromSsize_t(count);
 }
 
-/* The claiming half of take(), under the mutex; -1: a damaged entry. */
-static Py_ssize_t
-claim(ring *r, int64_t head, int64_t count, int64_t handler, int64_t *taken)
+/* Mark the slots from `head` on as the handler's, under the mutex; 0: one cannot be. */
+static int
+claim(const ring *r, int64_t head, int64_t count, int64_t handler, int64_t *taken)
 {
     const memory *control = &r->control;
-    int64_t claimed = (handler + 1) << L.STATE_HANDLER_SHIFT | L.STATE_CLAIMED;
-    Py_ssize_t found = 0;
-    for (int64_t position = head; position < head + count; position++) {
-        int64_t slot = load(control, entry(r, position));
-        if (!is_slot(slot))
-            return -1;
-        set_state(control, slot, claimed);
-        taken[found++] = slot;
+    const int64_t claimed = state_of_handler(handler, L.STATE_CLAIMED);
+    for (int64_t i = 0; i < count; i++) {
+        taken[i] = load(control, entry(r, head + i));
+        if (!is_slot(taken[i]))
+            return 0;
+        /* Before the head moves: from then on no ring names the slot, and its state
+         * alone says who answers for it. Killed in between, reclaim() undoes this. */
+        set_slot_state(control, taken[i], claimed);
         STEP();
     }
-    return found;
+    return 1;
 }
 
-static int
-read_arm(PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+/* After a take, under the mutex: the handler sleeps no more; and if slots are left,
+ * another one is to be woken. Return that one's bit, or 0. */
+static int64_t
+update_sleepers(const ring *r, int64_t handler, int are_left)
 {
-    return names != NULL && PyTuple_GET_SIZE(names) == 1 && args[nargs] == Py_True;
+    const int64_t at = r->base + L.RING_SLEEPERS;
+    int64_t sleepers = load(&r->control, at), woken = 0;
+    if (sleepers) {
+        /* Something else may have woken the caller, and the next put must not choose it. */
+        sleepers &= ~((int64_t)1 << handler);
+        if (are_left)
+            woken = sleepers & -sleepers;
+        store(&r->control, at, sleepers ^ woken);
+        STEP();
+    }
+    return woken;
 }
 
 PyObject *
@@ -246,17 +288,17 @@ ring_take(PyObject *object, int64_t limit, int64_t handler, int64_t handlers, in
     const memory *control = &r->control;
     const int64_t HEAD = r->base + L.RING_HEAD, TAIL = r->base + L.RING_TAIL,
                   SLEEPERS = r->base + L.RING_SLEEPERS;
-    if (handler < 0 || handler > 61 || handlers < 1)
+    if (handler < 0 || handler > MAX_HANDLER || handlers < 1)
         return PyErr_Format(PyExc_ValueError, "no such handler");
     if (!arm && load(control, TAIL) == load(control, HEAD))
-        return PyList_New(0); /* a stale look is harmless: it is asked again, armed */
+        return PyList_New(0); /* a stale look is harmless: the caller asks again, armed */
     void *mutex;
     int64_t taken[MAX_BATCH];
     if (!lock_ring(r, &mutex))
         return NULL;
-    int64_t head = load(control, HEAD), tail = load(control, TAIL);
-    int64_t queued = tail - head;
+    const int64_t head = load(control, HEAD), queued = load(control, TAIL) - head;
     if (queued <= 0) {
+        /* Under the mutex, as the put that comes next looks: no wake-up is lost. */
         if (arm)
             store(control, SLEEPERS, load(control, SLEEPERS) | (int64_t)1 << handler);
         STEP();
@@ -268,26 +310,17 @@ ring_take(PyObject *object, int64_t limit, int64_t handler, int64_t handlers, in
         count = limit;
     if (count > MAX_BATCH)
         count = MAX_BATCH;
-    Py_ssize_t found = claim(r, head, count, handler, taken);
-    if (found < 0) {
+    if (!claim(r, head, count, handler, taken)) {
         unlock_ring(mutex);
-        return damaged(0);
+        return raise_damaged("the request ring holds what is no slot");
     }
-    store(control, HEAD, head + count);
+    store(control, HEAD, head + count); /* the commit */
     STEP();
-    int64_t sleepers = load(control, SLEEPERS), woken = 0;
-    if (sleepers) {
-        /* Something else may have woken the caller: it sleeps no more. */
-        sleepers &= ~((int64_t)1 << handler);
-        if (queued > count)
-            woken = sleepers & -sleepers;
-        store(control, SLEEPERS, sleepers ^ woken);
-        STEP();
-    }
+    const int64_t woken = update_sleepers(r, handler, queued > count);
     unlock_ring(mutex);
     if (woken)
-        ring_lowest(r, woken);
-    return list_of(taken, found);
+        wake_lowest(r, woken);
+    return list_of(taken, count);
 }
 
 static PyObject *
@@ -318,6 +351,8 @@ ring_push(PyObject *object, const int64_t *slots, Py_ssize_t count)
         store(control, entry(r, tail + i), slots[i]);
         STEP();
     }
+    /* The commit. Killed before it, the slots are still the handler's by their states:
+     * their requests are executed again. */
     store(control, r->base + L.RING_TAIL, tail + count);
     STEP();
     int64_t asleep = load(control, r->base + L.RING_SLEEPERS);
@@ -326,7 +361,7 @@ ring_push(PyObject *object, const int64_t *slots, Py_ssize_t count)
     STEP();
     unlock_ring(mutex);
     if (asleep)
-        ring_lowest(r, 1);
+        wake_lowest(r, 1);
     return 1;
 }
 
@@ -344,45 +379,52 @@ push(PyObject *object, PyObject *sequence)
     return pushed ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *
-pop_slots(PyObject *object, int arm)
+/* Wait for the tail to be beyond `head`: look again under the mutex and, if it is not,
+ * mark the processor as asleep. 0 and an exception. */
+static int
+arm_bell(ring *r, int64_t head, int64_t *tail)
+{
+    void *mutex;
+    if (!lock_ring(r, &mutex))
+        return 0;
+    *tail = load(&r->control, r->base + L.RING_TAIL);
+    if (head == *tail)
+        store(&r->control, r->base + L.RING_SLEEPERS, 1);
+    STEP();
+    unlock_ring(mutex);
+    return 1;
+}
+
+PyObject *
+ring_pop(PyObject *object, int arm)
 {
     ring *r = (ring *)object;
     const memory *control = &r->control;
-    int64_t head = load(control, r->base + L.RING_HEAD);
+    const int64_t head = load(control, r->base + L.RING_HEAD);
     int64_t tail = load(control, r->base + L.RING_TAIL);
-    if (head == tail) {
-        void *mutex;
-        if (!arm)
-            return PyList_New(0);
-        if (!lock_ring(r, &mutex))
-            return NULL;
-        tail = load(control, r->base + L.RING_TAIL);
-        if (head == tail)
-            store(control, r->base + L.RING_SLEEPERS, 1);
-        STEP();
-        unlock_ring(mutex);
-        if (head == tail)
-            return PyList_New(0);
-    }
+    if (head == tail && arm && !arm_bell(r, head, &tail))
+        return NULL;
     if (tail < head || tail - head > r->mask + 1)
-        return damaged(0);
+        return raise_damaged("a response ring of %lld to %lld", (long long)head,
+                             (long long)tail);
     /* The list first: what is marked as popped must not be lost to a lack of memory. */
     PyObject *taken = PyList_New(tail - head);
     for (int64_t position = head; taken != NULL && position < tail; position++) {
         int64_t slot = load(control, entry(r, position));
-        PyObject *number = is_slot(slot) ? PyLong_FromLongLong(slot) : damaged(0);
+        PyObject *number = is_slot(slot)
+                               ? PyLong_FromLongLong(slot)
+                               : raise_damaged("a response ring holds what is no slot");
         if (number == NULL)
             Py_CLEAR(taken);
         else
             PyList_SET_ITEM(taken, position - head, number);
     }
-    if (taken == NULL)
-        return NULL;
+    if (taken == NULL || head == tail)
+        return taken;
     for (int64_t position = head; position < tail; position++) {
-        /* Before the head moves: a successor that finds the slot RESPONDING knows
-         * that it was popped. */
-        set_state(control, load(control, entry(r, position)), L.STATE_RESPONDING);
+        /* Before the head moves: a successor that finds the slot RESPONDING knows that
+         * its predecessor may have sent a part of the answer. */
+        set_slot_state(control, load(control, entry(r, position)), L.STATE_RESPONDING);
         STEP();
     }
     store(control, r->base + L.RING_HEAD, tail);
@@ -390,25 +432,19 @@ pop_slots(PyObject *object, int arm)
     return taken;
 }
 
-PyObject *
-ring_pop(PyObject *object, int arm)
+static PyObject *
+pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
 {
-    return pop_slots(object, arm);
+    return ring_pop(object, read_arm(args, nargs, names));
 }
 
-/* Without the mutex: whoever has read the flag before rings for nothing. */
+/* Without the mutex: a handler that has just read the flag rings once for nothing. */
 void
 ring_forget_sleeper(PyObject *object)
 {
     ring *r = (ring *)object;
     if (load(&r->control, r->base + L.RING_SLEEPERS))
         store(&r->control, r->base + L.RING_SLEEPERS, 0);
-}
-
-static PyObject *
-pop(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
-{
-    return pop_slots(object, read_arm(args, nargs, names));
 }
 
 /* -- types ---------------------------------------------------------------------------- */

@@ -7,6 +7,8 @@
 
 #include "network/processor_end.h"
 
+#include "ipc/request_metrics.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
@@ -314,99 +316,6 @@ finish_request(processor_end *self, PyObject *channel, numbers *n, int64_t now)
     return 1;
 }
 
-/* The bucket of a time, as request_metrics.bucket_of. */
-static int64_t
-bucket_of(int64_t ns)
-{
-    int64_t bucket = 0;
-    for (ns >>= L.HISTOGRAM_SHIFT; ns > 0; ns >>= 1)
-        bucket++;
-    return bucket < L.HISTOGRAM_BUCKETS ? bucket : L.HISTOGRAM_BUCKETS - 1;
-}
-
-static void
-add(const memory *control, int64_t at, int64_t amount)
-{
-    store(control, at, load_relaxed(control, at) + amount);
-}
-
-static int64_t
-later(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-/* RequestMetrics._log_request. */
-static void
-log_request(const processor_end *self, int64_t key, const uint8_t *head, int64_t row,
-            const int64_t times[6], const int64_t sizes[2])
-{
-    const memory *control = &self->control;
-    int64_t log = L.REQUEST_LOGS + self->processor * L.LOG_WORDS;
-    int64_t noted = load(control, log + L.LOG_NOTED);
-    if (noted < 0)
-        return;
-    int64_t at = log + L.LOG_FIRST + noted % L.LOG_ENTRIES * L.LOG_ENTRY_WORDS;
-    store(control, at, 0); /* torn from here on */
-    store(control, at + 1, key);
-    store(control, at + 2, read_big(head + 2, 2));
-    store(control, at + 3, read_big(head + 4, 4));
-    store(control, at + 4, load(control, row + L.SLOT_CONNECTION));
-    for (int i = 0; i < 6; i++)
-        store(control, at + 5 + i, times[i]);
-    store(control, at + 11, sizes[0]);
-    store(control, at + 12, sizes[1]);
-    STEP();
-    store(control, at, noted + 1);
-    store(control, log + L.LOG_NOTED, noted + 1);
-}
-
-/* RequestMetrics.record, of a request in the slot's block. */
-static void
-record(const processor_end *self, int64_t slot, int64_t taken, int64_t sent)
-{
-    const memory *control = &self->control;
-    int64_t row = slot_row(slot);
-    int64_t offset = load(control, row + L.SLOT_REQUEST_OFFSET);
-    int64_t length = load(control, row + L.SLOT_REQUEST_LENGTH);
-    int64_t received = load(control, row + L.SLOT_RECEIVED);
-    int64_t dequeued = later(load(control, row + L.SLOT_DEQUEUED), received);
-    int64_t completed = later(load(control, row + L.SLOT_COMPLETED), dequeued);
-    int64_t parked = load(control, row + L.SLOT_PARKED);
-    if (parked < dequeued || parked > completed)
-        parked = completed;
-    taken = later(taken, completed);
-    sent = later(sent, taken);
-    uint8_t none[8] = {0};
-    const uint8_t *head = none;
-    int64_t key = L.API_ROWS - 1, version = 0;
-    if (length >= 8 && has_bytes(&self->arena, offset, 8)) {
-        head = self->arena.base + offset;
-        if (head[0] == 0 && head[1] < L.API_ROWS) {
-            key = head[1];
-            version = head[2] << 8 | head[3];
-        }
-    }
-    int64_t at = L.API_TABLES + (self->processor * L.API_ROWS + key) * L.API_ROW_WORDS;
-    int64_t response_bytes = load(control, row + L.SLOT_RESPONSE_LENGTH);
-    add(control, at + L.API_REQUEST_BYTES, length + SIZE_BYTES);
-    add(control, at + L.API_RESPONSE_BYTES, response_bytes);
-    const int64_t times[6] = {received, dequeued, parked, completed, taken, sent};
-    at += L.API_HISTOGRAMS;
-    for (int stage = 0; stage < 6; stage++, at += L.HISTOGRAM_WORDS) {
-        int64_t ns = stage < 5 ? times[stage + 1] - times[stage] : sent - received;
-        add(control, at + bucket_of(ns), 1);
-        STEP();
-        add(control, at + L.HISTOGRAM_BUCKETS, ns);
-    }
-    add(control, at + (version < L.API_VERSIONS ? version : L.API_VERSIONS - 1), 1);
-    int64_t above = load_relaxed(control, L.METRICS + L.METRICS_LOG_ABOVE);
-    if (above && sent - received >= above - 1) {
-        const int64_t sizes[2] = {length + SIZE_BYTES, response_bytes};
-        log_request(self, key, head, row, times, sizes);
-    }
-}
-
 /* Send one slot's answer; `*sent` of it went out if that was not all. */
 static enum outcome
 send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
@@ -442,7 +351,7 @@ send_answer(processor_end *self, int64_t slot, int64_t now, int may_receive,
         return UNUSUAL;
     count(self, L.COUNT_BYTES_OUT, length);
     n.sent += length;
-    record(self, slot, now, monotonic_ns());
+    record_request(control, &self->arena, self->processor, slot, now, monotonic_ns());
     Py_INCREF(channel);
     int done = PyList_SetItem(self->in_flight, index, Py_NewRef(Py_None)) == 0
                && finish_request(self, channel, &n, now);

@@ -22,7 +22,6 @@
 #define TOPIC_IDS_FROM 13
 #define BATCH_OVERHEAD 12
 #define BATCH_HEADER 61
-#define STATE_TRIES 100
 #define READ_COMMITTED 1
 #define POSITIONS_KEPT 64
 /* What an answer takes at most: in front, a topic without its name, a partition without
@@ -130,21 +129,6 @@ find_read_plan(PyObject *readable, const plain_fetch *f, const request_topic *to
     return plan;
 }
 
-int
-read_state(const memory *rows, int64_t row, int64_t *state)
-{
-    for (int tries = 0; tries < STATE_TRIES; tries++) {
-        int64_t version = load(rows, row + L.ROW_VERSION);
-        int64_t copy = row + L.ROW_COPIES + (version & 1) * L.ROW_COPY_WORDS;
-        for (int i = 0; i < STATE_WORDS; i++)
-            state[i] = load(rows, copy + i);
-        /* Unmoved version: nobody was rewriting this copy while we read it. */
-        if (load(rows, row + L.ROW_VERSION) == version)
-            return 1;
-    }
-    return 0;
-}
-
 /* Where the batch that holds an offset stands in the plan's segment; -1: unknown. */
 static int64_t
 find_position(const read_plan_fields *at, PyObject *plan, int64_t offset)
@@ -218,7 +202,7 @@ locate(const memory *rows, const read_plan_fields *at, const plain_fetch *f,
         || !read_int_field(segment, at->segment_fd, &t->fd) || t->fd < 0
         || !read_int_field(t->plan, at->row, &t->row) || t->row < 0
         || t->row >= L.MAX_PARTITIONS
-        || !has_words(rows, t->row * L.ROW_WORDS, L.ROW_WORDS)
+        || !has_row(rows, t->row)
         || !read_int_field(t->plan, at->active_base, &active_base)
         || !read_int_field(t->plan, at->structure, &t->structure)
         || !read_int_field(t->plan, at->leader_epoch, &leader_epoch))
@@ -227,7 +211,7 @@ locate(const memory *rows, const read_plan_fields *at, const plain_fetch *f,
     if (t->leader_epoch >= 0 && t->leader_epoch != leader_epoch)
         return 0;
     const int64_t row = t->row * L.ROW_WORDS;
-    if (load(rows, row + L.ROW_STATUS) != L.ROW_ONLINE || !read_state(rows, row, state)
+    if (load(rows, row + L.ROW_STATUS) != L.ROW_ONLINE || !read_state(rows, t->row, state)
         || state[ACTIVE_BASE] != active_base
         || load(rows, row + L.ROW_STRUCTURE) != t->structure)
         return 0;

@@ -4,6 +4,7 @@
 #define MPBROKER_HANDLER_END_H
 
 #include "core.h"
+#include "ipc/quota_table.h"
 
 typedef struct {
     int64_t *slots;
@@ -12,16 +13,10 @@ typedef struct {
 
 /* Clients with quotas: see quotas.c. */
 typedef struct {
-    memory segment;
-    long long samples, window_ns;
+    quota_table table;
     PyObject *clients; /* dict: principal and client id -> two limits */
     char are_set;      /* whether requests have to be looked up there */
 } quotas;
-
-typedef struct {
-    int64_t row, generation; /* row -1: there is no limit */
-    double bound;
-} quota_limit;
 
 /* Who may do what, where there is an authorizer: see verdicts.c. */
 typedef struct {

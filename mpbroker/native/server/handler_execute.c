@@ -122,7 +122,7 @@ handler_set_transactions(PyObject *object, PyObject *args)
     if (keep == NULL)
         return NULL;
     Py_SETREF(self->keep, keep);
-    if (!take_transactions(&self->transactions, &segment, first, capacity, epoch_bits))
+    if (!open_transaction_table(&self->transactions, &segment, first, capacity, epoch_bits))
         return PyErr_Format(PyExc_ValueError, "no table of transactions");
     Py_RETURN_NONE;
 }
@@ -154,14 +154,11 @@ static int
 is_known_client(const handler_end *self, int64_t slot)
 {
     const memory *control = &self->control;
-    int64_t connection = load(control, slot_row(slot) + L.SLOT_CONNECTION);
-    if (connection < 0 || connection >= L.CONTROL_WORDS
-        || !has_words(control, L.CONNECTION_SOFTWARE + connection, 1)
-        || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
-                      L.CONNECTION_WORDS))
+    int64_t connection, row;
+    if (!find_connection(control, slot, &connection, &row)
+        || !has_words(control, L.CONNECTION_SOFTWARE + connection, 1))
         return 0;
-    int64_t cookie = load(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS
-                                       + L.CONNECTION_COOKIE);
+    int64_t cookie = load(control, row + L.CONNECTION_COOKIE);
     int64_t noted = load(control, L.CONNECTION_SOFTWARE + connection);
     return noted >> L.SOFTWARE_SHIFT == cookie;
 }
@@ -270,7 +267,7 @@ find_part(handler_end *self, PyObject *known, produce_part *part, int is_transac
         return PLAIN;
     if (is_transactional
         && (!read_int_field(part->plan, self->plan.row, &row)
-            || !is_open(&self->transactions, part->producer.id, part->producer.epoch,
+            || !is_transaction_open(&self->transactions, part->producer.id, part->producer.epoch,
                         row)))
         return self->quotas.are_set ? NOT_PLAIN : BEGUN_ELSEWHERE;
     part->entry = expect_batch(&self->rows, &self->plan, &self->producers, part->plan,

@@ -10,113 +10,7 @@
 #include <string.h>
 
 #define PRODUCE 0
-#define NS_PER_S 1000000000
 #define MAX_CLIENT_ID_BYTES 256
-
-/* -- a row ------------------------------------------------------------------------------- */
-
-static int64_t
-sample_at(int64_t row, int64_t sample)
-{
-    return row + L.QUOTA_SAMPLES + sample * L.QUOTA_SAMPLE_WORDS;
-}
-
-/* Which sample an amount goes to; `*is_new` if that begins with it. Under the mutex. */
-static int64_t
-current_sample(const quotas *q, int64_t row, int64_t now, int *is_new)
-{
-    int64_t current = load_relaxed(&q->segment, row + L.QUOTA_CURRENT);
-    if (current < 0 || current > q->samples)
-        current = 0;
-    int64_t start = load_relaxed(&q->segment, sample_at(row, current));
-    *is_new = start == 0 || now - start >= q->window_ns;
-    return start != 0 && *is_new ? (current + 1) % (q->samples + 1) : current;
-}
-
-/* Whether a row is within its bound with so much more. Under the mutex. */
-static int
-is_within(const quotas *q, int64_t row, double bound, int64_t amount, int64_t now)
-{
-    const memory *m = &q->segment;
-    int is_new;
-    int64_t current = current_sample(q, row, now, &is_new);
-    int64_t total = amount, oldest = now, since = now - q->samples * q->window_ns;
-    for (int64_t i = 0; i <= q->samples; i++) {
-        int64_t sample = sample_at(row, i), start = load_relaxed(m, sample);
-        if ((is_new && i == current) || start == 0 || load_relaxed(m, sample + 2) <= since)
-            continue;
-        total += load_relaxed(m, sample + 1);
-        if (start < oldest)
-            oldest = start;
-    }
-    int64_t elapsed = now - oldest, missing = q->samples - 1 - elapsed / q->window_ns;
-    if (missing > 0)
-        elapsed += missing * q->window_ns;
-    if (elapsed < 1000000)
-        elapsed = 1000000;
-    return (double)total * NS_PER_S / (double)elapsed <= bound;
-}
-
-/* QuotaRow._record. */
-static void
-record_amount(const quotas *q, int64_t row, int64_t amount, int64_t now)
-{
-    const memory *m = &q->segment;
-    int is_new;
-    int64_t current = current_sample(q, row, now, &is_new);
-    int64_t sample = sample_at(row, current);
-    if (is_new) {
-        store(m, sample, 0);
-        STEP();
-        store(m, sample + 1, 0);
-        store(m, sample + 2, now);
-        STEP();
-        store(m, sample, now);
-        STEP();
-        store(m, row + L.QUOTA_CURRENT, current);
-        STEP();
-    }
-    store(m, sample + 1, load_relaxed(m, sample + 1) + amount);
-    STEP();
-    store(m, sample + 2, now);
-    store(m, row + L.QUOTA_USED, now);
-    STEP();
-    store(m, row + L.QUOTA_CHARGED, load_relaxed(m, row + L.QUOTA_CHARGED) + amount);
-}
-
-/* Charge an amount. 0: it was not, since it would be too much (unless that is to be
- * charged `anyway`), or the row is another client's.
- */
-static int
-charge(const quotas *q, const quota_limit *limit, int64_t amount, int64_t now, int anyway)
-{
-    int64_t row = L.QUOTA_HEADER_WORDS + limit->row * L.QUOTA_ROW_WORDS;
-    void *mutex = mutex_at(&q->segment, row + L.QUOTA_ROW_MUTEX);
-    int owner_died = 0;
-    if (lock_repaired(mutex, &owner_died))
-        return 0; /* damaged: Python finds out */
-    STEP();
-    int done = load_relaxed(&q->segment, row + L.QUOTA_GENERATION) == limit->generation
-               && (anyway || is_within(q, row, limit->bound, amount, now));
-    if (done)
-        record_amount(q, row, amount, now);
-    STEP();
-    unlock(mutex);
-    if (owner_died)
-        tell_of_repairs();
-    return done;
-}
-
-/* Whether a client is within its quota of time so far: a look without the lock, whose
- * words may be of two moments. What the request takes is charged afterwards in any case.
- */
-static int
-has_time_left(const quotas *q, const quota_limit *limit, int64_t now)
-{
-    int64_t row = L.QUOTA_HEADER_WORDS + limit->row * L.QUOTA_ROW_WORDS;
-    return load(&q->segment, row + L.QUOTA_GENERATION) == limit->generation
-           && is_within(q, row, limit->bound, 0, now);
-}
 
 /* -- a request's client -------------------------------------------------------------------- */
 
@@ -137,18 +31,14 @@ find_client(const handler_end *self, int64_t slot, const uint8_t *frame, int64_t
     uint8_t key[8 + MAX_CLIENT_ID_BYTES];
     const memory *control = &self->control;
     int64_t length = read_big(frame + 8, 2);
-    int64_t connection = load(control, slot_row(slot) + L.SLOT_CONNECTION);
+    int64_t connection, row;
     if (length < 0)
         length = 0;
-    if (length > MAX_CLIENT_ID_BYTES || length > size - 10 || connection < 0
-        || connection >= L.CONTROL_WORDS
-        || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
-                      L.CONNECTION_WORDS))
+    if (length > MAX_CLIENT_ID_BYTES || length > size - 10
+        || !find_connection(control, slot, &connection, &row))
         return 0;
-    int64_t row = L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS;
     int64_t principal = load(control, row + L.CONNECTION_PRINCIPAL);
-    /* After it: of a client that has gone, the row may be another's by now. */
-    if (load(control, row + L.CONNECTION_SLOT) != slot + 1)
+    if (!is_row_of_slot(control, row, slot))
         return 0;
     memcpy(key, &principal, 8);
     memcpy(key + 8, frame + 10, length);
@@ -175,9 +65,9 @@ quota_begin(const handler_end *self, int64_t slot, int64_t api_key, const uint8_
         return 0;
     if (api_key != PRODUCE)
         c->bytes.row = -1;
-    if (c->time.row >= 0 && !has_time_left(q, &c->time, c->begun))
+    if (c->time.row >= 0 && !is_within_limit(&q->table, &c->time, c->begun))
         return 0;
-    if (c->bytes.row >= 0 && !charge(q, &c->bytes, size, c->begun, 0))
+    if (c->bytes.row >= 0 && !charge_within(&q->table, &c->bytes, size, c->begun))
         return 0;
     c->is_charged = 1;
     c->size = size;
@@ -205,12 +95,12 @@ quota_end(const handler_end *self, int64_t slot, int was_executed, int is_held_b
         return;
     int64_t now = monotonic_ns();
     if (!was_executed && c->bytes.row >= 0)
-        charge(&self->quotas, &c->bytes, -c->size, now, 1);
+        charge_anyway(&self->quotas.table, &c->bytes, -c->size, now);
     if (was_executed && c->time.row >= 0
         && (is_held_back
             || load(&self->control, slot_row(slot) + L.SLOT_RESPONSE_KIND) != L.KIND_NONE))
-        charge(&self->quotas, &c->time,
-               now - c->begun + network_ns(self, slot, c->size), now, 1);
+        charge_anyway(&self->quotas.table, &c->time,
+                      now - c->begun + network_ns(self, slot, c->size), now);
 }
 
 PyObject *
@@ -220,19 +110,16 @@ handler_set_quotas(PyObject *object, PyObject *args)
     PyObject *view;
     long long samples, window_ns;
     memory segment;
+    quota_table table;
     if (!PyArg_ParseTuple(args, "OLL", &view, &samples, &window_ns)
         || !get_memory(view, &segment))
         return NULL;
-    if (!has_words(&segment, 0,
-                   L.QUOTA_HEADER_WORDS + L.MAX_QUOTA_ROWS * L.QUOTA_ROW_WORDS)
-        || samples < 1 || samples > L.MAX_QUOTA_SAMPLES || window_ns < 1)
+    if (!open_quota_table(&table, &segment, samples, window_ns))
         return PyErr_Format(PyExc_ValueError, "no table of quotas");
     PyObject *keep = PyTuple_Pack(2, self->keep, view);
     if (keep == NULL)
         return NULL;
     Py_SETREF(self->keep, keep);
-    self->quotas.segment = segment;
-    self->quotas.samples = samples;
-    self->quotas.window_ns = window_ns;
+    self->quotas.table = table;
     Py_RETURN_NONE;
 }

@@ -18,12 +18,9 @@ static int
 read_sender(const handler_end *self, int64_t slot, uint8_t *key)
 {
     const memory *control = &self->control;
-    int64_t connection = load(control, slot_row(slot) + L.SLOT_CONNECTION);
-    if (connection < 0 || connection >= L.CONTROL_WORDS
-        || !has_words(control, L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS,
-                      L.CONNECTION_WORDS))
+    int64_t connection, row;
+    if (!find_connection(control, slot, &connection, &row))
         return 0;
-    int64_t row = L.CONNECTION_ROWS + connection * L.CONNECTION_WORDS;
     int64_t sender[KEY_WORDS] = {
         load(control, row + L.CONNECTION_PRINCIPAL),
         load(control, row + L.CONNECTION_LISTENER),
@@ -31,8 +28,7 @@ read_sender(const handler_end *self, int64_t slot, uint8_t *key)
         load(control, row + L.CONNECTION_PEER_ADDRESS + 1),
     };
     memcpy(key, sender, sizeof sender);
-    /* Last: who takes the row forgets the slot before it writes anything else. */
-    return load(control, row + L.CONNECTION_SLOT) == slot + 1;
+    return is_row_of_slot(control, row, slot);
 }
 
 /* The topics of one sender; borrowed, NULL if there are none, perhaps an exception. */

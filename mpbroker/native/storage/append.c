@@ -287,9 +287,9 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
         return 0;
     const int64_t row = a.row * L.ROW_WORDS, words = slot_row(slot);
     void *mutex = mutex_at(rows, row + L.ROW_MUTEX);
-    int error = lock_repaired(mutex, &owner_died);
+    int error = lock_mutex(mutex, &owner_died);
     if (error) {
-        damaged(error);
+        raise_damaged_mutex(error);
         return -1;
     }
     result->row = a.row;
@@ -311,9 +311,9 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
      * transaction is closed before the marker that ends it comes, under this lock. */
     if ((part->entry != NULL && a.producers_end != end_offset)
         || (part->is_transactional
-            && !is_open(open, part->producer.id, part->producer.epoch, a.row))
+            && !is_transaction_open(open, part->producer.id, part->producer.epoch, a.row))
         || !fits(&a, rows, row, state, added, last_offset, timestamp)) {
-        unlock(mutex);
+        unlock_mutex(mutex);
         return 0;
     }
     store(control, words + L.SLOT_INTENT_BASE, end_offset);
@@ -345,7 +345,7 @@ append_plain(const memory *control, const memory *arena, const memory *rows,
     result->position = position;
     result->next_position = position + added;
     result->log_start_offset = load(rows, row + L.ROW_LOG_START_OFFSET);
-    unlock(mutex);
+    unlock_mutex(mutex);
     STEP();
     result->has_waiters = load(rows, row + L.ROW_WAITERS) != 0;
     return 1;

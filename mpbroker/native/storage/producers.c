@@ -196,8 +196,7 @@ catch_up(const memory *rows, const append_plan_fields *p, const producer_fields 
     PyObject *segment = get_field(plan, p->segment), *producers = state_of(at, plan);
     if (segment == NULL || segment == Py_None || producers == NULL
         || !read_int_field(segment, p->segment_fd, &fd) || fd < 0
-        || !read_int_field(plan, p->row, &row) || row < 0 || row >= L.MAX_PARTITIONS
-        || !has_words(rows, row * L.ROW_WORDS, L.ROW_WORDS)
+        || !read_int_field(plan, p->row, &row) || !has_row(rows, row)
         || !read_int_field(plan, p->active_base, &active_base)
         || !read_int_field(plan, p->structure, &structure)
         || !read_int_field(plan, p->producers_end, &end)
@@ -207,9 +206,8 @@ catch_up(const memory *rows, const append_plan_fields *p, const producer_fields 
     /* Python has read on without an append: what it took over is not to come again. */
     if (in_python > end)
         return 0;
-    row *= L.ROW_WORDS;
     if (end < 0 || !read_state(rows, row, state) || state[ACTIVE_BASE] != active_base
-        || load(rows, row + L.ROW_STRUCTURE) != structure)
+        || load(rows, row_at(row) + L.ROW_STRUCTURE) != structure)
         return 0;
     for (int batches = 0; end != state[END_OFFSET]; batches++) {
         /* Of a batch its header, and whatever is behind that: a marker is no more. */

@@ -1,0 +1,50 @@
+/* Request slots: a row of words a request, in the control segment.
+ *
+ * Line 1 of a row (state, connection, where the request is) is the processor's to write
+ * that the slot belongs to; but for the state, which each owner of the request writes in
+ * its turn: ipc/layout.py draws the transitions. Line 2 (intent, progress, the answer,
+ * time stamps) is cleared by the processor, and then written by the handler that has
+ * claimed the request; after a death, by whoever repairs what it left.
+ */
+
+#ifndef MPBROKER_REQUEST_SLOT_H
+#define MPBROKER_REQUEST_SLOT_H
+
+#include "ipc/layout.h"
+#include "ipc/shared_memory.h"
+
+static inline int64_t
+slot_row(int64_t slot)
+{
+    return L.SLOTS + slot * L.SLOT_WORDS;
+}
+
+static inline int
+is_slot(int64_t slot)
+{
+    return slot >= 0 && slot < L.MAX_SLOTS;
+}
+
+/* Return a slot's state word without its state and its handler. */
+static inline int64_t
+generation_of(int64_t state)
+{
+    return state & ~(((int64_t)1 << L.GENERATION_SHIFT) - 1);
+}
+
+/* Change a slot's state, with the handler that it names, within its generation. */
+static inline void
+set_slot_state(const memory *control, int64_t slot, int64_t state)
+{
+    int64_t at = slot_row(slot) + L.SLOT_STATE;
+    store(control, at, generation_of(load(control, at)) | state);
+}
+
+/* Return a state together with the handler that it is in the care of. */
+static inline int64_t
+state_of_handler(int64_t handler, int64_t state)
+{
+    return (handler + 1) << L.STATE_HANDLER_SHIFT | state;
+}
+
+#endif
