@@ -8,6 +8,7 @@
  */
 
 #include "core.h"
+#include "protocol/varint.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -142,23 +143,6 @@ told(int result, const appended *done)
 }
 
 /* -- records ----------------------------------------------------------------------------- */
-
-static uint8_t *
-write_varint(uint8_t *at, int64_t value)
-{
-    uint64_t raw = (uint64_t)value << 1 ^ (uint64_t)(value >> 63);
-    for (; raw >= 0x80; raw >>= 7)
-        *at++ = (uint8_t)(raw | 0x80);
-    *at++ = (uint8_t)raw;
-    return at;
-}
-
-static int
-varint_size(int64_t value)
-{
-    uint8_t bytes[10];
-    return (int)(write_varint(bytes, value) - bytes);
-}
 
 static uint8_t *
 write_bytes(uint8_t *at, PyObject *bytes)

@@ -12,91 +12,7 @@
 #include <Python.h>
 #include <string.h>
 
-#include "protocol/varint.h"
-
-enum fault {
-    NO_FAULT = 0,
-    TOO_FEW_RECORDS = 1,
-    BAD_VARINT = 2,
-    BAD_RECORD_LENGTH = 3,
-    BAD_KEY_LENGTH = 5,
-    BAD_VALUE_LENGTH = 6,
-    BAD_HEADER_COUNT = 7,
-    BAD_HEADER = 8,
-    BYTES_LEFT_IN_RECORD = 9,
-    BYTES_LEFT_IN_BATCH = 10,
-};
-
-#define MIN_RECORD_LENGTH 6
-
-typedef struct {
-    const uint8_t *data; /* NULL: null */
-    int64_t length;
-} field;
-
-typedef struct {
-    int64_t timestamp_delta;
-    int64_t offset_delta;
-    field key;
-    field value;
-    int64_t header_count;
-    cursor headers;
-} record;
-
-static inline int
-read_field(cursor *c, enum fault bad_length, field *out)
-{
-    int64_t length;
-    *out = (field){NULL, 0};
-    if (!read_varint(c, 32, &length))
-        return BAD_VARINT;
-    if (length < -1 || length > c->end - c->at)
-        return bad_length;
-    out->data = length < 0 ? NULL : c->at;
-    out->length = length < 0 ? 0 : length;
-    c->at += out->length;
-    return NO_FAULT;
-}
-
-static inline int
-read_header(cursor *c, field *key, field *value)
-{
-    int fault = read_field(c, BAD_HEADER, key);
-    if (fault == NO_FAULT && key->data == NULL)
-        fault = BAD_HEADER;
-    return fault == NO_FAULT ? read_field(c, BAD_HEADER, value) : fault;
-}
-
-static inline int
-read_record(cursor *batch, record *r)
-{
-    int64_t length;
-    int fault;
-    field key = {NULL, 0}, value = {NULL, 0};
-    if (batch->at == batch->end)
-        return TOO_FEW_RECORDS;
-    if (!read_varint(batch, 32, &length))
-        return BAD_VARINT;
-    if (length < MIN_RECORD_LENGTH || length > batch->end - batch->at)
-        return BAD_RECORD_LENGTH;
-    cursor c = {batch->at + 1, batch->at + length}; /* past the attributes */
-    batch->at = c.end;
-    if (!read_varint(&c, 64, &r->timestamp_delta) ||
-        !read_varint(&c, 32, &r->offset_delta))
-        return BAD_VARINT;
-    if ((fault = read_field(&c, BAD_KEY_LENGTH, &r->key)) != NO_FAULT ||
-        (fault = read_field(&c, BAD_VALUE_LENGTH, &r->value)) != NO_FAULT)
-        return fault;
-    if (!read_varint(&c, 32, &r->header_count))
-        return BAD_VARINT;
-    if (r->header_count < 0 || r->header_count > c.end - c.at)
-        return BAD_HEADER_COUNT;
-    r->headers = c;
-    for (int64_t left = r->header_count; left > 0; left--)
-        if ((fault = read_header(&c, &key, &value)) != NO_FAULT)
-            return fault;
-    return c.at == c.end ? NO_FAULT : BYTES_LEFT_IN_RECORD;
-}
+#include "protocol/record_walk.h"
 
 /* One variable-size column being filled. */
 typedef struct {
@@ -130,7 +46,7 @@ new_column(column *c, Py_ssize_t count, int64_t size)
 }
 
 static inline void
-add(column *c, const field *f)
+add(column *c, const record_field *f)
 {
     if (f->data != NULL) {
         memcpy(c->data + c->used, f->data, (size_t)f->length);
@@ -164,14 +80,13 @@ typedef struct {
 } totals;
 
 /* Judge every record and reckon what those from `first_delta` on need. */
-static int
+static enum record_fault
 measure(cursor batch, long long count, int64_t first_delta, totals *t, long long *index)
 {
     record r;
-    field key = {NULL, 0}, value = {NULL, 0};
-    int fault;
+    enum record_fault fault;
     for (*index = 0; *index < count; ++*index) {
-        if ((fault = read_record(&batch, &r)) != NO_FAULT)
+        if ((fault = read_record(&batch, 1, 0, &r)) != NO_FAULT)
             return fault;
         if (r.offset_delta < first_delta)
             continue;
@@ -180,7 +95,8 @@ measure(cursor batch, long long count, int64_t first_delta, totals *t, long long
         t->value_size += r.value.length;
         t->headers += (Py_ssize_t)r.header_count;
         for (int64_t left = r.header_count; left > 0; left--) {
-            (void)read_header(&r.headers, &key, &value);
+            record_field key = {NULL, 0}, value = {NULL, 0};
+            (void)read_record_header(&r.headers, &key, &value);
             t->header_key_size += key.length;
             t->header_value_size += value.length;
         }
@@ -214,8 +130,7 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
     *end++ = 0;
     for (long long index = 0; index < count; index++) {
         record r;
-        field name = {NULL, 0}, content = {NULL, 0};
-        (void)read_record(&batch, &r); /* judged before */
+        (void)read_record(&batch, 1, 0, &r); /* judged before */
         if (r.offset_delta < first_delta)
             continue;
         *offset++ = (int64_t)((uint64_t)base_offset + (uint64_t)r.offset_delta);
@@ -226,7 +141,8 @@ fill(cursor batch, long long count, int64_t first_delta, const totals *t,
         if (!with_headers)
             continue;
         for (int64_t left = r.header_count; left > 0; left--) {
-            (void)read_header(&r.headers, &name, &content);
+            record_field name = {NULL, 0}, content = {NULL, 0};
+            (void)read_record_header(&r.headers, &name, &content);
             add(&header_key, &name);
             add(&header_value, &content);
         }
@@ -277,7 +193,7 @@ read_columns(PyObject *module, PyObject *args)
         return NULL;
     const uint8_t *data = buffer.buf;
     cursor batch = {data, data + buffer.len};
-    int fault = measure(batch, count, first_delta, &t, &index);
+    enum record_fault fault = measure(batch, count, first_delta, &t, &index);
     if (fault != NO_FAULT)
         result = Py_BuildValue("(iLOOOOO)", fault, index, Py_None, Py_None, Py_None,
                                Py_None, Py_None);

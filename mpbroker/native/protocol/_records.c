@@ -13,113 +13,36 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "protocol/varint.h"
+#include "protocol/record_walk.h"
 
-enum fault {
-    NO_FAULT = 0,
-    TOO_FEW_RECORDS = 1,
-    BAD_VARINT = 2,
-    BAD_RECORD_LENGTH = 3,
-    BAD_OFFSET_DELTA = 4,
-    BAD_KEY_LENGTH = 5,
-    BAD_VALUE_LENGTH = 6,
-    BAD_HEADER_COUNT = 7,
-    BAD_HEADER = 8,
-    BYTES_LEFT_IN_RECORD = 9,
-    BYTES_LEFT_IN_BATCH = 10,
-};
-
-#define MIN_RECORD_LENGTH 6
 #define BATCH_HEADER_SIZE 61
 
-/* Skip a length and as many bytes; -1 is null if `nullable`. */
-static inline int
-skip_bytes(cursor *c, int nullable, enum fault bad_length, int *is_null)
-{
-    int64_t length;
-    if (!read_varint(c, 32, &length))
-        return BAD_VARINT;
-    if (length < 0) {
-        if (length != -1 || !nullable)
-            return bad_length;
-        *is_null = 1;
-        return NO_FAULT;
-    }
-    if (length > c->end - c->at)
-        return bad_length;
-    c->at += length;
-    *is_null = 0;
-    return NO_FAULT;
-}
-
-static int
-skip_headers(cursor *c)
-{
-    int64_t count;
-    int fault, is_null;
-    if (!read_varint(c, 32, &count))
-        return BAD_VARINT;
-    if (count < 0 || count > c->end - c->at)
-        return BAD_HEADER_COUNT;
-    for (; count > 0; count--) {
-        if ((fault = skip_bytes(c, 0, BAD_HEADER, &is_null)) != NO_FAULT)
-            return fault;
-        if ((fault = skip_bytes(c, 1, BAD_HEADER, &is_null)) != NO_FAULT)
-            return fault;
-    }
-    return NO_FAULT;
-}
-
 typedef struct {
-    long long index;          /* of the record at fault, or how many there are */
     int64_t max_delta;        /* of timestamps, where there is one */
     long long max_index;      /* first record that has it; -1: none has a timestamp */
     int64_t min_delta;
     long long first_keyless;  /* -1: all have keys */
 } walk;
 
-static inline int
-walk_record(cursor *batch, long long index, int64_t no_timestamp_delta, walk *w)
+/* Add what a record says to what the walk has found. */
+static inline void
+add_record(walk *w, long long index, const record *r, int64_t no_timestamp_delta)
 {
-    int64_t length, delta, offset_delta;
-    int fault, is_keyless, is_null;
-    if (batch->at == batch->end)
-        return TOO_FEW_RECORDS;
-    if (!read_varint(batch, 32, &length))
-        return BAD_VARINT;
-    if (length < MIN_RECORD_LENGTH || length > batch->end - batch->at)
-        return BAD_RECORD_LENGTH;
-    cursor c = {batch->at + 1, batch->at + length}; /* past the attributes */
-    if (!read_varint(&c, 64, &delta) || !read_varint(&c, 32, &offset_delta))
-        return BAD_VARINT;
-    if (offset_delta != index)
-        return BAD_OFFSET_DELTA;
-    if ((fault = skip_bytes(&c, 1, BAD_KEY_LENGTH, &is_keyless)) != NO_FAULT)
-        return fault;
-    if ((fault = skip_bytes(&c, 1, BAD_VALUE_LENGTH, &is_null)) != NO_FAULT)
-        return fault;
-    if (c.at < c.end && *c.at == 0)
-        c.at++; /* no headers: nearly always */
-    else if ((fault = skip_headers(&c)) != NO_FAULT)
-        return fault;
-    if (c.at != c.end)
-        return BYTES_LEFT_IN_RECORD;
-    if (is_keyless && w->first_keyless < 0)
+    const int64_t delta = r->timestamp_delta;
+    if (r->key.data == NULL && w->first_keyless < 0)
         w->first_keyless = index;
-    if (delta != no_timestamp_delta) {
-        if (w->max_index < 0) {
-            w->max_delta = w->min_delta = delta;
-            w->max_index = index;
-        }
-        else if (delta > w->max_delta) {
-            w->max_delta = delta;
-            w->max_index = index;
-        }
-        else if (delta < w->min_delta)
-            w->min_delta = delta;
+    if (delta == no_timestamp_delta)
+        return;
+    if (w->max_index < 0) {
+        w->max_delta = w->min_delta = delta;
+        w->max_index = index;
     }
-    batch->at = c.end;
-    return NO_FAULT;
+    else if (delta > w->max_delta) {
+        w->max_delta = delta;
+        w->max_index = index;
+    }
+    else if (delta < w->min_delta)
+        w->min_delta = delta;
 }
 
 PyDoc_STRVAR(walk_records_doc,
@@ -152,49 +75,23 @@ walk_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     const uint8_t *data = buffer.buf;
     cursor batch = {data + start, data + buffer.len};
-    walk w = {0, 0, -1, 0, -1};
-    int fault = NO_FAULT;
-    for (; w.index < count; w.index++)
-        if ((fault = walk_record(&batch, w.index, no_timestamp_delta, &w)) != NO_FAULT)
+    walk w = {0, -1, 0, -1};
+    enum record_fault fault = NO_FAULT;
+    long long index = 0;
+    for (; index < count; index++) {
+        record r;
+        if ((fault = read_record(&batch, 0, index, &r)) != NO_FAULT)
             break;
+        add_record(&w, index, &r, no_timestamp_delta);
+    }
     if (fault == NO_FAULT && batch.at != batch.end)
         fault = BYTES_LEFT_IN_BATCH;
     PyBuffer_Release(&buffer);
-    return Py_BuildValue("(iLLLLL)", fault, w.index, (long long)w.max_delta,
+    return Py_BuildValue("(iLLLLL)", fault, index, (long long)w.max_delta,
                          w.max_index, (long long)w.min_delta, w.first_keyless);
 }
 
 /* -- encoding -- */
-
-static inline uint64_t
-zigzag(int64_t value)
-{
-    return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63);
-}
-
-static inline Py_ssize_t
-varint_size(int64_t value)
-{
-    uint64_t raw = zigzag(value);
-    Py_ssize_t size = 1;
-    while (raw > 0x7f) {
-        raw >>= 7;
-        size++;
-    }
-    return size;
-}
-
-static inline uint8_t *
-write_varint(uint8_t *at, int64_t value)
-{
-    uint64_t raw = zigzag(value);
-    while (raw > 0x7f) {
-        *at++ = (uint8_t)(raw | 0x80);
-        raw >>= 7;
-    }
-    *at++ = (uint8_t)raw;
-    return at;
-}
 
 /* The size of a field with its length, or -1 and TypeError unless it is bytes or, where
  * that is allowed, None. */

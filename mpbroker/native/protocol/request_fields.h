@@ -6,6 +6,7 @@
 #define MPBROKER_WIRE_H
 
 #include "core.h"
+#include "protocol/varint.h"
 
 /* Of bytes that a client sent: whatever is not there, or not plain, makes it bad. */
 typedef struct {
@@ -27,15 +28,14 @@ get(reader *r, int bytes)
 static inline int64_t
 get_unsigned_varint(reader *r)
 {
-    int64_t value = 0;
-    for (int shift = 0; shift < 28; shift += 7) {
-        int64_t byte = get(r, 1) & 0xFF;
-        value |= (byte & 0x7F) << shift;
-        if (byte < 0x80)
-            return value;
+    cursor c = {r->at, r->end};
+    uint64_t value;
+    if (!read_unsigned_varint(&c, 28, &value)) {
+        r->is_bad = 1; /* 256 MB of anything is not plain */
+        return 0;
     }
-    r->is_bad = 1; /* 256 MB of anything is not plain */
-    return 0;
+    r->at = c.at;
+    return (int64_t)value;
 }
 
 /* -1: null. */
@@ -77,11 +77,7 @@ write_length(uint8_t *at, int64_t value, int flexible, int bytes)
 {
     if (!flexible)
         return write_big(at, value, bytes);
-    uint64_t rest = (uint64_t)value + 1;
-    for (; rest >= 0x80; rest >>= 7)
-        *at++ = (uint8_t)(rest | 0x80);
-    *at++ = (uint8_t)rest;
-    return at;
+    return write_unsigned_varint(at, (uint64_t)value + 1);
 }
 
 #endif

@@ -9,6 +9,7 @@
  */
 
 #include "core.h"
+#include "protocol/record_walk.h"
 
 #include <errno.h>
 #include <string.h>
@@ -23,71 +24,23 @@
 
 /* -- the batch ------------------------------------------------------------------------ */
 
-typedef struct {
-    const uint8_t *at, *end;
-} cursor;
-
-/* A zig-zag varint of at most 35 bits: a longer one is not plain. */
-static inline int
-read_varint(cursor *c, int64_t *value)
-{
-    uint64_t raw = 0;
-    for (int shift = 0; shift < 35; shift += 7) {
-        if (c->at == c->end)
-            return 0;
-        uint8_t byte = *c->at++;
-        raw |= (uint64_t)(byte & 0x7F) << shift;
-        if (byte < 0x80) {
-            *value = (int64_t)((raw >> 1) ^ (0 - (raw & 1)));
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static inline int
-skip_bytes(cursor *c, int64_t least)
-{
-    int64_t length;
-    if (!read_varint(c, &length) || length < least || length > c->end - c->at)
-        return 0;
-    if (length > 0)
-        c->at += length;
-    return 1;
-}
-
-static int
-skip_headers(cursor *c)
-{
-    int64_t count;
-    if (!read_varint(c, &count) || count < 0 || count > c->end - c->at)
-        return 0;
-    for (; count > 0; count--)
-        if (!skip_bytes(c, 0) || !skip_bytes(c, -1))
-            return 0;
-    return 1;
-}
+/* Far beyond any time, and from where anything could overflow. */
+#define MAX_PLAIN_TIME ((int64_t)1 << 60)
 
 /* Visit every record; the newest and oldest delta, or 0 if one is not plain. */
 static int
 walk_plain(cursor c, int64_t count, int64_t *newest, int64_t *oldest)
 {
     for (int64_t index = 0; index < count; index++) {
-        int64_t length, delta, offset_delta;
-        if (!read_varint(&c, &length) || length < 6 || length > c.end - c.at)
+        record r;
+        if (read_record(&c, 0, index, &r) != NO_FAULT)
             return 0;
-        cursor r = {c.at + 1, c.at + length};
-        c.at += length;
-        if (!read_varint(&r, &delta) || !read_varint(&r, &offset_delta)
-            || offset_delta != index || !skip_bytes(&r, -1) || !skip_bytes(&r, -1)
-            || !skip_headers(&r) || r.at != r.end)
-            return 0;
-        if (index == 0 || delta > *newest)
-            *newest = delta;
-        if (index == 0 || delta < *oldest)
-            *oldest = delta;
+        if (index == 0 || r.timestamp_delta > *newest)
+            *newest = r.timestamp_delta;
+        if (index == 0 || r.timestamp_delta < *oldest)
+            *oldest = r.timestamp_delta;
     }
-    return c.at == c.end;
+    return c.at == c.end && *newest < MAX_PLAIN_TIME && *oldest > -MAX_PLAIN_TIME;
 }
 
 /* Whether all is plain but the records and their checksum, which take longer to see. */
@@ -118,9 +71,8 @@ has_plain_records(const produce_part *part, int64_t now_ms)
     cursor records = {b + BATCH_HEADER, b + size};
     if (!walk_plain(records, read_big(b + 57, 4), &newest, &oldest))
         return 0;
-    /* Far from where anything could overflow; odd times are not plain. */
-    int64_t base = read_big(b + 27, 8), limit = (int64_t)1 << 60;
-    if (base < 0 || base > limit || base + oldest < 0)
+    int64_t base = read_big(b + 27, 8);
+    if (base < 0 || base > MAX_PLAIN_TIME || base + oldest < 0)
         return 0;
     newest += base;
     oldest += base;

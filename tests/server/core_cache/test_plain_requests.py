@@ -165,6 +165,27 @@ def test_what_is_not_plain_goes_the_usual_way_and_ends_the_same(pair, records):
     assert contents(pair[0]) == contents(pair[1])
 
 
+@pytest.mark.parametrize(
+    ("times", "takes_it"),
+    [
+        ((NOW - (1 << 36), NOW), True),  # a delta of more than 32 bits
+        ((NOW, NOW - (1 << 36)), True),
+        ((0, 1 << 62), False),
+        ((1 << 62, 0), False),
+        ((0, (1 << 63) - 1), False),
+    ],
+)
+def test_records_of_years_apart_end_the_same(pair, times, takes_it):
+    builder = RecordBatchBuilder()
+    for at in times:
+        builder.append(at, None, b"x")
+    for records in (batch(), batch(), bytes(builder.build())):
+        frame = produce_request("one", 0, records, version=7)
+        assert pair[0].ask(frame) == pair[1].ask(frame)
+    assert pair[0].short_ways == [PRODUCE] * takes_it
+    assert contents(pair[0]) == contents(pair[1])
+
+
 @given(data=st.data())
 def test_any_produce_ends_the_same_either_way(tmp_path_factory, data):
     """What is changed is mostly a bit or two of a plain one."""
