@@ -17,7 +17,7 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client.admin import config_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 
@@ -80,17 +80,17 @@ def _resource(
     client_metrics: str | None,
     all_brokers: bool,
     loggers: bool,
-) -> Resource:
+) -> ConfigResource:
     if topic is not None:
-        return Resource(ResourceType.TOPIC, topic)
+        return ConfigResource(ConfigResourceType.TOPIC, topic)
     if group is not None:
-        return Resource(ResourceType.GROUP, group)
+        return ConfigResource(ConfigResourceType.GROUP, group)
     if client_metrics is not None:
-        return Resource(ResourceType.CLIENT_METRICS, client_metrics)
+        return ConfigResource(ConfigResourceType.CLIENT_METRICS, client_metrics)
     if all_brokers:
-        return Resource(ResourceType.BROKER, "")
-    kind = ResourceType.BROKER_LOGGER if loggers else ResourceType.BROKER
-    return Resource(kind, str(cluster.metadata([]).controller_id))
+        return ConfigResource(ConfigResourceType.BROKER, "")
+    kind = ConfigResourceType.BROKER_LOGGER if loggers else ConfigResourceType.BROKER
+    return ConfigResource(kind, str(cluster.metadata([]).controller_id))
 
 
 def _check_one(
@@ -255,21 +255,25 @@ def unset(
     _done(resource, "unset", keys, output_format)
 
 
-def refuse_unknown(cluster: Cluster, resource: Resource, keys: Sequence[str]) -> None:
+def refuse_unknown(
+    cluster: Cluster, resource: ConfigResource, keys: Sequence[str]
+) -> None:
     """Refuse to take away what there is not: a broker takes that for done.
 
     Raises:
         CliError: NOT_FOUND, with the names.
     """
     found = config_admin.describe_configs(cluster, resource, keys)
-    if resource == (ResourceType.BROKER, ""):  # of whom only what is set is told
-        one = Resource(ResourceType.BROKER, str(cluster.metadata([]).controller_id))
+    if resource == (ConfigResourceType.BROKER, ""):  # of whom only what is set is told
+        one = ConfigResource(
+            ConfigResourceType.BROKER, str(cluster.metadata([]).controller_id)
+        )
         found += config_admin.describe_configs(cluster, one, keys)
     _refuse_missing(resource, keys, found)
 
 
 def _refuse_missing(
-    resource: Resource,
+    resource: ConfigResource,
     keys: Iterable[str],
     found: Iterable[DescribeConfigsResourceResult],
 ) -> None:
@@ -280,7 +284,7 @@ def _refuse_missing(
 
 
 def _done(
-    resource: Resource, what: str, keys: Iterable[str], output_format: str
+    resource: ConfigResource, what: str, keys: Iterable[str], output_format: str
 ) -> None:
     if output_format == "json":
         print_json({what: list(keys), "of": str(resource)})

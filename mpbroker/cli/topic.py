@@ -20,7 +20,7 @@ from mpbroker.cli.options import (
 )
 from mpbroker.cli.output import print_json, print_table
 from mpbroker.client.admin import topic_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import UnsupportedVersionError, describe_error
 from mpbroker.protocol.error_code import ErrorCode
@@ -328,7 +328,9 @@ def alter(
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
     with open_cluster(bootstrap, timeout_s) as cluster:
         if deleted:
-            refuse_unknown(cluster, Resource(ResourceType.TOPIC, name), deleted)
+            refuse_unknown(
+                cluster, ConfigResource(ConfigResourceType.TOPIC, name), deleted
+            )
         if settings or deleted:
             topic_admin.alter_topic_configs(cluster, name, settings, deleted)
         if partitions is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import config_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.client.network_client import NetworkClient
@@ -167,7 +167,7 @@ def test_a_members_metrics_are_in_the_brokers_telemetry_log_by_kips_names(
     path = tmp_path / "telemetry.log"
     broker = make_broker({"client.telemetry.log.path": path})
     with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
-        resource = Resource(ResourceType.CLIENT_METRICS, "all")
+        resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
         wanted = {"metrics": PREFIX, "interval.ms": "100"}
         config_admin.alter_configs(cluster, resource, wanted, ())
     fill(broker.bootstrap, topic_name, range(5))

@@ -6,7 +6,7 @@ import pytest
 
 from mpbroker.client.addresses import Address
 from mpbroker.client.admin import config_admin, topic_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.consumer.group_member import GroupMember, GroupSettings
 from mpbroker.client.settings import ClientSettings
@@ -29,7 +29,7 @@ from tests.client.test_fetcher import (
     make_fetcher,
 )
 
-CONFIG = Resource(ResourceType.CLIENT_METRICS, "all")
+CONFIG = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
 
 
 def test_a_partition_that_nobody_asked_for_is_passed_over(fake_broker, cluster):

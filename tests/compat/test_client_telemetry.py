@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import config_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.messages.api_versions import ApiVersionsResponse
@@ -51,7 +51,7 @@ Lines = Callable[[str], list[dict[str, Any]]]
 def subscribe(broker: Broker, name: str, **texts: str) -> None:
     configs = {key.replace("_", "."): text for key, text in texts.items()}
     with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
-        resource = Resource(ResourceType.CLIENT_METRICS, name)
+        resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, name)
         config_admin.alter_configs(cluster, resource, configs, ())
 
 

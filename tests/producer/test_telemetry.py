@@ -12,7 +12,7 @@ import pytest
 
 from mpbroker.client.addresses import parse_addresses
 from mpbroker.client.admin import config_admin
-from mpbroker.client.admin.config_admin import Resource, ResourceType
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster
 from mpbroker.client.telemetry import telemetry_sender
 from mpbroker.producer import Producer
@@ -263,7 +263,7 @@ def test_records_sent_are_counted_in_the_brokers_telemetry_log(
     path = tmp_path / "telemetry.log"
     broker = make_broker({"client.telemetry.log.path": path})
     with Cluster(parse_addresses(broker.bootstrap), TIMEOUT_S) as cluster:
-        resource = Resource(ResourceType.CLIENT_METRICS, "all")
+        resource = ConfigResource(ConfigResourceType.CLIENT_METRICS, "all")
         wanted = {"metrics": SENT, "interval.ms": "100"}
         config_admin.alter_configs(cluster, resource, wanted, ())
 

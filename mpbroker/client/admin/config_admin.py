@@ -23,7 +23,7 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
 )
 
 
-class ResourceType(IntEnum):
+class ConfigResourceType(IntEnum):
     """What has configs, in the numbers of the protocol."""
 
     TOPIC = 2
@@ -33,22 +33,22 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-class Resource(NamedTuple):
+class ConfigResource(NamedTuple):
     """One that has configs; a BROKER called "" is all brokers."""
 
-    type: ResourceType
+    type: ConfigResourceType
     name: str
 
     def __str__(self) -> str:
-        if self.type is ResourceType.BROKER and not self.name:
+        if self.type is ConfigResourceType.BROKER and not self.name:
             return "all brokers"
-        if self.type is ResourceType.BROKER_LOGGER:
+        if self.type is ConfigResourceType.BROKER_LOGGER:
             return f"loggers of broker {self.name!r}"
         return f"{self.type.name.lower().replace('_', ' ')} {self.name!r}"
 
 
 def describe_configs(
-    cluster: Cluster, resource: Resource, keys: Sequence[str] = ()
+    cluster: Cluster, resource: ConfigResource, keys: Sequence[str] = ()
 ) -> list[DescribeConfigsResourceResult]:
     """Return a resource's configs; all of them unless ``keys`` names some.
 
@@ -69,7 +69,7 @@ def describe_configs(
 
 def alter_configs(
     cluster: Cluster,
-    resource: Resource,
+    resource: ConfigResource,
     put: Mapping[str, str],
     delete: Iterable[str] = (),
 ) -> None:
