@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from mpbroker.base.logger import DEFAULT_LEVEL, LEVELS, ROOT, get_logger
+from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.incremental_alter_configs import AlterableConfig
-from mpbroker.server.configs.config_entries import ConfigSource
 
 _LOG = get_logger(__name__)
 

@@ -6,31 +6,18 @@ Source: KIP-226; org.apache.kafka.clients.admin.ConfigEntry.ConfigSource.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
 from itertools import dropwhile
 from typing import Final, NamedTuple
 
 from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigKey
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS
+from mpbroker.protocol.config_source import ConfigSource
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 BROKER_LOGGER_RESOURCE: Final = 8
 CLIENT_METRICS_RESOURCE: Final = 16
 GROUP_RESOURCE: Final = 32
-
-
-class ConfigSource(IntEnum):
-    """Where a value was set, in the numbers of the protocol."""
-
-    TOPIC_CONFIG = 1
-    DYNAMIC_BROKER_CONFIG = 2
-    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
-    STATIC_BROKER_CONFIG = 4
-    DEFAULT_CONFIG = 5
-    DYNAMIC_BROKER_LOGGER_CONFIG = 6
-    DYNAMIC_CLIENT_METRICS_CONFIG = 7
-    GROUP_CONFIG = 8
 
 
 class Synonym(NamedTuple):

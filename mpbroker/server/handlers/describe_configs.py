@@ -14,6 +14,7 @@ from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.metadata.metadata_image import MetadataImage
 from mpbroker.metadata.topic_names import check_topic_name
 from mpbroker.metadata.topics import Topic
+from mpbroker.protocol.config_source import ConfigSource
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import (
@@ -35,7 +36,6 @@ from mpbroker.server.configs.config_entries import (
     CLIENT_METRICS_RESOURCE,
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
-    ConfigSource,
     Synonym,
     canonical,
 )
