@@ -14,7 +14,6 @@ Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalan
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -45,6 +44,7 @@ from mpbroker.client.consumer.group_member import (
 from mpbroker.client.consumer.offset_lookup import OffsetLookup
 from mpbroker.client.consumer.truncation import find_truncations
 from mpbroker.client.errors import BrokerUnavailableError, ClientError
+from mpbroker.client.ownership import Ownership
 from mpbroker.client.selector import monotonic_ms
 from mpbroker.protocol.errors import ApiError
 
@@ -99,14 +99,13 @@ class Consumer:
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
         self._in_use: ConsumerRecord | None = None  # yielded by iteration
-        self._is_closed = False
-        self._made_by = os.getpid()
+        self._ownership = Ownership("consumer")
 
     # -- what is read ------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Read these partitions, instead of what was read before."""
-        self._check_open()
+        self._ownership.check()
         self._topics = []
         self._set_assigned([])
         self._set_assigned([TopicPartition(*partition) for partition in partitions])
@@ -125,7 +124,7 @@ class Consumer:
         """
         if isinstance(topics, str):
             topics = [topics]
-        self._check_open()
+        self._ownership.check()
         member = self._require_member()
         if not self._topics:
             self._set_assigned([])
@@ -135,7 +134,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Read nothing; leave the group, if one was joined."""
-        self._check_open()
+        self._ownership.check()
         if self._topics and self._member is not None:
             self._auto_commit(now=True)
             self._revoke(self._assigned)
@@ -229,7 +228,7 @@ class Consumer:
         A partition that has none is at its end. While one moves, or is new and not
         everywhere yet, it is asked for again, for request.timeout.ms.
         """
-        self._check_open()
+        self._ownership.check()
         return self._lookup.offsets_for(partitions, timestamp)
 
     def position(self, partition: tuple[str, int]) -> int:
@@ -500,7 +499,7 @@ class Consumer:
             ConfigError: there is no group.id.
             ApiError: refused.
         """
-        self._check_open()
+        self._ownership.check()
         member = self._require_member()
         given = self._positions if offsets is None else offsets
         if given:
@@ -509,7 +508,7 @@ class Consumer:
 
     def committed(self, partition: tuple[str, int]) -> int | None:
         """Return the group's stored position; None if it has none."""
-        self._check_open()
+        self._ownership.check()
         where = TopicPartition(*partition)
         return self._require_member().committed([where]).get(where)
 
@@ -519,17 +518,8 @@ class Consumer:
             counts.append(self._member.network_counts)
         return counts
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._made_by:
-            raise ClientError(
-                f"this consumer belongs to process {self._made_by}, from which this one"
-                " was forked; make a consumer here after the fork"
-            )
-        if self._is_closed:
-            raise ClientError("the consumer is closed; make a new one")
-
     def _polled(self) -> None:
-        self._check_open()
+        self._ownership.check()
         self._metrics.polled()
         # Rates are of the last minute: what came before must have been seen before.
         self._metrics.network.follow(self._counts(), monotonic_ms())
@@ -556,9 +546,8 @@ class Consumer:
 
         Calling it again does nothing, nor does it in a forked child.
         """
-        if self._is_closed or os.getpid() != self._made_by:
+        if not self._ownership.close():
             return
-        self._is_closed = True
         with ExitStack() as stack:
             # Whatever fails before: a member that is still counted keeps others from
             # its partitions, and its thread would have it counted for ever.

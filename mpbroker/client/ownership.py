@@ -1,0 +1,47 @@
+"""Ownership: a client that is closed, or that came with a fork, cannot be used."""
+
+from __future__ import annotations
+
+import os
+
+from mpbroker.client.errors import ClientError
+
+
+class Ownership:
+    """Remembers which process made a client, and whether the client is closed."""
+
+    def __init__(self, what: str) -> None:
+        """Take this process for the owner.
+
+        Args:
+            what: what to call the client in errors: "consumer".
+        """
+        self._what = what
+        self._made_by = os.getpid()
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Let a call pass if the client can be used here.
+
+        Raises:
+            ClientError: the client is closed, or this process was forked from the one
+                that made it. Make another client.
+        """
+        if os.getpid() != self._made_by:
+            raise ClientError(
+                f"this {self._what} belongs to process {self._made_by}, from which this"
+                f" one was forked; make another one here after the fork"
+            )
+        if self._is_closed:
+            raise ClientError(f"the {self._what} is closed; make a new one")
+
+    def close(self) -> bool:
+        """Mark the client as closed; return whether its connections are to be closed.
+
+        That is so at the first call, and never in a forked child: the connections are
+        the parent's.
+        """
+        if self._is_closed or os.getpid() != self._made_by:
+            return False
+        self._is_closed = True
+        return True
