@@ -165,7 +165,7 @@ def alter_topic_configs(
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
-class OffsetAnswer(NamedTuple):
+class OffsetAndTimestamp(NamedTuple):
     """An offset and the timestamp of its record; -1 where there is none."""
 
     offset: int
@@ -179,7 +179,7 @@ def list_offsets(
     *,
     read_committed: bool = False,
     epochs: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, OffsetAnswer]:
+) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Return the first offset at or after a timestamp, for each partition.
 
     Args:
@@ -225,7 +225,7 @@ def list_offsets(
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)
                 check_error(entry.error_code, f"offsets of {partition}")
-                answers[partition] = OffsetAnswer(entry.offset, entry.timestamp)
+                answers[partition] = OffsetAndTimestamp(entry.offset, entry.timestamp)
         for partition in questions:
             if leaders[partition] == leader and partition not in answers:
                 raise ProtocolError(f"{broker.address} says nothing of {partition}")
