@@ -1,10 +1,11 @@
-"""What can go wrong between a client and its brokers."""
+"""What can go wrong between a client and its brokers; what users of a client catch."""
 
 from __future__ import annotations
 
+from mpbroker.base.config_def import ConfigError
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.errors import ApiError, ProtocolError
 
 
 class ClientError(MpbrokerError):
@@ -69,3 +70,21 @@ def check_error(number: int, what: str, message: str | None = None) -> None:
     if number != ErrorCode.NONE:
         text = f"{what}: {describe_error(number, message)}"
         raise ApiError(error_code_of(number), text)
+
+
+__all__ = [
+    "AddressError",
+    "ApiError",
+    "AuthenticationError",
+    "BrokerUnavailableError",
+    "ClientError",
+    "ConfigError",
+    "DisconnectedError",
+    "ErrorCode",
+    "MpbrokerError",
+    "ProtocolError",
+    "RequestTimeoutError",
+    "SaslAuthenticationError",
+    "SslAuthenticationError",
+    "UnsupportedVersionError",
+]

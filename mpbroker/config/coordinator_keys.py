@@ -286,7 +286,8 @@ SECURITY_KEYS: Final = [
         "Who decides what clients may do; empty allows everybody everything. Kafka's"
         " org.apache.kafka.metadata.authorizer.StandardAuthorizer goes by ACLs in the"
         " metadata log; python:MODULE:CLASS, or the name of an entry point in the group"
-        " mpbroker.authorizers, is an authorizer of your own.",
+        " mpbroker.authorizers, is an authorizer of your own: a subclass of"
+        " mpbroker.extensions.Authorizer.",
     ),
     ConfigKey(
         "super.users",

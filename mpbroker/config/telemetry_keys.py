@@ -46,8 +46,7 @@ TELEMETRY_KEYS: Final = [
         "",
         "Class that gets the metrics that clients push: python:MODULE:CLASS, or the"
         f" name of an entry point in the group {ENTRY_POINT_GROUP}. It is a subclass"
-        " of ClientTelemetryReceiver in"
-        " mpbroker.server.telemetry.client_telemetry_receiver.",
+        " of mpbroker.extensions.ClientTelemetryReceiver.",
     ),
 ]
 

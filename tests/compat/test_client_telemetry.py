@@ -28,7 +28,7 @@ from tests.support.fetch_clients import have_java_tools
 
 PLUG_IN = """
 import json, os
-from mpbroker.server.telemetry.client_telemetry_receiver import ClientTelemetryReceiver
+from mpbroker.extensions import ClientTelemetryReceiver
 
 class Sizes(ClientTelemetryReceiver):
     def configure(self, settings):

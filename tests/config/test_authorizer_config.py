@@ -18,8 +18,7 @@ from mpbroker.server.authorization.authorizer import Authorizer
 from tests.support.broker import Broker, BrokerFailedError
 
 PLUG_IN = '''
-from mpbroker.protocol.acl import AclOperation
-from mpbroker.server.authorization.authorizer import Authorizer
+from mpbroker.extensions import AclOperation, Authorizer
 
 class ReadOnly(Authorizer):
     """Everybody may look; topics of the name that is set may be created."""

@@ -36,7 +36,8 @@ from mpbroker.cli.records.start_offset import (
 )
 from mpbroker.client.admin.topic_admin import EARLIEST, LATEST
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer.consumer import CONSUMER_CONFIG, Consumer, ConsumerRecord
+from mpbroker.client.consumer.consumer import Consumer, ConsumerRecord
+from mpbroker.client.consumer.consumer_config import CONSUMER_CONFIG
 from mpbroker.client.consumer.fetcher import (
     FetchedBatch,
     LeaderLostError,

@@ -24,7 +24,7 @@ from typing import Final, Self
 from mpbroker.base.config_def import ConfigError
 from mpbroker.client.client_request import NetworkCounts
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer.consumer_config import CONSUMER_CONFIG, ConsumerSettings
+from mpbroker.client.consumer.consumer_config import ConsumerSettings
 from mpbroker.client.consumer.consumer_metrics import ConsumerMetrics
 from mpbroker.client.consumer.consumer_record import ConsumerRecord, records_of
 from mpbroker.client.consumer.consumer_telemetry import make_consumer_telemetry
@@ -579,11 +579,12 @@ class Consumer:
 
 
 __all__ = [
-    "CONSUMER_CONFIG",
     "Consumer",
     "ConsumerRecord",
+    "LeaderLostError",
     "LogTruncationError",
     "NoOffsetError",
     "OffsetOutOfRangeError",
     "RebalanceListener",
+    "RebalancedError",
 ]

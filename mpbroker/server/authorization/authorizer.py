@@ -1,7 +1,8 @@
 """Who may do what: the authorizer's interface, and the one that goes by ACLs.
 
 An authorizer of one's own is a class in Python that ``authorizer.class.name`` names;
-each process that executes requests makes one. README.md has an example.
+each process that executes requests makes one. It imports what it needs from
+`mpbroker.extensions`; docs/security.md has an example.
 
 Source: Kafka's Authorizer, StandardAuthorizer; KIP-504, KIP-290, KIP-679.
 """
