@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -11,11 +12,21 @@ import click
 import pytest
 
 from mpbroker.cli.root import root
+from mpbroker.cli.serve import parse_serve_arguments
+from mpbroker.client.consumer.consumer_config import CONSUMER_CONFIG
+from mpbroker.config import BROKER_CONFIG_DEF
+from mpbroker.config.broker_config import key_below_prefix
+from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.producer.config import PRODUCER_CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")]
+FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OF_PACKAGES = sorted((ROOT / "mpbroker").glob("*/README.md"))
-DOCUMENTS = [*TOP, ROOT / "CHANGELOG.md", *OF_PACKAGES]
+OF_TESTS = [ROOT / "tests/bench/README.md"]
+DOCUMENTS = list(
+    dict.fromkeys([*TOP, ROOT / "CHANGELOG.md", *FOR_USERS, *OF_PACKAGES, *OF_TESTS])
+)
 FILE = re.compile(r"`((?:[\w.]+/)*[\w.@]+\.(?:py|c|h|md|toml|html|properties|yaml))`")
 # Written by users, or by the broker, and so not here.
 NOT_OURS = {"flights.toml", "pyvenv.cfg", "server.properties"}
@@ -61,7 +72,7 @@ def test_headings_of_a_document_differ(document):
     assert len(heads) == len(set(heads))
 
 
-@each_document([*TOP, *OF_PACKAGES])
+@each_document([*TOP, *FOR_USERS[1:], *OF_PACKAGES, *OF_TESTS])
 def test_every_file_and_test_that_is_named_exists(document):
     text = document.read_text()
     for name in FILE.findall(text):
@@ -127,22 +138,75 @@ def test_every_file_in_c_has_its_twin_named():
         assert path.parent.name == "base" or f"`{path.name}`" in table, path.name
 
 
-def commands_in(text: str) -> set[tuple[str, ...]]:
-    """Every `mpbroker COMMAND [SUBCOMMAND]` within a block of shell commands."""
+def commands_in(text: str) -> list[list[str]]:
+    """Return the arguments of every `mpbroker` in a block of shell commands."""
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S))
-    found = re.findall(
-        r"(?:^|\s)(?:\.venv/bin/)?mpbroker ([a-z]+)(?: ([a-z]+))?", blocks
-    )
-    return {tuple(filter(None, each)) for each in found}
+    found = []
+    for line in blocks.replace("\\\n", " ").splitlines():
+        for words in pipeline_of(line):
+            while words and "=" in words[0]:  # variables of the environment
+                del words[0]
+            if words and Path(words[0]).name == "mpbroker":
+                found.append(words[1:])
+    return found
 
 
-@each_document(TOP)
+def pipeline_of(line: str) -> list[list[str]]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|<>")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word == "|":
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return commands
+
+
+@each_document([*TOP, *FOR_USERS[1:]])
 def test_every_command_that_is_shown_is_one(document):
     for words in commands_in(document.read_text()):
-        command = root.get_command(click.Context(root), words[0])
-        assert command is not None, words
-        if isinstance(command, click.Group) and len(words) > 1:
-            assert command.get_command(click.Context(command), words[1]), words
+        check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    """Have click read a command line, options and all, and execute nothing."""
+    if words[0] == "serve":
+        parse_serve_arguments(words[1:])
+        return
+    name, command, rest = "mpbroker", root, words
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name, *rest = rest
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, words
+        command = found
+    if "--help" not in rest and not isinstance(command, click.Group):
+        command.make_context(name, rest)
+
+
+def test_a_command_line_with_an_option_that_is_not_there_would_be_seen():
+    with pytest.raises(click.NoSuchOption):
+        check_command(["topic", "create", "t", "--partition-count", "8"])
+    with pytest.raises(AssertionError):
+        check_command(["topic", "make", "t"])
+
+
+SETTING = re.compile(r"`([a-z]+(?:\.[a-z0-9]+)+)(?:=[^`]*)?`")
+DEFINITIONS = [BROKER_CONFIG_DEF, LOG_CONFIG_DEF, PRODUCER_CONFIG, CONSUMER_CONFIG]
+NO_SETTINGS = {"client.id", "kafka.isolation.level"}
+
+
+@each_document(FOR_USERS)
+def test_every_setting_that_is_named_is_one(document):
+    text = document.read_text()
+    named = set(SETTING.findall(text))
+    for block in re.findall(r"^```properties\n(.*?)^```", text, re.M | re.S):
+        named |= {line.partition("=")[0] for line in block.splitlines()}
+    for name in named - NO_SETTINGS:
+        if FILE.fullmatch(f"`{name}`") or name.split(".")[0] == "mpbroker":
+            continue
+        known = any(name in definition for definition in DEFINITIONS)
+        assert known or key_below_prefix(name, BROKER_CONFIG_DEF), name
 
 
 def test_every_script_that_is_named_is_one():

@@ -102,7 +102,7 @@ class Limit(NamedTuple):
 
 
 # What mpbroker is built to reach with two cores and the load on the same machine. CPU
-# is summed over the broker's processes. See the README's "Figures".
+# is summed over the broker's processes. README.md beside this has what was measured.
 LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("requests/produce-acks1/16", "cpu_us"): Limit(35),
     ("requests/produce-acks1/16", "per_s"): Limit(40_000, at_least=True),
