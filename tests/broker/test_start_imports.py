@@ -19,7 +19,8 @@ import pytest
 # handler, processor and acceptor works with. They share it; what is imported after the
 # fork, each has for itself.
 BEFORE_THE_FORK = """
-    native._core base.config_def base.errors base.exit_status base.logger base.storage_errors
+    native._core base.config_def base.errors base.exit_status base.logger
+    base.storage_errors
     broker.authorizer_setup broker.broker broker.internal_topics broker.quota_setup
     broker.roles cli.exit_codes cli.serve config.authorizer_keys config.broker_config
     config.broker_keys config.broker_values config.coordinator_keys config.cores

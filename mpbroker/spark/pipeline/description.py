@@ -3,7 +3,7 @@
 A section is a struct: its fields are the section's keys, and their types say what a key
 may hold. Rules that need more than one key are functions, which run after decoding.
 
-See docs/spark.md, "Every section and key".
+See mpbroker/spark/README.md, "Every section and key".
 """
 
 from __future__ import annotations
