@@ -35,6 +35,10 @@ THROTTLED_FROM: Final[Mapping[int, int]] = {
 }
 
 
+CLOSED_BY_BROKER: Final = "closed by the broker"
+"""The reason that a `Wire` gives for a connection that its peer has closed."""
+
+
 class ClientResponse(NamedTuple):
     """How a request ended. Without ``response``, ``error`` says why there is none.
 

@@ -26,8 +26,7 @@ from mpbroker.client.errors import (
     check_error,
 )
 from mpbroker.client.metadata import Metadata, Snapshot
-from mpbroker.client.network_client import NetworkClient
-from mpbroker.client.selector import Selector, monotonic_ms, resolve
+from mpbroker.client.selector import make_network_client, monotonic_ms
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
@@ -252,14 +251,7 @@ class Cluster:
         )
         self.addresses = _Addresses()
         self._settings = settings
-        self.client = NetworkClient(
-            Selector.of(settings),
-            self.addresses,
-            settings,
-            resolve,
-            monotonic_ms,
-            random.Random(),
-        )
+        self.client = make_network_client(settings, self.addresses, random.Random())
         self._numbers = {
             address: number for number, address in enumerate(settings.bootstrap)
         }

@@ -13,8 +13,8 @@ from typing import Final
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.addresses import Address
 from mpbroker.client.backoff import Backoff
+from mpbroker.client.client_request import CLOSED_BY_BROKER
 from mpbroker.client.connection import Connection
-from mpbroker.client.selector import CLOSED_BY_BROKER
 from mpbroker.client.settings import ClientSettings
 
 # What may be wrong, by the reason that an attempt to connect has failed for.

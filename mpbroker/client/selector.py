@@ -8,6 +8,7 @@ is another class with the same methods, made by `make_channel`.
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
 import time
@@ -17,11 +18,12 @@ from itertools import islice
 from typing import Final, Protocol
 
 from mpbroker.client.addresses import Address
+from mpbroker.client.client_request import CLOSED_BY_BROKER
 from mpbroker.client.errors import AuthenticationError
+from mpbroker.client.metadata import Metadata
+from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.primitives import Buffer
-
-CLOSED_BY_BROKER: Final = "closed by the broker"
 
 # What one system call may receive: a page for answers to a producer, since to allocate
 # more and give it back costs as much as all the rest, up to what lets a fetch of
@@ -402,5 +404,17 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def monotonic_ms() -> float:
-    """Return the clock that all of a client's times are of."""
+    """Return the time of the clock that all of a client's times are from, in ms."""
     return time.monotonic() * 1000
+
+
+def make_network_client(
+    settings: ClientSettings, metadata: Metadata, rng: random.Random
+) -> NetworkClient:
+    """Return a client with this machine's sockets, resolver and clock.
+
+    Raises:
+        ConfigError: a certificate or key cannot be read.
+    """
+    wire = Selector.of(settings)
+    return NetworkClient(wire, metadata, settings, resolve, monotonic_ms, rng)

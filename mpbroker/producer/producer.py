@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.backoff import Backoff
+from mpbroker.client.cluster import TopicPartition
 from mpbroker.client.metadata import Metadata, TopicInfo
-from mpbroker.client.network_client import NetworkClient
-from mpbroker.client.selector import Selector, monotonic_ms, resolve
+from mpbroker.client.selector import make_network_client, monotonic_ms
 from mpbroker.producer import lifetime
 from mpbroker.producer.accumulator import RecordAccumulator
 from mpbroker.producer.batch import (
@@ -65,13 +65,20 @@ from mpbroker.producer.record import (
 )
 from mpbroker.producer.sender import Sender
 from mpbroker.producer.topic_wait import TopicWait
-from mpbroker.producer.transaction_calls import TransactionCalls
-from mpbroker.producer.transactions import Operation, TransactionManager
+from mpbroker.producer.transactions import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    Operation,
+    PreparedTransaction,
+    TransactionManager,
+)
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.records.record_encode import RawRecord
 
+_T = TypeVar("_T")
 
-class Producer(TransactionCalls):
+
+class Producer:
     """See the module. Every method may be called by any thread.
 
     A signal's handler must not call, since the thread that it interrupts may hold what
@@ -110,38 +117,20 @@ class Producer(TransactionCalls):
         self._interceptors = Interceptors(interceptors)
         self._metrics = ProducerMetrics()
         self._pool = BufferPool(options.buffer_memory)
-        self._rng = random.Random()
-        self._metadata = Metadata(
-            max_age_ms=options.client.metadata_max_age_ms,
-            topic_max_idle_ms=options.metadata_max_idle_ms,
-            backoff=Backoff(
-                options.client.retry_backoff_ms, options.client.retry_backoff_max_ms
-            ),
-            rng=self._rng,
+        rng = random.Random()
+        self._metadata = _make_metadata(options, rng)
+        self._transactions = _make_transactions(options)
+        idempotence = self._transactions or (
+            Idempotence() if options.idempotent else None
         )
-        self._idempotence = self._make_idempotence()
-        self._transactions = (
-            self._idempotence
-            if isinstance(self._idempotence, TransactionManager)
-            else None
-        )
-        self._accumulator = RecordAccumulator(
-            options, self._pool, self._idempotence, self._rng
-        )
-        self._client = NetworkClient(
-            Selector.of(options.client),
-            self._metadata,
-            options.client,
-            resolve,
-            monotonic_ms,
-            self._rng,
-        )
+        self._accumulator = RecordAccumulator(options, self._pool, idempotence, rng)
+        self._client = make_network_client(options.client, self._metadata, rng)
         self._sender = Sender(
             self._client,
             self._metadata,
             self._accumulator,
             options,
-            self._idempotence,
+            idempotence,
             self._metrics,
             monotonic_ms,
         )
@@ -156,30 +145,22 @@ class Producer(TransactionCalls):
             self._plain = {}
         self._made_by = os.getpid()
         self._made_ms = monotonic_ms()
-        self._thread = threading.Thread(
-            target=self._sender.run,
-            name=f"kafka-producer-network-thread | {options.client.client_id}",
-            daemon=True,
-        )
+        self._thread = self._make_thread()
         self._topic_wait = TopicWait(
             self._metadata,
             self._client,
             self._metrics,
-            options.max_block_ms,
-            self._thread,
+            max_block_ms=options.max_block_ms,
+            asking=self._thread,
         )
         # Before it runs: the constructor may be interrupted while that is waited for.
         parts = self._sender, self._accumulator, options.client.client_id
         self._unclosed = lifetime.watch(self, Producer._disown, *parts)
         self._thread.start()
 
-    def _make_idempotence(self) -> Idempotence | None:
-        transactional_id = self._settings.transactional_id
-        if transactional_id is not None:
-            return TransactionManager(
-                transactional_id, self._settings.transaction_timeout_ms
-            )
-        return Idempotence() if self._settings.idempotent else None
+    def _make_thread(self) -> threading.Thread:
+        name = f"kafka-producer-network-thread | {self._settings.client.client_id}"
+        return threading.Thread(target=self._sender.run, name=name, daemon=True)
 
     # -- sending -----------------------------------------------------------------------
 
@@ -333,6 +314,15 @@ class Producer(TransactionCalls):
         self._have_sent(queue)
         return future
 
+    def _joined(
+        self, queue: PartitionQueue, transaction: int, append: Callable[[], _T]
+    ) -> _T:
+        """Append within the transaction of that number, if there are transactions."""
+        if self._transactions is None:
+            return append()
+        place = queue.topic, queue.partition
+        return self._transactions.append(transaction, place, append)
+
     def _have_sent(self, queue: PartitionQueue) -> None:
         """Wake the sender, unless it waits until the queue's node takes more."""
         snapshot = self._metadata.snapshot
@@ -451,11 +441,104 @@ class Producer(TransactionCalls):
         finally:
             self._metrics.spend(metric, time.monotonic() - began)
 
+    def init_transactions(self) -> None:
+        """Get ready, once, before the first transaction.
+
+        What an earlier producer of this transactional.id left open is aborted, and that
+        one is fenced.
+
+        Raises:
+            DeliveryTimeoutError: not within max.block.ms; call it again.
+            FatalError: close the producer.
+            TransactionStateError: called before, or no transactional.id is set.
+        """
+        self._transact("txn-init-time-ns", self._manager().begin_init)
+
+    def begin_transaction(self) -> None:
+        """Open a transaction; `send` belongs to it until it is committed or aborted.
+
+        Raises:
+            TransactionStateError: one is open, or `init_transactions` was not called.
+            FatalError: close the producer.
+        """
+        began = time.monotonic()
+        self._manager().begin()
+        self._metrics.spend("txn-begin-time-ns", time.monotonic() - began)
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group: GroupMetadata | str,
+    ) -> None:
+        """Commit a consumer group's positions if, and when, the transaction commits.
+
+        Args:
+            offsets: of the next records to be read.
+            group: its id, or better what its consumer says of itself, so that a member
+                that was replaced cannot commit.
+
+        Raises:
+            AbortableError: abort the transaction.
+            DeliveryTimeoutError: not within max.block.ms; call it again, or abort.
+            FatalError: close the producer.
+        """
+        manager = self._manager()
+        if not offsets:
+            return
+        positions = {
+            TopicPartition(*partition): (
+                OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+            )
+            for partition, offset in offsets.items()
+        }
+        member = GroupMetadata(group) if isinstance(group, str) else group
+        self._transact(
+            "txn-send-offsets-time-ns", lambda: manager.add_offsets(positions, member)
+        )
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        """Wait until all records are acknowledged; leave it open for others to end.
+
+        The producer is of no use after that: close it. The transaction is aborted by
+        the broker if nobody ends it within transaction.timeout.ms.
+
+        Raises:
+            AbortableError: a record was lost: abort.
+            FatalError: close the producer.
+            TransactionStateError: none is open.
+
+        Source: KIP-939's prepareTransaction, which brokers do not know yet.
+        """
+        manager = self._manager()
+        manager.check_open("prepare_transaction()")
+        self.flush()
+        while not manager.prepare_end(self._has_incomplete):
+            self.flush()  # a callback, say, has sent something
+        return PreparedTransaction(
+            manager.transactional_id, manager.producer_id, manager.epoch
+        )
+
+    def commit_transaction(self) -> None:
+        """Wait until all records are acknowledged, and make them visible at once.
+
+        Raises:
+            AbortableError: a record was lost; nothing is committed: abort.
+            DeliveryTimeoutError: not within max.block.ms; call it again to wait on.
+            FatalError: close the producer.
+        """
+        self._transact("txn-commit-time-ns", self._manager().begin_commit)
+
+    def abort_transaction(self) -> None:
+        """Drop the transaction: its records are never seen by read_committed readers.
+
+        Raises:
+            DeliveryTimeoutError: not within max.block.ms; call it again to wait on.
+            FatalError: close the producer.
+        """
+        self._transact("txn-abort-time-ns", self._manager().begin_abort)
+
     def _has_incomplete(self) -> bool:
         return self._accumulator.has_incomplete
-
-    def _spend(self, metric: str, seconds: float) -> None:
-        self._metrics.spend(metric, seconds)
 
     # -- the rest ----------------------------------------------------------------------
 
@@ -598,3 +681,21 @@ class Producer(TransactionCalls):
     ) -> None:
         # An error in the block is what its author wants to see soon.
         self.close(0 if exc_type is not None else None)
+
+
+def _make_metadata(settings: ProducerSettings, rng: random.Random) -> Metadata:
+    client = settings.client
+    return Metadata(
+        max_age_ms=client.metadata_max_age_ms,
+        topic_max_idle_ms=settings.metadata_max_idle_ms,
+        backoff=Backoff(client.retry_backoff_ms, client.retry_backoff_max_ms),
+        rng=rng,
+    )
+
+
+def _make_transactions(settings: ProducerSettings) -> TransactionManager | None:
+    if settings.transactional_id is None:
+        return None
+    return TransactionManager(
+        settings.transactional_id, settings.transaction_timeout_ms
+    )

@@ -89,6 +89,14 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str | None = None
 
 
+class PreparedTransaction(NamedTuple):
+    """What whoever commits or aborts a transaction later needs to know of it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 

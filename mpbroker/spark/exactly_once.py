@@ -46,7 +46,7 @@ from mpbroker.client.errors import (
     check_error,
 )
 from mpbroker.client.settings import ClientSettings
-from mpbroker.producer.transaction_calls import PreparedTransaction
+from mpbroker.producer.transactions import PreparedTransaction
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_transactions import (

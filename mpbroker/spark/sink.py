@@ -43,7 +43,7 @@ from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.settings import ClientSettings
 from mpbroker.producer import Producer
 from mpbroker.producer.config import PRODUCER_CONFIG, ProducerSettings
-from mpbroker.producer.transaction_calls import PreparedTransaction
+from mpbroker.producer.transactions import PreparedTransaction
 from mpbroker.spark.exactly_once import (
     Abandoned,
     CommitError,
