@@ -245,8 +245,8 @@ class Cluster:
             bootstrap=tuple(bootstrap),
             client_id=settings.client_id or _SOFTWARE_NAME,
             request_timeout_ms=timeout_ms,
-            connection_setup_timeout_ms=timeout_ms,
-            connection_setup_timeout_max_ms=timeout_ms,
+            socket_connection_setup_timeout_ms=timeout_ms,
+            socket_connection_setup_timeout_max_ms=timeout_ms,
             max_in_flight=1 << 30,
         )
         self.addresses = _Addresses()

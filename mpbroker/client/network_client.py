@@ -316,7 +316,7 @@ class NetworkClient:
         self._close_idle(now_ms)
         # Not before what has come is read: nobody may have looked for minutes.
         if self._settings.rebootstrap and self._metadata.is_overdue(
-            now_ms, self._settings.rebootstrap_trigger_ms
+            now_ms, self._settings.metadata_recovery_rebootstrap_trigger_ms
         ):
             self._rebootstrap(now_ms, "no metadata for too long")
         done, self._done = self._done, []

@@ -57,8 +57,8 @@ class NodeConnection:
             settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms
         )
         self._setup = Backoff(
-            settings.connection_setup_timeout_ms,
-            settings.connection_setup_timeout_max_ms,
+            settings.socket_connection_setup_timeout_ms,
+            settings.socket_connection_setup_timeout_max_ms,
         )
         self.failures = 0  # in a row
         self.last_error: MpbrokerError | None = None

@@ -9,7 +9,7 @@ Source: the "Producer Configs" and "Consumer Configs" of the Apache Kafka docume
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from mpbroker.base.config_def import (
     INT_MAX,
@@ -29,6 +29,7 @@ from mpbroker.client.addresses import Address, parse_addresses
 from mpbroker.client.security import SECURITY_KEYS, SecuritySettings
 
 Settings = Mapping[str, ConfigValue]
+_SettingsT = TypeVar("_SettingsT", bound=tuple[Any, ...])
 
 
 def _integer(
@@ -164,6 +165,20 @@ def text(settings: Settings, name: str) -> str | None:
     return value
 
 
+def pick(kind: type[_SettingsT], settings: Settings, **others: object) -> _SettingsT:
+    """Return the settings that a part of a client needs, as plain values.
+
+    Args:
+        kind: a NamedTuple. The field ``linger_ms`` takes the value of linger.ms.
+        settings: from `parse_settings`.
+        others: fields that are not spelled like a key, or take another value.
+    """
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    by_field = {name.replace(".", "_"): value for name, value in settings.items()}
+    found = {name: by_field[name] for name in names if name in by_field}
+    return kind(**{**found, **others})
+
+
 class ClientSettings(NamedTuple):
     """What `NetworkClient` and `Metadata` need, in plain values."""
 
@@ -174,14 +189,14 @@ class ClientSettings(NamedTuple):
     reconnect_backoff_max_ms: int = 1000
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1000
-    connection_setup_timeout_ms: int = 10_000
-    connection_setup_timeout_max_ms: int = 30_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    socket_connection_setup_timeout_max_ms: int = 30_000
     connections_max_idle_ms: int = 540_000
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     rebootstrap: bool = True
-    rebootstrap_trigger_ms: int = 300_000
+    metadata_recovery_rebootstrap_trigger_ms: int = 300_000
     max_in_flight: int = 5
     security: SecuritySettings = SecuritySettings()
 
@@ -199,28 +214,11 @@ class ClientSettings(NamedTuple):
                 "bootstrap.servers is not set; give the HOST:PORT of a broker"
             )
         assert isinstance(servers, tuple)
-        return cls(
+        return pick(
+            cls,
+            settings,
             bootstrap=tuple(parse_addresses(",".join(servers))),
-            client_id=text(settings, "client.id") or "",
-            request_timeout_ms=integer(settings, "request.timeout.ms"),
-            reconnect_backoff_ms=integer(settings, "reconnect.backoff.ms"),
-            reconnect_backoff_max_ms=integer(settings, "reconnect.backoff.max.ms"),
-            retry_backoff_ms=integer(settings, "retry.backoff.ms"),
-            retry_backoff_max_ms=integer(settings, "retry.backoff.max.ms"),
-            connection_setup_timeout_ms=integer(
-                settings, "socket.connection.setup.timeout.ms"
-            ),
-            connection_setup_timeout_max_ms=integer(
-                settings, "socket.connection.setup.timeout.max.ms"
-            ),
-            connections_max_idle_ms=integer(settings, "connections.max.idle.ms"),
-            send_buffer_bytes=integer(settings, "send.buffer.bytes"),
-            receive_buffer_bytes=integer(settings, "receive.buffer.bytes"),
-            metadata_max_age_ms=integer(settings, "metadata.max.age.ms"),
             rebootstrap=settings["metadata.recovery.strategy"] == "rebootstrap",
-            rebootstrap_trigger_ms=integer(
-                settings, "metadata.recovery.rebootstrap.trigger.ms"
-            ),
             max_in_flight=max_in_flight,
             security=SecuritySettings.of(settings),
         )
@@ -236,5 +234,6 @@ __all__ = [
     "Settings",
     "integer",
     "parse_settings",
+    "pick",
     "text",
 ]

@@ -262,12 +262,12 @@ class RecordAccumulator:
                 and lengths[current.partition] is not None
             ):
                 return current
-            adaptive = self._settings.adaptive_partitioning
+            adaptive = self._settings.partitioner_adaptive_partitioning_enable
             topic.current = topic.queues[topic.sticky.choose(lengths, adaptive)]
             return topic.current
 
     def _unavailable_nodes(self, now_ms: float) -> AbstractSet[int]:
-        limit_ms = self._settings.availability_timeout_ms
+        limit_ms = self._settings.partitioner_availability_timeout_ms
         if not limit_ms:
             return _NO_NODES
         return {

@@ -23,12 +23,12 @@ from mpbroker.base.config_def import (
 from mpbroker.client.settings import (
     COMMON_KEYS,
     INT_MAX,
-    LONG_MAX,
     METRICS_PUSH_KEY,
     ClientSettings,
+    Settings,
     integer,
     parse_settings,
-    text,
+    pick,
 )
 from mpbroker.protocol.records.compression import Codec
 
@@ -107,10 +107,10 @@ class ProducerSettings(NamedTuple):
     max_in_flight: int
     max_request_size: int
     metadata_max_idle_ms: int
-    push_metrics: bool
-    adaptive_partitioning: bool
-    availability_timeout_ms: int
-    ignore_keys: bool
+    enable_metrics_push: bool
+    partitioner_adaptive_partitioning_enable: bool
+    partitioner_availability_timeout_ms: int
+    partitioner_ignore_keys: bool
     retries: int
     transaction_timeout_ms: int
     transactional_id: str | None
@@ -125,88 +125,68 @@ class ProducerSettings(NamedTuple):
         """
         values = parse_settings(PRODUCER_CONFIG, given)
         explicit = {name.replace("_", ".") for name in given}
-        transactional_id = text(values, "transactional.id")
-        if transactional_id is not None and not transactional_id:
-            raise ConfigError("transactional.id is empty; give a name, or leave it out")
         acks = _ACKS[str(values["acks"])]
-        retries = integer(values, "retries")
         max_in_flight = integer(values, "max.in.flight.requests.per.connection")
-        idempotent = _idempotence(
-            wanted=values["enable.idempotence"] is True,
-            explicit="enable.idempotence" in explicit or transactional_id is not None,
-            acks=acks,
-            retries=retries,
-            max_in_flight=max_in_flight,
-        )
-        if transactional_id is not None and not idempotent:
-            raise ConfigError(
-                "transactional.id needs enable.idempotence=true; leave that one out"
-            )
         codec = Codec.from_name(str(values["compression.type"]))
-        return cls(
+        return pick(
+            cls,
+            values,
             client=ClientSettings.of(values, max_in_flight),
             acks=acks,
-            batch_size=integer(values, "batch.size"),
-            buffer_memory=integer(values, "buffer.memory"),
             codec=codec,
             compression_level=_level(values, codec),
             delivery_timeout_ms=_delivery_timeout(values, explicit),
-            idempotent=idempotent,
+            idempotent=_idempotence(values, explicit, acks, max_in_flight),
             linger_ms=min(integer(values, "linger.ms"), INT_MAX),
-            max_block_ms=min(integer(values, "max.block.ms"), LONG_MAX),
             max_in_flight=max_in_flight,
-            max_request_size=integer(values, "max.request.size"),
-            metadata_max_idle_ms=integer(values, "metadata.max.idle.ms"),
-            push_metrics=values["enable.metrics.push"] is True,
-            adaptive_partitioning=(
-                values["partitioner.adaptive.partitioning.enable"] is True
-            ),
-            availability_timeout_ms=integer(
-                values, "partitioner.availability.timeout.ms"
-            ),
-            ignore_keys=values["partitioner.ignore.keys"] is True,
-            retries=retries,
-            transaction_timeout_ms=integer(values, "transaction.timeout.ms"),
-            transactional_id=transactional_id,
         )
 
 
 def _idempotence(
-    *, wanted: bool, explicit: bool, acks: int, retries: int, max_in_flight: int
+    values: Settings, explicit: set[str], acks: int, max_in_flight: int
 ) -> bool:
-    """Return whether the producer is idempotent; only a default gives way silently."""
-    if not wanted:
+    """Return whether the producer is idempotent; only a default gives way silently.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+    """
+    is_transactional = values["transactional.id"] is not None
+    if values["transactional.id"] == "":
+        raise ConfigError("transactional.id is empty; give a name, or leave it out")
+    if values["enable.idempotence"] is not True:
+        if is_transactional:
+            raise ConfigError(
+                "transactional.id needs enable.idempotence=true; leave that one out"
+            )
         return False
-    conflict = ""
-    if acks != ACKS_ALL:
-        conflict = f"acks={acks}; it must be all"
-    elif retries == 0:
-        conflict = "retries=0; it must be 1 or more"
     if max_in_flight > 5:
         raise ConfigError(
             f"max.in.flight.requests.per.connection={max_in_flight}: an idempotent"
             " producer may have 5; lower it, or set enable.idempotence=false"
         )
-    if conflict and explicit:
+    conflict = ""
+    if acks != ACKS_ALL:
+        conflict = f"acks={acks}; it must be all"
+    elif values["retries"] == 0:
+        conflict = "retries=0; it must be 1 or more"
+    if conflict and ("enable.idempotence" in explicit or is_transactional):
         raise ConfigError(f"enable.idempotence=true does not go with {conflict}")
     if conflict:
         _log.info("this producer is not idempotent because of %s", conflict)
     return not conflict
 
 
-def _level(values: Mapping[str, object], codec: Codec) -> int | None:
+def _level(values: Settings, codec: Codec) -> int | None:
     level = values.get(f"compression.{codec.name.lower()}.level")
     if level == 0 and codec is Codec.GZIP:
         raise ConfigError("compression.gzip.level=0: it must be -1, or 1 to 9")
     return level if isinstance(level, int) else None
 
 
-def _delivery_timeout(values: Mapping[str, object], explicit: set[str]) -> int:
-    delivery, linger = values["delivery.timeout.ms"], values["linger.ms"]
-    request = values["request.timeout.ms"]
-    assert isinstance(delivery, int)
-    assert isinstance(linger, int) and isinstance(request, int)
-    lowest = min(linger + request, INT_MAX)
+def _delivery_timeout(values: Settings, explicit: set[str]) -> int:
+    delivery = integer(values, "delivery.timeout.ms")
+    waits = integer(values, "linger.ms") + integer(values, "request.timeout.ms")
+    lowest = min(waits, INT_MAX)
     if delivery >= lowest:
         return delivery
     if "delivery.timeout.ms" in explicit:

@@ -362,7 +362,7 @@ class Producer:
                     f" partitions 0..{count - 1}"
                 )
             return chosen
-        if key is None or self._settings.ignore_keys:
+        if key is None or self._settings.partitioner_ignore_keys:
             return None
         return cached_partition_for_key(key, count)
 

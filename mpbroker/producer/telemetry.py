@@ -26,7 +26,7 @@ def make_telemetry_sender(
     clock: Callable[[], float],
 ) -> TelemetrySender | None:
     """Return what pushes a producer's metrics; None: enable.metrics.push is false."""
-    if not settings.push_metrics:
+    if not settings.enable_metrics_push:
         return None
 
     def snapshot() -> dict[str, dict[str, float]]:

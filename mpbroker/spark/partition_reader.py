@@ -13,6 +13,7 @@ from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.fetcher import (
     FetchedBatch,
     Fetcher,
+    FetchSettings,
     LeaderLostError,
     OffsetOutOfRangeError,
 )
@@ -94,9 +95,11 @@ def _read_connected(
             cluster,
             {partition: position},
             leaders,
-            isolation_level=options.isolation_level,
-            max_wait_ms=_MAX_WAIT_MS,
-            partition_max_bytes=options.partition_max_bytes,
+            FetchSettings(
+                isolation_level=options.isolation_level,
+                fetch_max_wait_ms=_MAX_WAIT_MS,
+                max_partition_fetch_bytes=options.partition_max_bytes,
+            ),
         )
         while position < range_.end:
             try:

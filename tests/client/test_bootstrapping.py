@@ -56,7 +56,7 @@ def test_when_every_broker_is_gone_the_bootstrap_addresses_are_tried_again():
 
 
 def test_without_metadata_for_too_long_the_bootstrap_addresses_are_asked_again():
-    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=1000)
+    rig = Rig(metadata_recovery_rebootstrap_trigger_ms=5000, request_timeout_ms=1000)
     rig.connect(1)
     rig.wire.nodes = {7: Address("b7", 9092)}
     before = len(rig.wire.connects)
@@ -77,7 +77,7 @@ def test_without_metadata_for_too_long_the_bootstrap_addresses_are_asked_again()
 
 
 def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
-    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
+    rig = Rig(metadata_recovery_rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
     rig.wire.silent.add(ApiKey.METADATA)
     rig.metadata.request_update()
     rig.pass_ms(1000)  # past the backoff
@@ -93,7 +93,7 @@ def test_what_is_in_flight_while_bootstrapping_again_is_lost_and_told():
 
 def test_metadata_that_came_while_nobody_looked_is_not_too_late():
     """Whoever takes minutes for its records leaves answers where they are."""
-    rig = Rig(rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
+    rig = Rig(metadata_recovery_rebootstrap_trigger_ms=5000, request_timeout_ms=60_000)
     rig.wire.silent.add(ApiKey.METADATA)
     rig.metadata.request_update()
     rig.pass_ms(1000)  # past the backoff
@@ -108,7 +108,11 @@ def test_metadata_that_came_while_nobody_looked_is_not_too_late():
 
 
 def test_the_strategy_none_never_goes_back_to_the_bootstrap_addresses():
-    rig = Rig(rebootstrap=False, rebootstrap_trigger_ms=1000, request_timeout_ms=500)
+    rig = Rig(
+        rebootstrap=False,
+        metadata_recovery_rebootstrap_trigger_ms=1000,
+        request_timeout_ms=500,
+    )
     rig.wire.silent.add(ApiKey.METADATA)
     before = len(rig.wire.connects)
     for _ in range(100):

@@ -15,7 +15,7 @@ from mpbroker.client.admin.topic_admin import (
     list_offsets,
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
-from mpbroker.client.consumer.fetcher import READ_COMMITTED, Fetcher
+from mpbroker.client.consumer.fetcher import Fetcher, FetchSettings
 from mpbroker.producer import DeliveryTimeoutError, Producer
 from mpbroker.protocol.records.record_batch import Record, iter_records
 
@@ -81,8 +81,7 @@ def read_all(bootstrap: str, topic: str) -> dict[int, list[Record]]:
             cluster,
             {partition: answer.offset for partition, answer in starts.items()},
             leaders,
-            isolation_level=READ_COMMITTED,
-            max_wait_ms=100,
+            FetchSettings(fetch_max_wait_ms=100),
         )
         found: dict[int, list[Record]] = {p.partition: [] for p in leaders}
         while any(

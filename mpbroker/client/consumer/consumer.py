@@ -360,7 +360,7 @@ class Consumer:
 
     def _go_back(self, lost: OffsetOutOfRangeError) -> None:
         """Go to where a partition can be read, if that may be chosen; else raise."""
-        if self._settings.offset_reset == "none":
+        if self._settings.auto_offset_reset == "none":
             self._fetcher = None  # it would read on behind it
             raise lost
         self.seek(lost.partition, self._lookup.offset_after(lost))
@@ -374,7 +374,6 @@ class Consumer:
         return self._lookup.leaders(partitions)
 
     def _make_fetcher(self) -> Fetcher:
-        settings = self._settings
         self._left_out = False
         leaders = self._lookup.find_leaders(self._assigned, self._prepare)
         epochs = self._lookup.epochs
@@ -399,11 +398,7 @@ class Consumer:
             self._cluster,
             positions,
             leaders,
-            isolation_level=int(settings.read_committed),
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=settings.fetch_max_bytes,
-            partition_max_bytes=settings.partition_fetch_bytes,
+            self._settings.fetch,
             metrics=self._metrics,
             epochs=epochs,
         )
@@ -475,7 +470,7 @@ class Consumer:
             self._listener.on_partitions_revoked(partitions)
 
     def _auto_commit(self, *, now: bool = False) -> None:
-        if not self._settings.auto_commit or self._member is None:
+        if not self._settings.enable_auto_commit or self._member is None:
             return
         interval_s = self._settings.auto_commit_interval_ms / 1000
         if not now and time.monotonic() - self._committed_at < interval_s:

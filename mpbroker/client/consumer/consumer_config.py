@@ -20,6 +20,11 @@ from mpbroker.base.config_def import (
     utf8,
 )
 from mpbroker.client.assignor import ASSIGNORS, COOPERATIVE_STICKY, RANGE
+from mpbroker.client.consumer.fetcher import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchSettings,
+)
 from mpbroker.client.consumer.group_member import GroupSettings
 from mpbroker.client.settings import (
     COMMON_KEYS,
@@ -27,6 +32,7 @@ from mpbroker.client.settings import (
     ClientSettings,
     integer,
     parse_settings,
+    pick,
     text,
 )
 
@@ -100,17 +106,14 @@ class ConsumerSettings(NamedTuple):
 
     client: ClientSettings
     group: GroupSettings | None
-    offset_reset: str
-    auto_commit: bool
+    fetch: FetchSettings
+    auto_offset_reset: str
+    enable_auto_commit: bool
     auto_commit_interval_ms: int
     max_poll_records: int
-    fetch_max_wait_ms: int
-    fetch_min_bytes: int
-    fetch_max_bytes: int
-    partition_fetch_bytes: int
     read_committed: bool
-    auto_create_topics: bool
-    push_metrics: bool
+    allow_auto_create_topics: bool
+    enable_metrics_push: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> ConsumerSettings:
@@ -121,20 +124,15 @@ class ConsumerSettings(NamedTuple):
             AddressError: bootstrap.servers cannot be read.
         """
         values = parse_settings(CONSUMER_CONFIG, given)
-        return cls(
+        read_committed = values["isolation.level"] == "read_committed"
+        level = READ_COMMITTED if read_committed else READ_UNCOMMITTED
+        return pick(
+            cls,
+            values,
             client=ClientSettings.of(values, max_in_flight=5),
             group=_group_settings(values),
-            offset_reset=str(values["auto.offset.reset"]),
-            auto_commit=values["enable.auto.commit"] is True,
-            auto_commit_interval_ms=integer(values, "auto.commit.interval.ms"),
-            max_poll_records=integer(values, "max.poll.records"),
-            fetch_max_wait_ms=integer(values, "fetch.max.wait.ms"),
-            fetch_min_bytes=integer(values, "fetch.min.bytes"),
-            fetch_max_bytes=integer(values, "fetch.max.bytes"),
-            partition_fetch_bytes=integer(values, "max.partition.fetch.bytes"),
-            read_committed=values["isolation.level"] == "read_committed",
-            auto_create_topics=values["allow.auto.create.topics"] is True,
-            push_metrics=values["enable.metrics.push"] is True,
+            fetch=pick(FetchSettings, values, isolation_level=level),
+            read_committed=read_committed,
         )
 
 
@@ -151,11 +149,8 @@ def _group_settings(values: Mapping[str, ConfigValue]) -> GroupSettings | None:
         )
     assignors = values["partition.assignment.strategy"]
     assert isinstance(assignors, tuple)
-    return GroupSettings(
-        group_id,
-        text(values, "group.instance.id"),
-        session_ms,
-        heartbeat_ms,
-        integer(values, "max.poll.interval.ms"),
-        tuple(dict.fromkeys(_CLASSES.get(each, each) for each in assignors)),
+    return pick(
+        GroupSettings,
+        values,
+        assignors=tuple(dict.fromkeys(_CLASSES.get(each, each) for each in assignors)),
     )

@@ -33,7 +33,7 @@ def make_consumer_telemetry(
         member: of its group, if it has one.
         measure: returns the metrics; see `MetricsCollector`.
     """
-    if not settings.push_metrics:
+    if not settings.enable_metrics_push:
         return None
     resource: dict[str, str] = {}
     if settings.group is not None:

@@ -87,6 +87,28 @@ class LeaderLostError(ClientError):
     """A broker does not lead a partition any more: ask for metadata, and again."""
 
 
+class FetchSettings(NamedTuple):
+    """What to ask brokers for; most fields are Kafka's settings of these names.
+
+    Attributes:
+        isolation_level: READ_COMMITTED leaves out records of transactions that are
+            aborted, or not decided yet.
+        fetch_max_wait_ms: how long a broker may wait for ``fetch_min_bytes``.
+        fetch_min_bytes: the bytes of an answer that are worth sending.
+        fetch_max_bytes: the most bytes of an answer; its first batch may be larger.
+        max_partition_fetch_bytes: the most bytes of a partition in an answer, likewise.
+    """
+
+    isolation_level: int = READ_COMMITTED
+    fetch_max_wait_ms: int = 500
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = 32 * 1024 * 1024
+    max_partition_fetch_bytes: int = 4 * 1024 * 1024
+
+
+DEFAULT_FETCH_SETTINGS: Final = FetchSettings()
+
+
 class FetchedBatch(NamedTuple):
     """A batch with records at or after ``first_offset``, and maybe some before it."""
 
@@ -123,12 +145,8 @@ class Fetcher:
         cluster: Cluster,
         positions: Mapping[TopicPartition, int],
         leaders: Mapping[TopicPartition, int],
+        settings: FetchSettings = DEFAULT_FETCH_SETTINGS,
         *,
-        isolation_level: int = READ_COMMITTED,
-        max_wait_ms: int = 500,
-        min_bytes: int = 1,
-        max_bytes: int = 32 * 1024 * 1024,
-        partition_max_bytes: int = 4 * 1024 * 1024,
         metrics: ConsumerMetrics | None = None,
         epochs: PositionEpochs | None = None,
     ) -> None:
@@ -138,22 +156,14 @@ class Fetcher:
             cluster: where to.
             positions: offset to start at, by partition.
             leaders: node id, by partition.
-            isolation_level: READ_COMMITTED leaves out what is aborted or undecided.
-            max_wait_ms: how long brokers may wait for ``min_bytes``.
-            min_bytes: of one answer.
-            max_bytes: of one answer; the first batch may be larger.
-            partition_max_bytes: of one partition in one answer, likewise.
+            settings: what to ask brokers for.
             metrics: told of every answer.
             epochs: of leaders and of what was read; learns what is read here.
         """
         self.positions = dict(positions)
         self._cluster = cluster
         self._leaders = dict(leaders)
-        self._isolation_level = isolation_level
-        self._max_wait_ms = max_wait_ms
-        self._min_bytes = min_bytes
-        self._max_bytes = max_bytes
-        self._partition_max_bytes = partition_max_bytes
+        self._settings = settings
         self._metrics = metrics
         self._epochs = epochs or PositionEpochs()
         self._in_flight: dict[int, _Asked] = {}
@@ -224,7 +234,7 @@ class Fetcher:
 
     def _wait(self) -> None:
         """Wait until one of those that were asked has answered."""
-        limit_ms = self._cluster.timeout_s * 1000 + self._max_wait_ms
+        limit_ms = self._cluster.timeout_s * 1000 + self._settings.fetch_max_wait_ms
         connect_by_ms = monotonic_ms() + self._cluster.timeout_s * 1000
         while (self._in_flight or self._not_ready) and not any(
             asked.pending.answer for asked in self._in_flight.values()
@@ -318,13 +328,17 @@ class Fetcher:
     ) -> None:
         # What a reader of committed records is not shown yet, it does not lag behind.
         end = data.high_watermark
-        if self._isolation_level == READ_COMMITTED and data.last_stable_offset >= 0:
+        if (
+            self._settings.isolation_level == READ_COMMITTED
+            and data.last_stable_offset >= 0
+        ):
             end = data.last_stable_offset
         metrics.reached(
             partition, max(0, data.log_start_offset), end, self.positions[partition]
         )
 
     def _send_all(self) -> None:
+        settings = self._settings
         by_leader: dict[int, dict[str, list[FetchPartition]]] = {}
         for partition, offset in self.positions.items():
             leader = self._leaders[partition]
@@ -335,16 +349,16 @@ class Fetcher:
                         partition=partition.partition,
                         current_leader_epoch=self._epochs.leader_epoch(partition),
                         fetch_offset=offset,
-                        partition_max_bytes=self._partition_max_bytes,
+                        partition_max_bytes=settings.max_partition_fetch_bytes,
                     )
                 )
         not_ready: dict[int, tuple[Broker, int]] = {}
         for leader, topics in by_leader.items():
             request = FetchRequest(
-                max_wait_ms=self._max_wait_ms,
-                min_bytes=self._min_bytes,
-                max_bytes=self._max_bytes,
-                isolation_level=self._isolation_level,
+                max_wait_ms=settings.fetch_max_wait_ms,
+                min_bytes=settings.fetch_min_bytes,
+                max_bytes=settings.fetch_max_bytes,
+                isolation_level=settings.isolation_level,
                 topics=[
                     FetchTopic(topic=name, partitions=partitions)
                     for name, partitions in topics.items()

@@ -30,9 +30,9 @@ class OffsetLookup:
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
         self._cluster = cluster
-        self._offset_reset = settings.offset_reset
+        self._offset_reset = settings.auto_offset_reset
         self._read_committed = settings.read_committed
-        self._auto_create = settings.auto_create_topics
+        self._auto_create = settings.allow_auto_create_topics
         self.epochs = PositionEpochs()
 
     def offsets_for(
