@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from mpbroker.cli.options import (
     timeout_option,
 )
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.client.admin import topic_admin
+from mpbroker.client.admin import config_admin, topic_admin
 from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.errors import UnsupportedVersionError, describe_error
@@ -27,7 +26,6 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from mpbroker.protocol.messages.metadata import MetadataResponseTopic
-from mpbroker.protocol.primitives import Buffer
 
 _CONFIG_SOURCES: Final = {
     1: "topic",
@@ -120,7 +118,7 @@ def create(
                 {
                     "name": name,
                     "created": not validate_only,
-                    "topic_id": _id_text(result.topic_id),
+                    "topic_id": topic_admin.topic_id_text(result.topic_id),
                     "partitions": result.num_partitions,
                 }
             )
@@ -163,7 +161,7 @@ def list_topics(
             [
                 {
                     "name": topic.name,
-                    "topic_id": _id_text(topic.topic_id),
+                    "topic_id": topic_admin.topic_id_text(topic.topic_id),
                     "partitions": len(topic.partitions),
                     "internal": topic.is_internal,
                 }
@@ -229,7 +227,7 @@ def _describe(
     )
     return {
         "name": name,
-        "topic_id": _id_text(topic.topic_id),
+        "topic_id": topic_admin.topic_id_text(topic.topic_id),
         "internal": topic.is_internal,
         "configs": _configs(cluster, name, all_configs),
         "partitions": [
@@ -248,7 +246,8 @@ def _configs(
     cluster: Cluster, name: str, all_configs: bool
 ) -> dict[str, dict[str, str | None]]:
     try:
-        entries = topic_admin.describe_topic_configs(cluster, [name])[name]
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        entries = config_admin.describe_configs(cluster, resource)
     except UnsupportedVersionError:
         return {}  # the rest is worth showing without
     return {
@@ -256,11 +255,6 @@ def _configs(
         for entry in sorted(entries, key=lambda entry: entry.name)
         if all_configs or entry.config_source == _SET_ON_TOPIC
     }
-
-
-def _id_text(topic_id: Buffer) -> str:
-    """Spell an id as kafka-topics and partition.metadata do."""
-    return urlsafe_b64encode(topic_id)[:22].decode()
 
 
 def _source(entry: DescribeConfigsResourceResult) -> str:
@@ -327,12 +321,11 @@ def alter(
     if both:
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
     with open_cluster(bootstrap, timeout_s) as cluster:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
         if deleted:
-            refuse_unknown(
-                cluster, ConfigResource(ConfigResourceType.TOPIC, name), deleted
-            )
+            refuse_unknown(cluster, resource, deleted)
         if settings or deleted:
-            topic_admin.alter_topic_configs(cluster, name, settings, deleted)
+            config_admin.alter_configs(cluster, resource, settings, deleted)
         if partitions is not None:
             topic_admin.create_partitions(cluster, name, partitions)
     if output_format == "json":

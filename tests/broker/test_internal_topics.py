@@ -7,13 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from mpbroker.client.addresses import parse_addresses
+from mpbroker.client.admin.config_admin import (
+    ConfigResource,
+    ConfigResourceType,
+    describe_configs,
+)
 from mpbroker.client.admin.group_admin import alter_offsets, committed_offsets
 from mpbroker.client.admin.topic_admin import (
     LATEST,
     create_partitions,
     create_topic,
     delete_topic,
-    describe_topic_configs,
     list_offsets,
 )
 from mpbroker.client.cluster import Cluster, TopicPartition
@@ -61,7 +65,8 @@ def commit_for_all(cluster: Cluster, offset: int) -> None:
 def test_a_client_that_asks_for_one_gets_it_as_the_coordinator_makes_it(cluster):
     for name, count in ((OFFSETS, 7), (TRANSACTIONS, 3)):
         assert len(cluster.topic(name, auto_create=True).partitions) == count
-        (policy,) = describe_topic_configs(cluster, [name], ["cleanup.policy"])[name]
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        (policy,) = describe_configs(cluster, resource, ["cleanup.policy"])
         assert policy.value == "compact"
     commit_for_all(cluster, 1)
 

@@ -15,6 +15,7 @@ from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.create_partitions import CreatePartitionsResponse
 from mpbroker.protocol.messages.create_topics import CreateTopicsResponse
 from mpbroker.protocol.messages.delete_topics import DeleteTopicsResponse
+from mpbroker.protocol.messages.describe_configs import DescribeConfigsResponse
 from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
@@ -73,9 +74,9 @@ def test_a_partition_that_nobody_asked_for_is_passed_over(fake_broker, cluster):
             lambda cluster: topic_admin.create_partitions(cluster, "t", 9),
         ),
         (
-            ApiKey.INCREMENTAL_ALTER_CONFIGS,
-            lambda request: IncrementalAlterConfigsResponse(),
-            lambda cluster: topic_admin.alter_topic_configs(cluster, "t", {}, ()),
+            ApiKey.DESCRIBE_CONFIGS,
+            lambda request: DescribeConfigsResponse(),
+            lambda cluster: config_admin.describe_configs(cluster, CONFIG),
         ),
         (
             ApiKey.INCREMENTAL_ALTER_CONFIGS,

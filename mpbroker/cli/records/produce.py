@@ -25,7 +25,11 @@ from mpbroker.cli.options import (
 from mpbroker.cli.output import print_json
 from mpbroker.cli.records.delimiter import parse_delimiter
 from mpbroker.cli.records.message_input import MessageRules, has_more, read_messages
-from mpbroker.client.admin.topic_admin import describe_topic_configs
+from mpbroker.client.admin.config_admin import (
+    ConfigResource,
+    ConfigResourceType,
+    describe_configs,
+)
 from mpbroker.client.cluster import Cluster
 from mpbroker.producer import Producer, ProducerError, RecordFuture, RetriableError
 from mpbroker.producer.config import PRODUCER_CONFIG
@@ -238,8 +242,9 @@ def _settings(
 
 def _fitting_batch_bytes(cluster: Cluster, topic: str) -> int:
     try:
-        configs = describe_topic_configs(cluster, [topic], ["max.message.bytes"])
-        limit = int(configs[topic][0].value or _DEFAULT_BATCH_BYTES)
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        configs = describe_configs(cluster, resource, ["max.message.bytes"])
+        limit = int(configs[0].value or _DEFAULT_BATCH_BYTES)
     except (MpbrokerError, IndexError, ValueError):
         return _DEFAULT_BATCH_BYTES  # a broker may refuse to tell; it judges anyway
     return max(min(_DEFAULT_BATCH_BYTES, limit - _BATCH_MARGIN), 1)

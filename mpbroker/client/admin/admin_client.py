@@ -24,7 +24,6 @@ Source: org.apache.kafka.clients.admin.Admin, for most names.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -542,7 +541,7 @@ class AdminClient:
 
 def _text_of(topic_id: Buffer) -> str | None:
     """Return a topic's id as Kafka's tools print it; None for the id of no topic."""
-    return urlsafe_b64encode(topic_id)[:22].decode() if any(topic_id) else None
+    return topic_admin.topic_id_text(topic_id) if any(topic_id) else None
 
 
 def _name_of(named: TopicListing | ConfigEntry) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from mpbroker.client.admin.topic_admin import OP_DELETE, OP_SET
 from mpbroker.client.cluster import Cluster, only
 from mpbroker.client.errors import check_error
 from mpbroker.protocol.messages.describe_configs import (
@@ -21,6 +20,9 @@ from mpbroker.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+
+_SET: Final = 0
+_DELETE: Final = 1
 
 
 class ConfigResourceType(IntEnum):
@@ -61,8 +63,9 @@ def describe_configs(
         configuration_keys=list(keys) or None,
     )
     request = DescribeConfigsRequest(resources=[wanted])
-    answer = cluster.controller().request(request, DescribeConfigsResponse)
-    (result,) = answer.results
+    broker = cluster.controller()
+    answer = broker.request(request, DescribeConfigsResponse)
+    result = only(answer.results, broker.address)
     check_error(result.error_code, str(resource), result.error_message)
     return result.configs
 
@@ -79,11 +82,11 @@ def alter_configs(
         ApiError: one of them is refused.
     """
     changes = [
-        AlterableConfig(name=key, config_operation=OP_SET, value=value)
+        AlterableConfig(name=key, config_operation=_SET, value=value)
         for key, value in put.items()
     ]
     changes += [
-        AlterableConfig(name=key, config_operation=OP_DELETE, value=None)
+        AlterableConfig(name=key, config_operation=_DELETE, value=None)
         for key in delete
     ]
     wanted = AlterConfigsResource(

@@ -6,7 +6,8 @@ BrokerUnavailableError when there is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from mpbroker.client.cluster import Cluster, TopicPartition, only
@@ -35,33 +36,18 @@ from mpbroker.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from mpbroker.protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-)
-from mpbroker.protocol.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
 from mpbroker.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
+from mpbroker.protocol.primitives import Buffer
 
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3  # the first record with the highest timestamp (KIP-734)
 _MAX_TIMESTAMP_SINCE: Final = 7  # before, brokers take it for a time before 1970
-
-TOPIC_RESOURCE: Final = 2
-OP_SET: Final = 0
-OP_DELETE: Final = 1
 
 
 def create_topic(
@@ -122,47 +108,9 @@ def create_partitions(cluster: Cluster, name: str, count: int) -> None:
     check_error(result.error_code, f"topic {name!r}", result.error_message)
 
 
-def describe_topic_configs(
-    cluster: Cluster, names: Sequence[str], keys: Sequence[str] | None = None
-) -> dict[str, list[DescribeConfigsResourceResult]]:
-    """Return each topic's configs; all of them unless ``keys`` names some."""
-    request = DescribeConfigsRequest(
-        resources=[
-            DescribeConfigsResource(
-                resource_type=TOPIC_RESOURCE,
-                resource_name=name,
-                configuration_keys=None if keys is None else list(keys),
-            )
-            for name in names
-        ]
-    )
-    results = cluster.request(request, DescribeConfigsResponse).results
-    for result in results:
-        what = f"topic {result.resource_name!r}"
-        check_error(result.error_code, what, result.error_message)
-    return {result.resource_name: result.configs for result in results}
-
-
-def alter_topic_configs(
-    cluster: Cluster, name: str, put: Mapping[str, str], delete: Iterable[str]
-) -> None:
-    """Set some configs of a topic and put others back to their defaults."""
-    changes = [
-        AlterableConfig(name=key, config_operation=OP_SET, value=value)
-        for key, value in put.items()
-    ]
-    changes += [
-        AlterableConfig(name=key, config_operation=OP_DELETE, value=None)
-        for key in delete
-    ]
-    resource = AlterConfigsResource(
-        resource_type=TOPIC_RESOURCE, resource_name=name, configs=changes
-    )
-    request = IncrementalAlterConfigsRequest(resources=[resource])
-    broker = cluster.controller()
-    response = broker.request(request, IncrementalAlterConfigsResponse)
-    result = only(response.responses, broker.address)
-    check_error(result.error_code, f"topic {name!r}", result.error_message)
+def topic_id_text(topic_id: Buffer) -> str:
+    """Return a topic's id as Kafka's tools and files spell it."""
+    return urlsafe_b64encode(topic_id)[:22].decode()
 
 
 class OffsetAndTimestamp(NamedTuple):

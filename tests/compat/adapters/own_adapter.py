@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from mpbroker.client.addresses import parse_addresses
-from mpbroker.client.admin import topic_admin
+from mpbroker.client.admin import config_admin, topic_admin
+from mpbroker.client.admin.config_admin import ConfigResource, ConfigResourceType
 from mpbroker.client.cluster import Cluster, TopicPartition
 from mpbroker.client.consumer.consumer import Consumer
 from mpbroker.producer import Producer
@@ -61,11 +62,13 @@ class OwnAdapter(Adapter):
         ]
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        entries = topic_admin.describe_topic_configs(self._cluster, [topic])[topic]
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        entries = config_admin.describe_configs(self._cluster, resource)
         return {entry.name: entry.value or "" for entry in entries}
 
     def alter_topic_config(self, topic: str, changes: Mapping[str, str]) -> None:
-        topic_admin.alter_topic_configs(self._cluster, topic, changes, ())
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        config_admin.alter_configs(self._cluster, resource, changes)
 
     def produce(
         self,
