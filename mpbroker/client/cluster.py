@@ -465,13 +465,17 @@ class Cluster:
 
 
 def only(entries: Sequence[EntryT], who: object) -> EntryT:
-    """Return what somebody said of the one thing that he was asked about.
+    """Return the only entry of an answer to a request for one thing.
+
+    Args:
+        entries: of the answer.
+        who: the broker that answered, for the error.
 
     Raises:
-        ProtocolError: nothing.
+        ProtocolError: the answer has no entry.
     """
     if not entries:
-        raise ProtocolError(f"{who} says nothing of what it was asked about")
+        raise ProtocolError(f"the answer of {who} lacks what was asked for")
     return entries[0]
 
 

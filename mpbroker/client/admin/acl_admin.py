@@ -1,6 +1,7 @@
-"""What a `Cluster` can be asked about ACLs, or told to do with them.
+"""Describe, create and delete the ACLs of a `Cluster`.
 
-As in `admin`: ApiError with the broker's words when it refuses.
+Every function raises ApiError, with the broker's words, if the broker refuses:
+SECURITY_DISABLED if it has no authorizer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mpbroker.protocol.messages.describe_acls import (
 
 
 def describe_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
-    """Return the entries that pass a filter."""
+    """Return the ACLs that a filter lets pass."""
     request = DescribeAclsRequest(
         resource_type_filter=wanted.resource_type,
         resource_name_filter=wanted.resource_name,
@@ -62,7 +63,7 @@ def describe_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
 
 
 def create_acls(cluster: Cluster, acls: Sequence[AclBinding]) -> None:
-    """Add entries; those that are there already stay."""
+    """Add ACLs; those that are there already stay."""
     request = CreateAclsRequest(
         creations=[
             AclCreation(
@@ -83,7 +84,7 @@ def create_acls(cluster: Cluster, acls: Sequence[AclBinding]) -> None:
 
 
 def delete_acls(cluster: Cluster, wanted: AclFilter) -> list[AclBinding]:
-    """Take away the entries that pass a filter; return them."""
+    """Delete the ACLs that a filter lets pass; return them."""
     request = DeleteAclsRequest(
         filters=[
             DeleteAclsFilter(

@@ -1,4 +1,4 @@
-"""Configs of brokers, topics and groups: read them, set them, take them away."""
+"""Describe and alter configs of brokers, topics, groups and other resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DELETE: Final = 1
 
 
 class ConfigResourceType(IntEnum):
-    """What has configs, in the numbers of the protocol."""
+    """The kinds of resources that have configs, in the numbers of the protocol."""
 
     TOPIC = 2
     BROKER = 4
@@ -36,7 +36,10 @@ class ConfigResourceType(IntEnum):
 
 
 class ConfigResource(NamedTuple):
-    """One that has configs; a BROKER called "" is all brokers."""
+    """A resource that has configs, by kind and name.
+
+    The name of a BROKER is its id; a BROKER with the name "" stands for all brokers.
+    """
 
     type: ConfigResourceType
     name: str
@@ -52,10 +55,10 @@ class ConfigResource(NamedTuple):
 def describe_configs(
     cluster: Cluster, resource: ConfigResource, keys: Sequence[str] = ()
 ) -> list[DescribeConfigsResourceResult]:
-    """Return a resource's configs; all of them unless ``keys`` names some.
+    """Return a resource's configs: all of them, or those that ``keys`` names.
 
     Raises:
-        ApiError: there is no such resource, or it may not be seen.
+        ApiError: there is no such resource, or the client may not describe it.
     """
     wanted = DescribeConfigsResource(
         resource_type=resource.type,
@@ -76,10 +79,16 @@ def alter_configs(
     put: Mapping[str, str],
     delete: Iterable[str] = (),
 ) -> None:
-    """Set some configs, and put others back to what they inherit; all or none.
+    """Set some configs, and have others inherit their value again; all or none.
+
+    Args:
+        cluster: the brokers.
+        resource: what has the configs.
+        put: new values, by config.
+        delete: configs that lose a value of their own.
 
     Raises:
-        ApiError: one of them is refused.
+        ApiError: the broker refused one of the changes; nothing is changed.
     """
     changes = [
         AlterableConfig(name=key, config_operation=_SET, value=value)

@@ -1,6 +1,6 @@
-"""What a `Cluster` can be asked about consumer groups, or told to do with them.
+"""List, describe and delete the groups of a `Cluster`, and move their offsets.
 
-As in `admin`: ApiError with the broker's words when it refuses.
+Every function raises ApiError, with the broker's words, if a broker refuses.
 
 Source: Kafka protocol guide; KIP-848 for groups of the consumer protocol.
 """
@@ -55,8 +55,9 @@ from mpbroker.protocol.messages.offset_fetch import (
 )
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
-_ONE_COORDINATOR_MAX_VERSION: Final = 3  # of FindCoordinator; then it finds several
-_ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch; likewise
+# Later versions ask for several keys or groups, or name topics by id.
+_ONE_COORDINATOR_MAX_VERSION: Final = 3  # of FindCoordinator
+_ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch
 _NAMED_TOPICS_MAX_VERSION: Final = 9  # of OffsetCommit
 _CLASSIC_MEMBER: Final = 0
 _NOT_YET: Final = frozenset(
@@ -65,37 +66,50 @@ _NOT_YET: Final = frozenset(
 
 
 class GroupMemberDescription(NamedTuple):
-    """One member, and what it reads."""
+    """A member of a group, and the partitions that it reads.
+
+    Attributes:
+        instance_id: group.instance.id of a static member; None for others.
+        protocol: classic or consumer.
+        epoch: the member epoch of the consumer protocol; None in a classic group.
+    """
 
     member_id: str
     instance_id: str | None
     client_id: str
     host: str
-    protocol: str  # classic or consumer
-    epoch: int | None  # of the consumer protocol
+    protocol: str
+    epoch: int | None
     partitions: list[TopicPartition]
 
 
 class GroupDescription(NamedTuple):
-    """One group. A group that only has offsets is Empty."""
+    """A group and its members.
+
+    Attributes:
+        type: classic or consumer.
+        state: such as Stable; Empty for a group that has only committed offsets.
+        epoch: the group epoch of the consumer protocol; None for a classic group.
+    """
 
     group_id: str
-    type: str  # classic or consumer
+    type: str
     state: str
     assignor: str
-    epoch: int | None  # of the consumer protocol
+    epoch: int | None
     members: list[GroupMemberDescription]
 
 
 def list_groups(
     cluster: Cluster, states: Iterable[str] = (), types: Iterable[str] = ()
 ) -> list[ListedGroup]:
-    """Name the groups of all brokers.
+    """Return the groups of all brokers, sorted by id.
 
     Args:
-        cluster: where.
-        states: only groups in one of these, whatever their case; none means all.
-        types: only classic or consumer ones.
+        cluster: the brokers.
+        states: return only groups in one of these states, in upper or lower case; none
+            means all.
+        types: return only groups of these types, classic or consumer; none means both.
     """
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     found: list[ListedGroup] = []
@@ -108,10 +122,10 @@ def list_groups(
 
 
 def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
-    """Look at one group, of either protocol.
+    """Return a group and its members, whichever protocol the group uses.
 
     Raises:
-        ApiError: GROUP_ID_NOT_FOUND, or the broker's.
+        ApiError: GROUP_ID_NOT_FOUND, or another refusal.
     """
     broker = _coordinator(cluster, group_id)
     try:
@@ -175,7 +189,7 @@ def _classic_member(member: DescribedGroupMember) -> GroupMemberDescription:
     try:
         partitions = sorted(decode_assignment(member.member_assignment))
     except ProtocolError:
-        partitions = []  # of Connect, say: nobody but its members can read it
+        partitions = []  # not a consumer group (Connect, say): its members decide
     return GroupMemberDescription(
         member.member_id,
         member.group_instance_id,
@@ -188,7 +202,7 @@ def _classic_member(member: DescribedGroupMember) -> GroupMemberDescription:
 
 
 def committed_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, int]:
-    """Return all positions that a group has stored."""
+    """Return all offsets that a group has committed."""
     request = OffsetFetchRequest(group_id=group_id, topics=None)
     response = _coordinator(cluster, group_id).request(
         request, OffsetFetchResponse, max_version=_ONE_GROUP_MAX_VERSION
@@ -207,10 +221,10 @@ def committed_offsets(cluster: Cluster, group_id: str) -> dict[TopicPartition, i
 def alter_offsets(
     cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]
 ) -> None:
-    """Store positions for a group that has no members.
+    """Commit offsets for a group that has no members.
 
     Raises:
-        ApiError: UNKNOWN_MEMBER_ID if it has some.
+        ApiError: UNKNOWN_MEMBER_ID, if the group has members.
     """
     topics: dict[str, list[OffsetCommitRequestPartition]] = {}
     for where, offset in offsets.items():
@@ -238,7 +252,11 @@ def alter_offsets(
 
 
 def delete_group(cluster: Cluster, group_id: str) -> None:
-    """Forget a group without members, and its positions."""
+    """Delete a group that has no members, and its committed offsets.
+
+    Raises:
+        ApiError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, or another refusal.
+    """
     request = DeleteGroupsRequest(groups_names=[group_id])
     broker = _coordinator(cluster, group_id)
     (result,) = broker.request(request, DeleteGroupsResponse).results
@@ -246,7 +264,12 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
 
 
 def _coordinator(cluster: Cluster, group_id: str) -> Broker:
-    """Return a connection to the broker that has a group, once there is one."""
+    """Return the broker that coordinates a group; wait while no broker does.
+
+    Raises:
+        ApiError: COORDINATOR_NOT_AVAILABLE after the cluster's timeout, or another
+            refusal.
+    """
     deadline = time.monotonic() + cluster.timeout_s
     request = FindCoordinatorRequest(key=group_id)
     while True:
@@ -264,10 +287,10 @@ def _coordinator(cluster: Cluster, group_id: str) -> Broker:
 
 
 def partitions_of(cluster: Cluster, topics: Sequence[str]) -> dict[TopicPartition, int]:
-    """Return the leader of every partition of some topics.
+    """Return the leader's id for every partition of some topics.
 
     Raises:
-        ApiError: UNKNOWN_TOPIC_OR_PARTITION.
+        ApiError: UNKNOWN_TOPIC_OR_PARTITION, if a topic does not exist.
     """
     return {
         TopicPartition(name, partition.partition_index): partition.leader_id

@@ -1,4 +1,4 @@
-"""Client quotas from the client's side (KIP-546)."""
+"""Describe and alter the client quotas of a `Cluster` (KIP-546)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mpbroker.protocol.messages import describe_client_quotas as describe
 _EXACT: Final = 0
 _DEFAULT: Final = 1
 
-# Names by entity type; None is the default's.
 Entity = Mapping[str, str | None]
+"""Names by entity type ("user", "client-id", "ip"); None names a type's default."""
 
 
 class QuotaDescription(NamedTuple):
-    """What is set on one entity."""
+    """The quotas of one entity, by key."""
 
     entity: dict[str, str | None]
     values: dict[str, float]
 
 
 def describe_quotas(cluster: Cluster, entity: Entity) -> list[QuotaDescription]:
-    """Return the quotas of all entities that have at least these names.
+    """Return the quotas of all entities that have these names, and maybe others.
 
     Raises:
         ApiError: the broker refused.
@@ -58,10 +58,10 @@ def describe_quotas(cluster: Cluster, entity: Entity) -> list[QuotaDescription]:
 def alter_quotas(
     cluster: Cluster, entity: Entity, changes: Mapping[str, float | None]
 ) -> None:
-    """Set quotas of one entity; None takes one away.
+    """Set quotas of one entity; the value None removes a quota.
 
     Raises:
-        ApiError: the broker refused; nothing was changed.
+        ApiError: the broker refused; nothing is changed.
     """
     entry = alter.EntryData(
         entity=[

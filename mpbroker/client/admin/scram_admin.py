@@ -1,4 +1,8 @@
-"""Users of SCRAM from the client's side (KIP-554)."""
+"""List, set and remove the SCRAM credentials of users (KIP-554).
+
+Kafka accepts one change for each user in a request, so each function changes one
+mechanism.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,17 @@ _SALT_BYTES: Final = 32
 
 
 class ScramUser(NamedTuple):
-    """Who may come, and by what: iterations by mechanism."""
+    """A user who has SCRAM credentials: the iterations, by mechanism."""
 
     name: str
     mechanisms: dict[str, int]
 
 
 def list_users(cluster: Cluster, names: Sequence[str] = ()) -> list[ScramUser]:
-    """Return users with credentials: these, or all.
+    """Return users and their credentials: the users named, or all.
 
     Raises:
-        ApiError: the broker refused; RESOURCE_NOT_FOUND: one of them has none.
+        ApiError: RESOURCE_NOT_FOUND, if a user has none; or another refusal.
     """
     response = cluster.any_broker().request(
         describe.DescribeUserScramCredentialsRequest(
@@ -50,15 +54,13 @@ def list_users(cluster: Cluster, names: Sequence[str] = ()) -> list[ScramUser]:
     return sorted(found)
 
 
-# Kafka takes one change of a user a request, so these are of one mechanism.
-
-
 def set_password(
     cluster: Cluster, name: str, mechanism: str, password: str, iterations: int
 ) -> None:
-    """Let a user in by a password; the broker is told what it needs to check it.
+    """Set a user's password for one mechanism.
 
-    As in Kafka's tools, the password is taken for what it is in UTF-8.
+    The broker gets a salted hash, not the password. As in Kafka's tools, the password
+    is encoded in UTF-8 and not normalized.
 
     Raises:
         ApiError: the broker refused.
@@ -81,10 +83,10 @@ def set_password(
 
 
 def remove_credential(cluster: Cluster, name: str, mechanism: str) -> None:
-    """Let a user in by this mechanism no longer.
+    """Remove a user's credential for one mechanism.
 
     Raises:
-        ApiError: the broker refused; RESOURCE_NOT_FOUND: there is no such credential.
+        ApiError: RESOURCE_NOT_FOUND, if there is none; or another refusal.
     """
     deletion = alter.ScramCredentialDeletion(name=name, mechanism=_NUMBERS[mechanism])
     _alter(

@@ -1,7 +1,7 @@
-"""What a `Cluster` can be asked about topics, or told to do with them.
+"""Create, delete and grow topics of a `Cluster`; list offsets and delete records.
 
-Every function raises ApiError with the broker's words when it refuses, and
-BrokerUnavailableError when there is none.
+Every function raises ApiError, with the broker's words, if a broker refuses, and
+BrokerUnavailableError if no broker answers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from mpbroker.protocol.primitives import Buffer
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3  # the first record with the highest timestamp (KIP-734)
-_MAX_TIMESTAMP_SINCE: Final = 7  # before, brokers take it for a time before 1970
+# Brokers that know only older versions of ListOffsets take it for a time before 1970.
+_MAX_TIMESTAMP_SINCE: Final = 7
 
 
 def create_topic(
@@ -59,7 +60,16 @@ def create_topic(
     configs: Mapping[str, str] | None = None,
     validate_only: bool = False,
 ) -> CreatableTopicResult:
-    """Create a topic; -1 asks for the broker's default."""
+    """Create a topic, or only check whether it could be created.
+
+    Args:
+        cluster: the brokers.
+        name: the new topic's name.
+        partitions: -1 asks for the broker's default.
+        replication_factor: -1 asks for the broker's default.
+        configs: the topic's own configs, by name.
+        validate_only: check the request, and create nothing.
+    """
     request = CreateTopicsRequest(
         topics=[
             CreatableTopic(
@@ -114,7 +124,10 @@ def topic_id_text(topic_id: Buffer) -> str:
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """An offset and the timestamp of its record; -1 where there is none."""
+    """An offset, and the timestamp of its record in ms since 1970.
+
+    Either is -1 if no record matches, and the timestamp at the end of a partition.
+    """
 
     offset: int
     timestamp: int
@@ -131,13 +144,15 @@ def list_offsets(
     """Return the first offset at or after a timestamp, for each partition.
 
     Args:
-        questions: a timestamp in ms, LATEST, EARLIEST or MAX_TIMESTAMP.
-        leaders: the broker to ask, by partition.
-        read_committed: LATEST is the end of what is committed.
-        epochs: of the leaders, by partition, where they are known.
+        cluster: the brokers.
+        questions: by partition: a timestamp in ms, LATEST, EARLIEST or MAX_TIMESTAMP.
+        leaders: the id of the broker to ask, by partition.
+        read_committed: LATEST is the offset up to which all transactions are decided.
+        epochs: the leader epoch, by partition, where it is known.
 
     Raises:
         UnsupportedVersionError: a broker is too old for MAX_TIMESTAMP.
+        ProtocolError: an answer left out a partition.
     """
     by_leader: dict[int, dict[str, list[ListOffsetsPartition]]] = {}
     for partition, timestamp in questions.items():
@@ -166,8 +181,8 @@ def list_offsets(
             and broker.version_for(ListOffsetsRequest) < _MAX_TIMESTAMP_SINCE
         ):
             raise UnsupportedVersionError(
-                f"{broker.address} cannot look for the highest timestamp; that is of"
-                " Apache Kafka 3.0 and newer"
+                f"{broker.address} cannot look for the highest timestamp; that needs"
+                " Apache Kafka 3.0 or newer"
             )
         for topic in broker.request(request, ListOffsetsResponse).topics:
             for entry in topic.partitions:
@@ -176,7 +191,7 @@ def list_offsets(
                 answers[partition] = OffsetAndTimestamp(entry.offset, entry.timestamp)
         for partition in questions:
             if leaders[partition] == leader and partition not in answers:
-                raise ProtocolError(f"{broker.address} says nothing of {partition}")
+                raise ProtocolError(f"the answer of {broker.address} lacks {partition}")
     return answers
 
 
@@ -188,9 +203,9 @@ def delete_records(
     """Delete the records below an offset; return each partition's new first offset.
 
     Args:
-        cluster: where.
-        before: -1 is all that is there.
-        leaders: the broker to ask, by partition.
+        cluster: the brokers.
+        before: the offset, by partition; -1 deletes all records there are.
+        leaders: the id of the broker to ask, by partition.
     """
     by_leader: dict[int, dict[str, list[DeleteRecordsPartition]]] = {}
     for partition, offset in before.items():
