@@ -91,7 +91,7 @@ def test_an_answer_without_what_was_asked_for_is_none(
 ):
     cluster.metadata([])  # so that the next question for it is the test's
     fake_broker.answer_with(api, nothing)
-    with pytest.raises(ProtocolError, match="^the answer of .* lacks"):
+    with pytest.raises(ProtocolError, match=r"^the answer of .* lacks"):
         ask(cluster)
 
 
