@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from mpbroker.broker.internal_topics import internal_topics
 from mpbroker.broker.quota_setup import client_quotas
 from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -170,6 +171,7 @@ class CoordinatorRole:
         """Serve until the broker stops."""
         config, memory = self._config, self._memory
         outbox, timers, clock = Outbox(), Timers(), Clock()
+        context = CoordinatorContext(outbox, timers, RegistryTopics(registry))
         made = internal_topics(config)
         own_appends = OwnAppends(memory.table)
         topic = OffsetsTopic(
@@ -184,9 +186,7 @@ class CoordinatorRole:
         )
         self._coordinator = coordinator = GroupCoordinator(
             group_config(config),
-            outbox,
-            timers,
-            RegistryTopics(registry),
+            context,
             topic.num_partitions,
             lambda: str(uuid.uuid4()),
             overrides=registry.group_overrides,
@@ -213,6 +213,7 @@ class CoordinatorRole:
         )
         transactions = Transactions(
             transaction_config(config),
+            context,
             OffsetsTopic(
                 registry,
                 logs.log,
@@ -225,9 +226,6 @@ class CoordinatorRole:
                 own_appends=own_appends,
             ),
             coordinator,
-            outbox,
-            timers,
-            RegistryTopics(registry),
             registry,
             logs.log,
             TransactionTable(memory.transactions),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
@@ -84,9 +85,7 @@ class Rig:
         self.timers = Timers()
         self.coordinator = GroupCoordinator(
             self.config,
-            self.out,
-            self.timers,
-            self.topics,
+            CoordinatorContext(self.out, self.timers, self.topics),
             PARTITIONS,
             lambda: f"id{next(self._ids)}",
             overrides=lambda group_id: self.group_configs.get(group_id, {}),

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -195,7 +196,10 @@ def test_a_record_that_says_what_cannot_be_is_passed_over(stage: Stage) -> None:
     key = ConsumerGroupCurrentMemberAssignmentKey(group_id="g", member_id="m")
     value = ConsumerGroupCurrentMemberAssignmentValue(state=25)
     made = GroupCoordinator(
-        GroupConfig(), stage.out, Timers(), FakeTopics(), 1, lambda: "id"
+        GroupConfig(),
+        CoordinatorContext(stage.out, Timers(), FakeTopics()),
+        1,
+        lambda: "id",
     )
     stage.process._coordinator = made
     stage.process._replay(

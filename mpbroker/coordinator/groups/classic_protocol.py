@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
@@ -19,8 +20,7 @@ from mpbroker.coordinator.groups.classic_rebalance import (
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.member import ClassicMember, Protocols
-from mpbroker.coordinator.outbox import Call, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -46,12 +46,11 @@ class ClassicProtocol(ClassicRebalance):
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        timers: Timers,
+        context: CoordinatorContext,
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(config, outbox, timers, partition_of)
+        super().__init__(config, context, partition_of)
         self._new_id = new_id
 
     # -- JoinGroup -----------------------------------------------------------------

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_records import (
@@ -24,8 +25,7 @@ from mpbroker.coordinator.groups.group_records import (
     group_metadata_value,
 )
 from mpbroker.coordinator.groups.member import ClassicMember
-from mpbroker.coordinator.outbox import NOW, Call, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.messages.join_group import (
@@ -55,13 +55,12 @@ class ClassicRebalance:
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        timers: Timers,
+        context: CoordinatorContext,
         partition_of: Callable[[str], int],
     ) -> None:
         self._config = config
-        self._out = outbox
-        self._timers = timers
+        self._out = context.outbox
+        self._timers = context.timers
         self._partition_of = partition_of
 
     # -- into PreparingRebalance ---------------------------------------------------

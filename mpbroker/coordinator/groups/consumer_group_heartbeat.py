@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.assignors import ASSIGNORS, MemberSpec, Partitions
 from mpbroker.coordinator.groups.consumer_group import (
     LEAVE_STATIC_EPOCH,
@@ -29,10 +30,8 @@ from mpbroker.coordinator.groups.consumer_group_records import (
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_records import KeyValue, fits_a_key
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
 from mpbroker.coordinator.groups.patterns import compile_pattern, resolve, see
-from mpbroker.coordinator.outbox import Call, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
@@ -59,9 +58,7 @@ class ConsumerGroupProtocol:
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        timers: Timers,
-        topics: Topics,
+        context: CoordinatorContext,
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
         overrides: Callable[[str], Mapping[str, str]],
@@ -69,9 +66,9 @@ class ConsumerGroupProtocol:
         self.is_guarded = False  # there is an authorizer: see patterns.py
         self._config = config
         self._overrides = overrides
-        self._out = outbox
-        self._timers = timers
-        self._topics = topics
+        self._out = context.outbox
+        self._timers = context.timers
+        self._topics = context.topics
         self._partition_of = partition_of
         self._new_id = new_id
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.assignors import Partitions
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.consumer_group import (
@@ -35,7 +36,6 @@ from mpbroker.coordinator.groups.consumer_protocol import (
 )
 from mpbroker.coordinator.groups.group_records import KeyValue
 from mpbroker.coordinator.groups.member import ClassicMember
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import ClassicProtocol
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
@@ -36,13 +37,9 @@ from mpbroker.coordinator.groups.offset_answers import (
     refused_commit,
     single_group,
 )
-from mpbroker.coordinator.groups.offset_metadata_manager import (
-    OffsetMetadataManager,
-    Topics,
-)
+from mpbroker.coordinator.groups.offset_metadata_manager import OffsetMetadataManager
 from mpbroker.coordinator.java_hash import java_hash
-from mpbroker.coordinator.outbox import NOW, Call, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
@@ -100,38 +97,32 @@ class GroupCoordinator:
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        timers: Timers,
-        topics: Topics,
+        context: CoordinatorContext,
         num_partitions: int,
         new_id: Callable[[], str],
         overrides: Callable[[str], Mapping[str, str]] = lambda group_id: {},
     ) -> None:
         self._config = config
-        self._out = outbox
-        self._timers = timers
+        self._out = context.outbox
+        self._timers = context.timers
         self.num_partitions = num_partitions
         self._groups: dict[str, Group] = {}
         self._loading: set[int] = set()
         self._failed: set[int] = set()
         self._replayed: set[str] = set()  # groups of partitions still being loaded
-        self.offsets = OffsetMetadataManager(config, outbox, topics, self.partition_for)
-        self._topics = topics
-        self._classic = ClassicProtocol(
-            config, outbox, timers, self.partition_for, new_id
-        )
+        self.offsets = OffsetMetadataManager(config, context, self.partition_for)
+        self._topics = context.topics
+        self._classic = ClassicProtocol(config, context, self.partition_for, new_id)
         self._consumer = MixedProtocol(
             config,
-            outbox,
-            timers,
-            topics,
+            context,
             self.partition_for,
             new_id,
             overrides,
             self._classic,
             self._replaced,
         )
-        self._listing = GroupListing(self._groups, self.check_group, topics)
+        self._listing = GroupListing(self._groups, self.check_group, context.topics)
 
     def be_guarded(self) -> None:
         """There is an authorizer: members see by a pattern what they may."""

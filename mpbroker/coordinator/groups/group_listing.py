@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
+from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup, ConsumerMember
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError

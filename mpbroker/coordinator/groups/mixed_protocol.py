@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import (
     LEAVE_SEVERAL_SINCE,
@@ -51,9 +52,7 @@ from mpbroker.coordinator.groups.group_conversion import (
     subscribe,
 )
 from mpbroker.coordinator.groups.group_records import fits_a_key, group_metadata_key
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
-from mpbroker.coordinator.outbox import Call, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.consumer_group_heartbeat import (
@@ -86,18 +85,14 @@ class MixedProtocol(ConsumerGroupProtocol):
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        timers: Timers,
-        topics: Topics,
+        context: CoordinatorContext,
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
         overrides: Callable[[str], Mapping[str, str]],
         classic: ClassicProtocol,
         replaced: Callable[[ClassicGroup | ConsumerGroup], None],
     ) -> None:
-        super().__init__(
-            config, outbox, timers, topics, partition_of, new_id, overrides
-        )
+        super().__init__(config, context, partition_of, new_id, overrides)
         self._classic = classic
         self._replaced = replaced
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.offset_metadata_manager import (
     OffsetMetadataManager,
-    Topics,
     no_offset,
 )
 from mpbroker.protocol.error_code import ErrorCode

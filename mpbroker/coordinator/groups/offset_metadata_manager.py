@@ -6,15 +6,15 @@ Source: Kafka protocol guide; Kafka's OffsetMetadataManager; KIP-211 for the exp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
 from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import offset_key, offset_value
-from mpbroker.coordinator.outbox import Outbox
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -32,35 +32,18 @@ _TOPIC_IDS_SINCE: Final = 10
 _NO_OFFSET: Final = -1
 
 
-class Topics(Protocol):
-    """What the coordinator asks about topics."""
-
-    def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has; 0: there is none of that name."""
-
-    def topic_name(self, topic_id: bytes) -> str | None: ...
-
-    def topic_id(self, topic: str) -> bytes | None: ...
-
-    def topic_names(self) -> Iterable[str]: ...
-
-    def version(self) -> int:
-        """A number that changes when any of this does."""
-
-
 class OffsetMetadataManager:
     """The offsets of all groups."""
 
     def __init__(
         self,
         config: GroupConfig,
-        outbox: Outbox,
-        topics: Topics,
+        context: CoordinatorContext,
         partition_of: Callable[[str], int],
     ) -> None:
         self._config = config
-        self._out = outbox
-        self._topics = topics
+        self._out = context.outbox
+        self._topics = context.topics
         self._partition_of = partition_of
         self._groups: dict[str, GroupOffsets] = {}
         # Which groups have positions in a topic, for the day that it is deleted.

@@ -19,8 +19,8 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
 if TYPE_CHECKING:
+    from mpbroker.coordinator.context import Topics
     from mpbroker.coordinator.groups.consumer_group import ConsumerGroup, ConsumerMember
-    from mpbroker.coordinator.groups.offset_metadata_manager import Topics
     from mpbroker.server.authorization.authorization import Access
 
 

@@ -23,16 +23,15 @@ from functools import partial
 from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_records import fits_a_key
 from mpbroker.coordinator.java_hash import java_hash
 from mpbroker.coordinator.outbox import (
     NOW,
     Call,
-    Outbox,
     appended_to,
     transaction_log,
 )
-from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.transaction_config import (
     MarkerPlaces,
     OpenTransactions,
@@ -83,23 +82,21 @@ class TransactionCoordinator:
     def __init__(
         self,
         config: TransactionConfig,
-        outbox: Outbox,
-        timers: Timers,
+        context: CoordinatorContext,
         open_transactions: OpenTransactions,
         num_partitions: int,
         new_producer_id: Callable[[], int],
         places: MarkerPlaces,
     ) -> None:
         self._config = config
-        self._out = outbox
-        self._timers = timers
+        self._out = context.outbox
+        self._timers = context.timers
         self._open = open_transactions
         self.num_partitions = num_partitions
         self._new_producer_id = new_producer_id
         self._places = places
         self._ends = TransactionEnds(
-            outbox,
-            timers,
+            context,
             self._is_current,
             self._ended,
             self._write,

@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.outbox import (
     AppendedMarker,
     Markers,
-    Outbox,
     TopicPartition,
 )
-from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.transaction_config import MarkerPlaces
 from mpbroker.coordinator.transactions.transaction_metadata import (
     PREPARED,
@@ -66,8 +65,7 @@ class TransactionEnds:
 
     def __init__(
         self,
-        outbox: Outbox,
-        timers: Timers,
+        context: CoordinatorContext,
         is_current: Callable[[TransactionMetadata], bool],
         ended: Callable[[TransactionMetadata, int], None],
         write: Callable[[TransactionMetadata], object],
@@ -76,8 +74,8 @@ class TransactionEnds:
         asks_coordinator: bool,
     ) -> None:
         self._asks_coordinator = asks_coordinator
-        self._out = outbox
-        self._timers = timers
+        self._out = context.outbox
+        self._timers = context.timers
         self._is_current = is_current
         self._ended = ended
         self._write = write

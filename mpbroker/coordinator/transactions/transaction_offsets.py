@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import (
@@ -18,8 +19,7 @@ from mpbroker.coordinator.groups.group_records import (
     offset_key,
     offset_value,
 )
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
-from mpbroker.coordinator.outbox import NOW, Call, Outbox, TransactionalRecord
+from mpbroker.coordinator.outbox import NOW, Call, TransactionalRecord
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
@@ -46,14 +46,13 @@ class TransactionOffsets:
         self,
         groups: GroupCoordinator,
         coordinator: TransactionCoordinator,
-        outbox: Outbox,
-        topics: Topics,
+        context: CoordinatorContext,
         offset_metadata_max_bytes: int,
     ) -> None:
         self._groups = groups
         self._coordinator = coordinator
-        self._out = outbox
-        self._topics = topics
+        self._out = context.outbox
+        self._topics = context.topics
         self._metadata_max_bytes = offset_metadata_max_bytes
 
     def txn_offset_commit(

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
-from mpbroker.coordinator.outbox import NOW, Call, Outbox
+from mpbroker.coordinator.context import CoordinatorContext
+from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.coordinator.transactions.transaction_config import fenced_as_of
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
@@ -75,14 +75,13 @@ class TransactionPartitions:
     def __init__(
         self,
         coordinator: TransactionCoordinator,
-        outbox: Outbox,
-        topics: Topics,
+        context: CoordinatorContext,
         group_partition: Callable[[str], int],
         put_back: Callable[[Call], None],
     ) -> None:
         self._coordinator = coordinator
-        self._out = outbox
-        self._topics = topics
+        self._out = context.outbox
+        self._topics = context.topics
         self._group_partition = group_partition
         self._put_back = put_back
 

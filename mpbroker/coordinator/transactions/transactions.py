@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.groups.offset_metadata_manager import Topics
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
-from mpbroker.coordinator.outbox import AppendedMarker, Call, Markers, Outbox
-from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.outbox import AppendedMarker, Call, Markers
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
@@ -67,11 +66,9 @@ class Transactions:
     def __init__(
         self,
         config: TransactionConfig,
+        context: CoordinatorContext,
         topic: OffsetsTopic,
         groups: GroupCoordinator,
-        outbox: Outbox,
-        timers: Timers,
-        topics: Topics,
         registry: TopicRegistry,
         log: FindLog,
         table: TransactionTable,
@@ -85,20 +82,19 @@ class Transactions:
         self.markers = MarkerWriter(registry, log, groups, appended, own_appends)
         self.coordinator = TransactionCoordinator(
             config,
-            outbox,
-            timers,
+            context,
             self._shared,
             topic.num_partitions,
             registry.allocate_producer_id,
             self.markers,
         )
         partitions = TransactionPartitions(
-            self.coordinator, outbox, topics, groups.partition_for, put_back
+            self.coordinator, context, groups.partition_for, put_back
         )
         offsets = TransactionOffsets(
-            groups, self.coordinator, outbox, topics, offset_metadata_max_bytes
+            groups, self.coordinator, context, offset_metadata_max_bytes
         )
-        listing = TransactionListing(self.coordinator, outbox)
+        listing = TransactionListing(self.coordinator, context.outbox)
         self.handlers: Final[dict[ApiKey, Handle]] = {
             ApiKey.PRODUCE: partitions.produce,
             ApiKey.INIT_PRODUCER_ID: self.coordinator.init_producer_id,
@@ -106,7 +102,7 @@ class Transactions:
             ApiKey.ADD_OFFSETS_TO_TXN: partitions.add_offsets_to_txn,
             ApiKey.END_TXN: self.coordinator.end_txn,
             ApiKey.TXN_OFFSET_COMMIT: offsets.txn_offset_commit,
-            ApiKey.WRITE_TXN_MARKERS: MarkerRequests(outbox).write_txn_markers,
+            ApiKey.WRITE_TXN_MARKERS: MarkerRequests(context.outbox).write_txn_markers,
             ApiKey.DESCRIBE_TRANSACTIONS: listing.describe_transactions,
             ApiKey.LIST_TRANSACTIONS: listing.list_transactions,
         }

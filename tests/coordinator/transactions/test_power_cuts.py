@@ -22,6 +22,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mpbroker.coordinator.clock import Clock
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -136,8 +137,8 @@ class Machine:
         )
         out, timers = Outbox(), Timers()
         own = OwnAppends(self.rows if self.chance.random() < 0.5 else None)
-        names = FakeTopics()
-        groups = GroupCoordinator(GroupConfig(), out, timers, names, 1, lambda: "id")
+        context = CoordinatorContext(out, timers, FakeTopics())
+        groups = GroupCoordinator(GroupConfig(), context, 1, lambda: "id")
         topic = OffsetsTopic(
             registry,
             self._log,
@@ -151,11 +152,9 @@ class Machine:
         )
         self.transactions = Transactions(
             TransactionConfig(),
+            context,
             topic,
             groups,
-            out,
-            timers,
-            names,
             registry,
             self._log,
             self.table,

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
@@ -166,7 +167,10 @@ def test_a_marker_ends_nothing_of_a_partition_that_is_not_loaded_as_far(
     topic = SimpleNamespace(topic_id=bytes(16), partitions=[0])
     registry: Any = SimpleNamespace(topic={OFFSETS_TOPIC: topic}.get)
     groups = GroupCoordinator(
-        GroupConfig(), Outbox(), Timers(), FakeTopics(), 1, lambda: "id"
+        GroupConfig(),
+        CoordinatorContext(Outbox(), Timers(), FakeTopics()),
+        1,
+        lambda: "id",
     )
     writer = MarkerWriter(
         registry, lambda *_: log, groups, lambda _: None, OwnAppends()

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import read_record
@@ -122,14 +123,12 @@ class TransactionRig:
 
     def _start(self) -> None:
         self.out, self.timers = Outbox(), Timers()
+        context = CoordinatorContext(self.out, self.timers, self.topics)
         self.open = self._open_transactions()
-        self.groups = GroupCoordinator(
-            GroupConfig(), self.out, self.timers, self.topics, PARTITIONS, lambda: "id"
-        )
+        self.groups = GroupCoordinator(GroupConfig(), context, PARTITIONS, lambda: "id")
         self.coordinator = TransactionCoordinator(
             self.config,
-            self.out,
-            self.timers,
+            context,
             self.open,
             PARTITIONS,
             lambda: next(self.ids),
@@ -141,14 +140,11 @@ class TransactionRig:
             self.groups,
             TransactionPartitions(
                 self.coordinator,
-                self.out,
-                self.topics,
+                context,
                 self.groups.partition_for,
                 self.given_back.append,
             ),
-            TransactionOffsets(
-                self.groups, self.coordinator, self.out, self.topics, 4096
-            ),
+            TransactionOffsets(self.groups, self.coordinator, context, 4096),
             TransactionListing(self.coordinator, self.out),
             MarkerRequests(self.out),
         ]
