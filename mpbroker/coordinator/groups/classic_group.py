@@ -9,9 +9,9 @@ Source: Kafka's ClassicGroup and ClassicGroupState.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.coordinator.groups.consumer_protocol import (
@@ -19,10 +19,13 @@ from mpbroker.coordinator.groups.consumer_protocol import (
     subscribed_topics,
 )
 from mpbroker.coordinator.groups.group_records import GroupMetadataValue, MemberMetadata
-from mpbroker.coordinator.groups.member import ClassicMember, Protocols
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.join_group import JoinGroupRequest
+
+# Name and metadata of each protocol (assignor) that a member can use, best first.
+Protocols = Sequence[tuple[str, bytes]]
 
 
 class ClassicGroupState(Enum):
@@ -49,6 +52,96 @@ PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]]
 
 class IllegalGroupTransitionError(MpbrokerError):
     """A state that cannot follow a group's: our bug."""
+
+
+class Membership(NamedTuple):
+    """What a member says about itself in a JoinGroup."""
+
+    protocol_type: str
+    protocols: Protocols
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+
+    @classmethod
+    def of_request(cls, request: JoinGroupRequest) -> Membership:
+        timeout_ms = request.rebalance_timeout_ms
+        if timeout_ms < 0:  # version 0 has none: the session timeout stands for it
+            timeout_ms = request.session_timeout_ms
+        return cls(
+            request.protocol_type,
+            [(row.name, bytes(row.metadata)) for row in request.protocols],
+            timeout_ms,
+            request.session_timeout_ms,
+        )
+
+
+class ClassicMember:
+    """What a group knows of one member."""
+
+    __slots__ = (
+        "assignment",
+        "awaiting_join",
+        "awaiting_sync",
+        "client_host",
+        "client_id",
+        "group_instance_id",
+        "is_new",
+        "member_id",
+        "protocol_type",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        membership: Membership,
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.take(membership)
+        self.assignment = assignment
+        # A parked JoinGroup or SyncGroup of it; never both.
+        self.awaiting_join: Call | None = None
+        self.awaiting_sync: Call | None = None
+        # Has not been in a generation yet: it may time out although its join waits.
+        self.is_new = False
+
+    def take(self, membership: Membership) -> None:
+        """Keep what the member said in its latest JoinGroup."""
+        self.protocol_type = membership.protocol_type
+        self.protocols = membership.protocols
+        self.rebalance_timeout_ms = membership.rebalance_timeout_ms
+        self.session_timeout_ms = membership.session_timeout_ms
+
+    @property
+    def is_static(self) -> bool:
+        return self.group_instance_id is not None
+
+    def metadata(self, protocol: str) -> bytes:
+        """What it said with a protocol; nothing if it does not have it."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
+
+    def matches(self, protocols: Protocols) -> bool:
+        """Say whether these are the protocols it joined with."""
+        return list(self.protocols) == list(protocols)
+
+    def vote(self, candidates: frozenset[str] | set[str]) -> str:
+        """Return its first protocol that all members have."""
+        for name, _ in self.protocols:
+            if name in candidates:
+                return name
+        raise AssertionError(f"{self.member_id} has none of {sorted(candidates)}")
 
 
 class ClassicGroup:
@@ -157,33 +250,27 @@ class ClassicGroup:
     def update(
         self,
         member: ClassicMember,
-        protocols: Protocols,
-        rebalance_timeout_ms: int,
-        session_timeout_ms: int,
+        membership: Membership,
         join: Call | None,
     ) -> None:
         """A member has joined again, perhaps with other protocols."""
         self._forget_protocols(member)
-        member.protocols = protocols
-        self._supported.update({name for name, _ in protocols})
-        member.rebalance_timeout_ms = rebalance_timeout_ms
-        member.session_timeout_ms = session_timeout_ms
+        member.take(membership)
+        self._supported.update({name for name, _ in member.protocols})
         self.set_awaiting_join(member, join)
 
-    def replace_static_member(
-        self, instance_id: str, old_member_id: str, new_member_id: str
-    ) -> ClassicMember:
+    def replace_static_member(self, old_member_id: str, new_member_id: str) -> None:
         """A static member has come back: it takes its old place under a new id."""
         member = self.members.pop(old_member_id)
+        assert member.group_instance_id is not None
         member.member_id = new_member_id
         self.members[new_member_id] = member
-        self.static_members[instance_id] = new_member_id
+        self.static_members[member.group_instance_id] = new_member_id
         if self.leader_id == old_member_id:
             self.leader_id = new_member_id
         if old_member_id in self.pending_sync_members:
             self.pending_sync_members.discard(old_member_id)
             self.pending_sync_members.add(new_member_id)
-        return member
 
     def set_awaiting_join(self, member: ClassicMember, join: Call | None) -> None:
         """Park a member's join, or note that it is answered (None)."""
@@ -331,16 +418,19 @@ class ClassicGroup:
             group.state_timestamp_ms = value.current_state_timestamp
         for row in value.members:
             timeout = row.rebalance_timeout
+            membership = Membership(
+                value.protocol_type,
+                ((value.protocol or "", bytes(row.subscription)),),
+                timeout if timeout > 0 else row.session_timeout,
+                row.session_timeout,
+            )
             group.add(
                 ClassicMember(
                     row.member_id,
                     row.group_instance_id,
                     row.client_id,
                     row.client_host,
-                    timeout if timeout > 0 else row.session_timeout,
-                    row.session_timeout,
-                    value.protocol_type,
-                    ((value.protocol or "", bytes(row.subscription)),),
+                    membership,
                     bytes(row.assignment),
                 )
             )

@@ -13,13 +13,17 @@ from collections.abc import Callable
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_group import (
+    ClassicGroup,
+    ClassicGroupState,
+    ClassicMember,
+    Membership,
+)
 from mpbroker.coordinator.groups.classic_rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     ClassicRebalance,
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
-from mpbroker.coordinator.groups.member import ClassicMember, Protocols
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -72,11 +76,11 @@ class ClassicProtocol(ClassicRebalance):
         names = [protocol.name for protocol in request.protocols]
         if not group.supports_protocols(request.protocol_type, names):
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        protocols = [(row.name, bytes(row.metadata)) for row in request.protocols]
+        membership = Membership.of_request(request)
         if member_id:
-            self._join_existing_member(call, group, request, protocols, now_ms)
+            self._join_existing_member(call, group, request, membership, now_ms)
         else:
-            self._join_new_member(call, group, request, protocols, now_ms)
+            self._join_new_member(call, group, request, membership, now_ms)
         self.maybe_complete_join(group, now_ms)
 
     def _accepts_joining_member(self, group: ClassicGroup, member_id: str) -> bool:
@@ -95,7 +99,7 @@ class ClassicProtocol(ClassicRebalance):
         call: Call,
         group: ClassicGroup,
         request: JoinGroupRequest,
-        protocols: Protocols,
+        membership: Membership,
         now_ms: int,
     ) -> None:
         instance = request.group_instance_id
@@ -105,7 +109,7 @@ class ClassicProtocol(ClassicRebalance):
             old_id = group.static_members.get(instance)
             if old_id is not None:
                 self._rejoin_static_member(
-                    call, group, old_id, new_id, request, protocols, now_ms
+                    call, group, old_id, new_id, membership, now_ms
                 )
                 return
         elif call.version >= MEMBER_ID_REQUIRED_SINCE:
@@ -119,7 +123,7 @@ class ClassicProtocol(ClassicRebalance):
             )
             self.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
             return
-        self._add_member(call, group, new_id, request, protocols, now_ms)
+        self._add_member(call, group, new_id, instance, membership, now_ms)
 
     def _expire_pending_member(
         self, group: ClassicGroup, member_id: str, now_ms: int
@@ -132,19 +136,12 @@ class ClassicProtocol(ClassicRebalance):
         call: Call,
         group: ClassicGroup,
         member_id: str,
-        request: JoinGroupRequest,
-        protocols: Protocols,
+        instance: str | None,
+        membership: Membership,
         now_ms: int,
     ) -> None:
         member = ClassicMember(
-            member_id,
-            request.group_instance_id,
-            call.client_id,
-            call.client_host,
-            rebalance_timeout(request),
-            request.session_timeout_ms,
-            request.protocol_type,
-            protocols,
+            member_id, instance, call.client_id, call.client_host, membership
         )
         member.is_new = True
         if group.is_in(S.PREPARING_REBALANCE) and group.previous_state is S.EMPTY:
@@ -159,28 +156,27 @@ class ClassicProtocol(ClassicRebalance):
         call: Call,
         group: ClassicGroup,
         request: JoinGroupRequest,
-        protocols: Protocols,
+        membership: Membership,
         now_ms: int,
     ) -> None:
         member_id = request.member_id
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static ones never pend
-            self._add_member(call, group, member_id, request, protocols, now_ms)
+            self._add_member(call, group, member_id, None, membership, now_ms)
             return
         group.validate_member(member_id, request.group_instance_id)
         member = group.members[member_id]
         if group.is_in(S.EMPTY):
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-        if (group.is_in(S.COMPLETING_REBALANCE) and member.matches(protocols)) or (
-            group.is_in(S.STABLE)
-            and member_id != group.leader_id
-            and member.matches(protocols)
+        if member.matches(membership.protocols) and (
+            group.is_in(S.COMPLETING_REBALANCE)
+            or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
             # It did not get the answer, or need not have asked: the same once more.
             self.answer_join(call, group, member)
             return
-        self._update_member(call, group, member, request, protocols, now_ms)
+        self._update_member(call, group, member, membership, now_ms)
         self.maybe_prepare_rebalance(group, now_ms)
 
     def _update_member(
@@ -188,21 +184,14 @@ class ClassicProtocol(ClassicRebalance):
         call: Call | None,
         group: ClassicGroup,
         member: ClassicMember,
-        request: JoinGroupRequest,
-        protocols: Protocols,
+        membership: Membership,
         now_ms: int,
     ) -> None:
         waiting = member.awaiting_join
         if waiting is not None and call is not None:
             # Two connections say that they are this member; the newer one is heard.
             self.refuse_join(waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
-        group.update(
-            member,
-            protocols,
-            rebalance_timeout(request),
-            request.session_timeout_ms,
-            call,
-        )
+        group.update(member, membership, call)
         self.schedule_session(group, member, now_ms)
 
     def _rejoin_static_member(
@@ -211,23 +200,18 @@ class ClassicProtocol(ClassicRebalance):
         group: ClassicGroup,
         old_id: str,
         new_id: str,
-        request: JoinGroupRequest,
-        protocols: Protocols,
+        membership: Membership,
         now_ms: int,
     ) -> None:
         """A static member came back without its id; whoever still uses it is fenced."""
-        instance = request.group_instance_id
-        assert instance is not None
         leader_before = group.leader_id
         member = group.members[old_id]
         self._fence(group, member)
         self._timers.cancel(("session", group.group_id, old_id))
-        group.replace_static_member(instance, old_id, new_id)
+        group.replace_static_member(old_id, new_id)
         member.client_id, member.client_host = call.client_id, call.client_host
         waits = not group.is_in(S.STABLE)
-        self._update_member(
-            call if waits else None, group, member, request, protocols, now_ms
-        )
+        self._update_member(call if waits else None, group, member, membership, now_ms)
         if waits:
             self.maybe_prepare_rebalance(group, now_ms)
         elif group.select_protocol() != group.protocol_name or not self.write_group(
@@ -390,9 +374,3 @@ class ClassicProtocol(ClassicRebalance):
         group.validate_member(member_id, instance)
         self._drop(group, group.members[member_id])
         return True
-
-
-def rebalance_timeout(request: JoinGroupRequest) -> int:
-    """Version 0 has none: the session timeout stands for it."""
-    timeout = request.rebalance_timeout_ms
-    return timeout if timeout >= 0 else request.session_timeout_ms

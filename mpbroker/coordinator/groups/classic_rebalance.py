@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_group import (
+    ClassicGroup,
+    ClassicGroupState,
+    ClassicMember,
+)
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_records import (
     group_metadata_key,
     group_metadata_value,
 )
-from mpbroker.coordinator.groups.member import ClassicMember
 from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError

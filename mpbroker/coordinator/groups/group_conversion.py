@@ -13,7 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpbroker.coordinator.context import Topics
 from mpbroker.coordinator.groups.assignors import Partitions
-from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_group import (
+    ClassicGroup,
+    ClassicGroupState,
+    ClassicMember,
+    Membership,
+)
 from mpbroker.coordinator.groups.consumer_group import (
     ClassicSide,
     ConsumerGroup,
@@ -35,7 +40,6 @@ from mpbroker.coordinator.groups.consumer_protocol import (
     write_assignment,
 )
 from mpbroker.coordinator.groups.group_records import KeyValue
-from mpbroker.coordinator.groups.member import ClassicMember
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 
@@ -105,16 +109,19 @@ def classic_group_of(
     for old in group.members.values():
         if old.member_id in leaving or old.classic is None:
             continue
+        membership = Membership(
+            CONSUMER_PROTOCOL,
+            old.classic.protocols,
+            old.rebalance_timeout_ms,
+            old.classic.session_timeout_ms,
+        )
         classic.add(
             ClassicMember(
                 old.member_id,
                 old.instance_id,
                 old.client_id,
                 old.client_host,
-                old.rebalance_timeout_ms,
-                old.classic.session_timeout_ms,
-                CONSUMER_PROTOCOL,
-                old.classic.protocols,
+                membership,
                 assignment_of(old, topics),
             )
         )

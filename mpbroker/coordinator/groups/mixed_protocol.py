@@ -19,12 +19,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_group import (
+    ClassicGroup,
+    ClassicGroupState,
+    Membership,
+)
 from mpbroker.coordinator.groups.classic_protocol import (
     LEAVE_SEVERAL_SINCE,
     MEMBER_ID_REQUIRED_SINCE,
     ClassicProtocol,
-    rebalance_timeout,
 )
 from mpbroker.coordinator.groups.consumer_group import (
     ConsumerGroup,
@@ -230,9 +233,11 @@ class MixedProtocol(ConsumerGroupProtocol):
         if is_new:
             group.add(member)
         member.client_id, member.client_host = call.client_id, call.client_host
-        member.rebalance_timeout_ms = rebalance_timeout(request)
-        protocols = [(row.name, bytes(row.metadata)) for row in request.protocols]
-        subscribe(member, subscription, request.session_timeout_ms, protocols)
+        membership = Membership.of_request(request)
+        member.rebalance_timeout_ms = membership.rebalance_timeout_ms
+        subscribe(
+            member, subscription, membership.session_timeout_ms, membership.protocols
+        )
         if is_new or member.metadata() != before[1]:
             self._write(group, member_record(group_id, member_id, member))
         changed = is_new or member.subscription() != before[2]
