@@ -44,17 +44,24 @@ _SKIP_ASSIGNMENT_SINCE: Final = 9
 LEAVE_SEVERAL_SINCE: Final = 3
 
 
-class ClassicProtocol(ClassicRebalance):
-    """What members ask, over what rebalances do."""
+class ClassicProtocol:
+    """Serve what members ask.
+
+    Args:
+        new_id: makes the random part of a member id.
+    """
 
     def __init__(
         self,
         config: GroupConfig,
         context: CoordinatorContext,
-        partition_of: Callable[[str], int],
+        rebalance: ClassicRebalance,
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(config, context, partition_of)
+        self._config = config
+        self._out = context.outbox
+        self._timers = context.timers
+        self._rebalance = rebalance
         self._new_id = new_id
 
     # -- JoinGroup -----------------------------------------------------------------
@@ -81,7 +88,7 @@ class ClassicProtocol(ClassicRebalance):
             self._join_existing_member(call, group, request, membership, now_ms)
         else:
             self._join_new_member(call, group, request, membership, now_ms)
-        self.maybe_complete_join(group, now_ms)
+        self._rebalance.maybe_complete_join(group, now_ms)
 
     def _accepts_joining_member(self, group: ClassicGroup, member_id: str) -> bool:
         most = self._config.group_max_size
@@ -121,7 +128,7 @@ class ClassicProtocol(ClassicRebalance):
                 now_ms + request.session_timeout_ms,
                 lambda at_ms: self._expire_pending_member(group, new_id, at_ms),
             )
-            self.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
+            self._rebalance.refuse_join(call, ErrorCode.MEMBER_ID_REQUIRED, new_id)
             return
         self._add_member(call, group, new_id, instance, membership, now_ms)
 
@@ -129,7 +136,7 @@ class ClassicProtocol(ClassicRebalance):
         self, group: ClassicGroup, member_id: str, now_ms: int
     ) -> None:
         group.pending_join_members.discard(member_id)
-        self.maybe_complete_join(group, now_ms)
+        self._rebalance.maybe_complete_join(group, now_ms)
 
     def _add_member(
         self,
@@ -148,8 +155,10 @@ class ClassicProtocol(ClassicRebalance):
             group.new_member_added = True
         self._timers.cancel(("pending", group.group_id, member_id))
         group.add(member, call)
-        self.schedule_session(group, member, now_ms, NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self.maybe_prepare_rebalance(group, now_ms)
+        self._rebalance.schedule_session(
+            group, member, now_ms, NEW_MEMBER_JOIN_TIMEOUT_MS
+        )
+        self._rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def _join_existing_member(
         self,
@@ -174,10 +183,10 @@ class ClassicProtocol(ClassicRebalance):
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
             # It did not get the answer, or need not have asked: the same once more.
-            self.answer_join(call, group, member)
+            self._rebalance.answer_join(call, group, member)
             return
         self._update_member(call, group, member, membership, now_ms)
-        self.maybe_prepare_rebalance(group, now_ms)
+        self._rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def _update_member(
         self,
@@ -190,9 +199,11 @@ class ClassicProtocol(ClassicRebalance):
         waiting = member.awaiting_join
         if waiting is not None and call is not None:
             # Two connections say that they are this member; the newer one is heard.
-            self.refuse_join(waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+            self._rebalance.refuse_join(
+                waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id
+            )
         group.update(member, membership, call)
-        self.schedule_session(group, member, now_ms)
+        self._rebalance.schedule_session(group, member, now_ms)
 
     def _rejoin_static_member(
         self,
@@ -213,35 +224,38 @@ class ClassicProtocol(ClassicRebalance):
         waits = not group.is_in(S.STABLE)
         self._update_member(call if waits else None, group, member, membership, now_ms)
         if waits:
-            self.maybe_prepare_rebalance(group, now_ms)
-        elif group.select_protocol() != group.protocol_name or not self.write_group(
-            group
+            self._rebalance.maybe_prepare_rebalance(group, now_ms)
+        elif (
+            group.select_protocol() != group.protocol_name
+            or not self._rebalance.write_group(group)
         ):
             group.set_awaiting_join(member, call)
-            self.maybe_prepare_rebalance(group, now_ms)
+            self._rebalance.maybe_prepare_rebalance(group, now_ms)
         else:
             # The others need not know: it goes on with the assignment it had. Older
             # clients would compute a new one if they were told that they lead.
             skips = call.version >= _SKIP_ASSIGNMENT_SINCE
             leads = new_id == group.leader_id
-            self.answer_join(
+            self._rebalance.answer_join(
                 call,
                 group,
                 member,
                 members=group.members.values() if skips and leads else (),
                 leader_id=group.leader_id if skips else leader_before,
                 skip_assignment=skips and leads,
-                after=(self._partition_of(group.group_id),),
+                after=(self._rebalance.log_of(group),),
             )
 
     def _fence(self, group: ClassicGroup, member: ClassicMember) -> None:
         if member.awaiting_join is not None:
             join = member.awaiting_join
             group.set_awaiting_join(member, None)
-            self.refuse_join(join, ErrorCode.FENCED_INSTANCE_ID, member.member_id)
+            self._rebalance.refuse_join(
+                join, ErrorCode.FENCED_INSTANCE_ID, member.member_id
+            )
         if member.awaiting_sync is not None:
             sync, member.awaiting_sync = member.awaiting_sync, None
-            self.answer_sync(sync, group, None, ErrorCode.FENCED_INSTANCE_ID)
+            self._rebalance.answer_sync(sync, group, None, ErrorCode.FENCED_INSTANCE_ID)
 
     # -- SyncGroup -----------------------------------------------------------------
 
@@ -270,12 +284,12 @@ class ClassicProtocol(ClassicRebalance):
         member = group.members[member_id]
         group.pending_sync_members.discard(member_id)
         if group.is_in(S.STABLE):
-            self.answer_sync(call, group, member)
-            self.schedule_session(group, member, now_ms)
-            self.maybe_end_pending_sync(group)
+            self._rebalance.answer_sync(call, group, member)
+            self._rebalance.schedule_session(group, member, now_ms)
+            self._rebalance.maybe_end_pending_sync(group)
             return
         if member.awaiting_sync is not None:
-            self.answer_sync(
+            self._rebalance.answer_sync(
                 member.awaiting_sync, group, None, ErrorCode.UNKNOWN_MEMBER_ID
             )
         member.awaiting_sync = call
@@ -283,7 +297,7 @@ class ClassicProtocol(ClassicRebalance):
             assignments = {
                 row.member_id: bytes(row.assignment) for row in request.assignments
             }
-            self.complete_sync(group, assignments, now_ms)
+            self._rebalance.complete_sync(group, assignments, now_ms)
 
     # -- Heartbeat -----------------------------------------------------------------
 
@@ -311,7 +325,7 @@ class ClassicProtocol(ClassicRebalance):
         """A member has shown that it lives."""
         member = group.members.get(member_id)
         if member is not None and not member.is_new:
-            self.schedule_session(group, member, now_ms)
+            self._rebalance.schedule_session(group, member, now_ms)
 
     # -- LeaveGroup ----------------------------------------------------------------
 
@@ -350,9 +364,9 @@ class ClassicProtocol(ClassicRebalance):
                 )
             )
         if removed and group is not None:
-            self.after_removal(group, now_ms)
+            self._rebalance.after_removal(group, now_ms)
         elif group is not None:
-            self.maybe_complete_join(group, now_ms)
+            self._rebalance.maybe_complete_join(group, now_ms)
         if call.version < LEAVE_SEVERAL_SINCE:
             response = LeaveGroupResponse(error_code=answers[0].error_code)
         else:
@@ -372,5 +386,5 @@ class ClassicProtocol(ClassicRebalance):
             self._timers.cancel(("pending", group.group_id, member_id))
             return False
         group.validate_member(member_id, instance)
-        self._drop(group, group.members[member_id])
+        self._rebalance.drop(group, group.members[member_id])
         return True

@@ -49,7 +49,7 @@ _RECORD_OVERHEAD: Final = 21
 
 
 class ClassicRebalance:
-    """Prepare, complete and expire; below the requests of `ClassicProtocol`.
+    """Prepare, complete and expire rebalances; write and answer what comes of them.
 
     Args:
         partition_of: the partition of __consumer_offsets that a group's records are in.
@@ -184,7 +184,7 @@ class ClassicRebalance:
         ]
         if pending:
             for member in pending:
-                self._drop(group, member)
+                self.drop(group, member)
             self.maybe_prepare_rebalance(group, now_ms)
 
     # -- into Stable ---------------------------------------------------------------
@@ -204,7 +204,7 @@ class ClassicRebalance:
             self._reset_and_propagate_assignment_error(group, error_code, now_ms)
             self.maybe_prepare_rebalance(group, now_ms)
             return
-        after = (self._partition_of(group.group_id),)
+        after = (self.log_of(group),)
         for member in group.members.values():
             self._propagate(group, member, ErrorCode.NONE, after, now_ms)
         self.maybe_end_pending_sync(group)
@@ -242,7 +242,7 @@ class ClassicRebalance:
         self, group: ClassicGroup, member: ClassicMember, now_ms: int
     ) -> None:
         """A member has left or timed out; the others share what it had."""
-        self._drop(group, member)
+        self.drop(group, member)
         self.after_removal(group, now_ms)
 
     def after_removal(self, group: ClassicGroup, now_ms: int) -> None:
@@ -251,7 +251,7 @@ class ClassicRebalance:
         else:
             self.maybe_complete_join(group, now_ms)
 
-    def _drop(
+    def drop(
         self,
         group: ClassicGroup,
         member: ClassicMember,
@@ -304,13 +304,17 @@ class ClassicRebalance:
     def forget(self, group: ClassicGroup, error_code: ErrorCode) -> None:
         """Drop a group from memory: answer all that wait, run no more timers."""
         for member in list(group.members.values()):
-            self._drop(group, member, error_code)
+            self.drop(group, member, error_code)
         for member_id in group.pending_join_members:
             self._timers.cancel(("pending", group.group_id, member_id))
         self._timers.cancel(("join", group.group_id))
         self._timers.cancel(("sync", group.group_id))
 
     # -- records and answers -----------------------------------------------------------
+
+    def log_of(self, group: ClassicGroup) -> int:
+        """Return the partition of __consumer_offsets that has a group's records."""
+        return self._partition_of(group.group_id)
 
     def write_group(self, group: ClassicGroup) -> bool:
         """Write a group down; False: it is larger than a record may be."""
@@ -322,7 +326,7 @@ class ClassicRebalance:
         size = BATCH_HEADER_SIZE + _RECORD_OVERHEAD + len(key) + len(value)
         if size > self._config.message_max_bytes:
             return False
-        self._out.write(self._partition_of(group.group_id), key, value)
+        self._out.write(self.log_of(group), key, value)
         return True
 
     def answer_join(

@@ -16,6 +16,7 @@ from typing import Final
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import ClassicProtocol
+from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
 from mpbroker.coordinator.groups.consumer_group_records import replay, tombstones
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -112,14 +113,16 @@ class GroupCoordinator:
         self._replayed: set[str] = set()  # groups of partitions still being loaded
         self.offsets = OffsetMetadataManager(config, context, self.partition_for)
         self._topics = context.topics
-        self._classic = ClassicProtocol(config, context, self.partition_for, new_id)
+        rebalance = ClassicRebalance(config, context, self.partition_for)
+        self._rebalance = rebalance
+        self._classic = ClassicProtocol(config, context, rebalance, new_id)
         self._consumer = MixedProtocol(
             config,
             context,
             self.partition_for,
             new_id,
             overrides,
-            self._classic,
+            rebalance,
             self._replaced,
         )
         self._listing = GroupListing(self._groups, self.check_group, context.topics)
@@ -185,7 +188,7 @@ class GroupCoordinator:
                 self._classic.join(call, group, request, now_ms)
         except ApiError as error:
             too_many = error.error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
-            self._classic.refuse_join(
+            self._rebalance.refuse_join(
                 call, error.error_code, "" if too_many else request.member_id
             )
 
@@ -198,7 +201,7 @@ class GroupCoordinator:
             else:
                 self._classic.sync(call, group, request, now_ms)
         except ApiError as error:
-            self._classic.answer_sync(call, None, None, error.error_code)
+            self._rebalance.answer_sync(call, None, None, error.error_code)
 
     def heartbeat(self, call: Call, request: HeartbeatRequest, now_ms: int) -> None:
         try:
@@ -436,7 +439,7 @@ class GroupCoordinator:
             group.is_dead = True
             self._write_all(group_id, tombstones(group))
             return
-        self._classic.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
         self._write_all(group_id, [(group_metadata_key(group_id), None)])
 
@@ -556,9 +559,9 @@ class GroupCoordinator:
             self._consumer.loaded(group, now_ms)
             return
         for member in group.members.values():
-            self._classic.schedule_session(group, member, now_ms)
+            self._rebalance.schedule_session(group, member, now_ms)
         if len(group.members) > self._config.group_max_size:
-            self._classic.maybe_prepare_rebalance(group, now_ms)
+            self._rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def topic_deleted(self, topic: str) -> None:
         """Nobody can go on from a position in a topic that is gone."""
@@ -570,7 +573,7 @@ class GroupCoordinator:
             if isinstance(group, ConsumerGroup):
                 continue  # there nobody waits
             if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
-                self._classic.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
+                self._rebalance.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
 
     def failed(self, partition: int) -> None:
         """A partition cannot be written: what memory says beyond it is not true."""
@@ -583,6 +586,6 @@ class GroupCoordinator:
                     self._consumer.forget(group)
                     group.is_dead = True
                 else:
-                    self._classic.forget(group, ErrorCode.NOT_COORDINATOR)
+                    self._rebalance.forget(group, ErrorCode.NOT_COORDINATOR)
                     group.state = S.DEAD
         self._out.records.pop(partition, None)

@@ -27,8 +27,8 @@ from mpbroker.coordinator.groups.classic_group import (
 from mpbroker.coordinator.groups.classic_protocol import (
     LEAVE_SEVERAL_SINCE,
     MEMBER_ID_REQUIRED_SINCE,
-    ClassicProtocol,
 )
+from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance
 from mpbroker.coordinator.groups.consumer_group import (
     ConsumerGroup,
     ConsumerMember,
@@ -81,7 +81,7 @@ class MixedProtocol(ConsumerGroupProtocol):
     """The consumer protocol, and the classic one for members of consumer groups.
 
     Args:
-        classic: serves the groups that are classic again.
+        rebalance: of the groups that are classic again.
         replaced: told of the group that is in the place of another.
     """
 
@@ -92,11 +92,11 @@ class MixedProtocol(ConsumerGroupProtocol):
         partition_of: Callable[[str], int],
         new_id: Callable[[], str],
         overrides: Callable[[str], Mapping[str, str]],
-        classic: ClassicProtocol,
+        rebalance: ClassicRebalance,
         replaced: Callable[[ClassicGroup | ConsumerGroup], None],
     ) -> None:
         super().__init__(config, context, partition_of, new_id, overrides)
-        self._classic = classic
+        self._rebalance = rebalance
         self._replaced = replaced
 
     # -- from one to the other -----------------------------------------------------
@@ -121,8 +121,8 @@ class MixedProtocol(ConsumerGroupProtocol):
             )
         group = consumer_group_of(classic, self._topics)
         self.check_join(group, request)
-        self._classic.refuse_waiting(classic, ErrorCode.REBALANCE_IN_PROGRESS)
-        self._classic.forget(classic, ErrorCode.REBALANCE_IN_PROGRESS)
+        self._rebalance.refuse_waiting(classic, ErrorCode.REBALANCE_IN_PROGRESS)
+        self._rebalance.forget(classic, ErrorCode.REBALANCE_IN_PROGRESS)
         classic.transition_to(S.DEAD, now_ms)
         self._write(group, (group_metadata_key(group_id), None))
         for record in creation_records(group):
@@ -137,7 +137,7 @@ class MixedProtocol(ConsumerGroupProtocol):
         """Members have left or are fenced; perhaps the last of the new protocol."""
         if self._may_downgrade(group, member_ids):
             classic = self._downgrade(group, member_ids, now_ms)
-            self._classic.maybe_prepare_rebalance(classic, now_ms)
+            self._rebalance.maybe_prepare_rebalance(classic, now_ms)
         else:
             super().remove_members(group, member_ids, now_ms)
 
@@ -158,9 +158,9 @@ class MixedProtocol(ConsumerGroupProtocol):
         self.forget(group)
         group.is_dead = True
         self._replaced(classic)
-        self._classic.write_group(classic)
+        self._rebalance.write_group(classic)
         for member in classic.members.values():
-            self._classic.schedule_session(classic, member, now_ms)
+            self._rebalance.schedule_session(classic, member, now_ms)
         return classic
 
     # -- JoinGroup -----------------------------------------------------------------
@@ -184,7 +184,7 @@ class MixedProtocol(ConsumerGroupProtocol):
             member_id = self._new_id()
             if call.version >= MEMBER_ID_REQUIRED_SINCE:
                 code = ErrorCode.MEMBER_ID_REQUIRED
-                self._classic.refuse_join(call, code, member_id)
+                self._rebalance.refuse_join(call, code, member_id)
                 return
         old_id = group.static_members.get(instance or "")
         was_classic = group.all_are_classic()
