@@ -255,7 +255,7 @@ class ClassicProtocol:
             )
         if member.awaiting_sync is not None:
             sync, member.awaiting_sync = member.awaiting_sync, None
-            self._rebalance.answer_sync(sync, group, None, ErrorCode.FENCED_INSTANCE_ID)
+            self._rebalance.refuse_sync(sync, ErrorCode.FENCED_INSTANCE_ID)
 
     # -- SyncGroup -----------------------------------------------------------------
 
@@ -289,8 +289,8 @@ class ClassicProtocol:
             self._rebalance.maybe_end_pending_sync(group)
             return
         if member.awaiting_sync is not None:
-            self._rebalance.answer_sync(
-                member.awaiting_sync, group, None, ErrorCode.UNKNOWN_MEMBER_ID
+            self._rebalance.refuse_sync(
+                member.awaiting_sync, ErrorCode.UNKNOWN_MEMBER_ID
             )
         member.awaiting_sync = call
         if member_id == group.leader_id:

@@ -233,7 +233,10 @@ class ClassicRebalance:
             return
         member.awaiting_sync = None
         group.pending_sync_members.discard(member.member_id)
-        self.answer_sync(call, group, member, error_code, after)
+        if error_code is ErrorCode.NONE:
+            self.answer_sync(call, group, member, after)
+        else:
+            self.refuse_sync(call, error_code)
         self.schedule_session(group, member, now_ms)
 
     # -- members that go -------------------------------------------------------------
@@ -264,7 +267,7 @@ class ClassicRebalance:
         if join is not None:
             self.refuse_join(join, error_code, member.member_id)
         if sync is not None:
-            self.answer_sync(sync, group, None, error_code)
+            self.refuse_sync(sync, error_code)
 
     def schedule_session(
         self,
@@ -299,7 +302,7 @@ class ClassicRebalance:
                 self.refuse_join(join, error_code, member.member_id)
             if sync is not None:
                 member.awaiting_sync = None
-                self.answer_sync(sync, group, None, error_code)
+                self.refuse_sync(sync, error_code)
 
     def forget(self, group: ClassicGroup, error_code: ErrorCode) -> None:
         """Drop a group from memory: answer all that wait, run no more timers."""
@@ -369,33 +372,34 @@ class ClassicRebalance:
         )
         self._out.answer(call, response, after)
 
-    def refuse_join(
-        self, call: Call, error_code: ErrorCode, member_id: str = ""
-    ) -> None:
-        nameless = None if call.version >= _NULLABLE_PROTOCOL_SINCE else ""
-        self._out.answer(
-            call,
-            JoinGroupResponse(
-                error_code=error_code, protocol_name=nameless, member_id=member_id
-            ),
-        )
+    def refuse_join(self, call: Call, error_code: ErrorCode, member_id: str) -> None:
+        self._out.answer(call, refused_join(call, error_code, member_id))
 
     def answer_sync(
         self,
         call: Call,
-        group: ClassicGroup | None,
-        member: ClassicMember | None,
-        error_code: ErrorCode = ErrorCode.NONE,
+        group: ClassicGroup,
+        member: ClassicMember,
         after: tuple[int, ...] = NOW,
     ) -> None:
-        fine = error_code is ErrorCode.NONE and group is not None
-        self._out.answer(
-            call,
-            SyncGroupResponse(
-                error_code=error_code,
-                protocol_type=group.protocol_type if fine and group else None,
-                protocol_name=group.protocol_name if fine and group else None,
-                assignment=member.assignment if fine and member else b"",
-            ),
-            after,
+        """Give a member its assignment."""
+        response = SyncGroupResponse(
+            error_code=ErrorCode.NONE,
+            protocol_type=group.protocol_type,
+            protocol_name=group.protocol_name,
+            assignment=member.assignment,
         )
+        self._out.answer(call, response, after)
+
+    def refuse_sync(self, call: Call, error_code: ErrorCode) -> None:
+        self._out.answer(call, SyncGroupResponse(error_code=error_code))
+
+
+def refused_join(
+    call: Call, error_code: ErrorCode, member_id: str = ""
+) -> JoinGroupResponse:
+    """Return the answer to a JoinGroup that cannot be served."""
+    nameless = None if call.version >= _NULLABLE_PROTOCOL_SINCE else ""
+    return JoinGroupResponse(
+        error_code=error_code, protocol_name=nameless, member_id=member_id
+    )

@@ -203,6 +203,18 @@ class ConsumerGroup:
             )
         return found
 
+    def validate_instance(self, member_id: str, instance_id: str) -> None:
+        """Raise unless a static member's instance id is that of its member id.
+
+        Raises:
+            ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
+        known = self.static_members.get(instance_id)
+        if known is None:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if known != member_id:
+            raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+
     def wanted_topics(self, member: ConsumerMember) -> set[str]:
         wanted = set(member.topic_names)
         if member.topic_regex:

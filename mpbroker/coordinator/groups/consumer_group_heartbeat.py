@@ -6,31 +6,27 @@ to it); the messages are its too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from hashlib import sha256
+from collections.abc import Callable
 from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.groups.assignors import ASSIGNORS, MemberSpec, Partitions
+from mpbroker.coordinator.groups.assignors import Partitions
 from mpbroker.coordinator.groups.consumer_group import (
     LEAVE_STATIC_EPOCH,
     ConsumerGroup,
     ConsumerMember,
-    MemberState,
     partitions_of,
+)
+from mpbroker.coordinator.groups.consumer_group_rebalance import (
+    ConsumerGroupRebalance,
 )
 from mpbroker.coordinator.groups.consumer_group_records import (
     current_record,
-    group_epoch_record,
     member_record,
-    pattern_record,
-    removal_records,
-    target_epoch_record,
-    target_record,
 )
 from mpbroker.coordinator.groups.group_config import GroupConfig
-from mpbroker.coordinator.groups.group_records import KeyValue, fits_a_key
-from mpbroker.coordinator.groups.patterns import compile_pattern, resolve, see
+from mpbroker.coordinator.groups.group_records import fits_a_key
+from mpbroker.coordinator.groups.patterns import compile_pattern, see
 from mpbroker.coordinator.outbox import Call
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -41,35 +37,30 @@ from mpbroker.protocol.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 
-SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 
 _JOIN_EPOCH: Final = 0
 _CLIENT_MAKES_ID_SINCE: Final = 1
 
 
-class ConsumerGroupProtocol:
-    """What members say, and what comes of it.
+class ConsumerGroupHeartbeat:
+    """Serve the heartbeats of members that speak KIP-848.
 
     Args:
-        overrides: what is set for a group that is otherwise set for the broker.
+        new_id: makes a member id, for clients that do not make their own.
     """
 
     def __init__(
         self,
         config: GroupConfig,
         context: CoordinatorContext,
-        partition_of: Callable[[str], int],
+        rebalance: ConsumerGroupRebalance,
         new_id: Callable[[], str],
-        overrides: Callable[[str], Mapping[str, str]],
     ) -> None:
-        self.is_guarded = False  # there is an authorizer: see patterns.py
         self._config = config
-        self._overrides = overrides
         self._out = context.outbox
-        self._timers = context.timers
         self._topics = context.topics
-        self._partition_of = partition_of
+        self._rebalance = rebalance
         self._new_id = new_id
 
     # -- a request -----------------------------------------------------------------
@@ -148,10 +139,12 @@ class ConsumerGroupProtocol:
             group.add(member)
         self._take_in(call, member, request)
         if is_new or member.metadata() != before[1]:
-            self._write(group, member_record(group.group_id, member.member_id, member))
+            self._rebalance.write(
+                group, member_record(group.group_id, member.member_id, member)
+            )
         sees_others = see(group, member, call.access, self._topics)
         changed = is_new or sees_others or member.subscription() != before[2]
-        self.refresh(group, changed=changed, now_ms=now_ms)
+        self._rebalance.refresh(group, changed=changed, now_ms=now_ms)
         owned = None
         if request.topic_partitions is not None:
             owned = partitions_of(
@@ -162,8 +155,10 @@ class ConsumerGroupProtocol:
             owned = {}
         group.reconcile(member, owned)
         if is_new or member.position() != before[0]:
-            self._write(group, current_record(group.group_id, member.member_id, member))
-        self._schedule(group, member, now_ms)
+            self._rebalance.write(
+                group, current_record(group.group_id, member.member_id, member)
+            )
+        self._rebalance.schedule(group, member, now_ms)
         is_full = (
             request.rebalance_timeout_ms != -1
             and request.topic_partitions is not None
@@ -181,72 +176,26 @@ class ConsumerGroupProtocol:
         """Find who speaks, or make it a member (which the caller adds)."""
         member_id, instance = request.member_id, request.instance_id
         epoch = request.member_epoch
-        if instance is not None:
+        if instance is not None and epoch == _JOIN_EPOCH:
             known = group.static_members.get(instance)
-            if epoch == _JOIN_EPOCH:
-                if known is not None and known != member_id:
-                    self.check_join(group, request)
-                    return self.replace_static(
-                        group, known, member_id or self._new_id()
-                    )
-            elif known is None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-            elif known != member_id:
-                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+            if known is not None and known != member_id:
+                self._rebalance.check_join(group, request)
+                return self._rebalance.replace_static(
+                    group, known, member_id or self._new_id()
+                )
+        elif instance is not None:
+            group.validate_instance(member_id, instance)
         member = group.members.get(member_id)
         if member is None:
             if epoch != _JOIN_EPOCH:
                 group.member(member_id)  # raises
-            self.check_join(group, request)
+            self._rebalance.check_join(group, request)
             return ConsumerMember(member_id or self._new_id(), instance)
         if epoch != _JOIN_EPOCH:
             _check_epoch(member, request)
         elif member.member_epoch == LEAVE_STATIC_EPOCH:
             member.member_epoch = 0
         return member
-
-    def check_join(
-        self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
-    ) -> None:
-        """Raise why a member cannot come into a group, where it is not in yet.
-
-        Raises:
-            ApiError: UNRELEASED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED.
-        """
-        member_id, instance = request.member_id, request.instance_id
-        known = group.static_members.get(instance) if instance is not None else None
-        if known is not None and known != member_id:
-            if group.members[known].member_epoch != LEAVE_STATIC_EPOCH:
-                raise ApiError(
-                    ErrorCode.UNRELEASED_INSTANCE_ID,
-                    f"Static member {member_id} with instance id {instance} cannot join"
-                    f" the group because the instance id is owned by member {known}.",
-                )
-        elif (
-            member_id not in group.members
-            and len(group.members) >= self._config.group_consumer_max_size
-        ):
-            raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
-
-    def replace_static(
-        self, group: ConsumerGroup, old_id: str, new_id: str
-    ) -> ConsumerMember:
-        """A static member comes back under a new id: it has what it had."""
-        old = group.members[old_id]
-        self._cancel(group, old_id)
-        target = group.target.get(old_id)
-        group.remove(old_id)
-        for record in removal_records(group.group_id, old_id):
-            self._write(group, record)
-        old.member_id = new_id
-        old.member_epoch, old.previous_epoch = 0, -1
-        group.add(old)
-        self._write(group, member_record(group.group_id, old.member_id, old))
-        if target is not None:
-            group.target[old.member_id] = target
-            record = target_record(group.group_id, old.member_id, target)
-            self._write(group, record)
-        return old
 
     def _take_in(
         self,
@@ -279,182 +228,24 @@ class ConsumerGroupProtocol:
     ) -> None:
         member_id, instance = request.member_id, request.instance_id
         if instance is not None:
-            known = group.static_members.get(instance)
-            if known is None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-            if known != member_id:
-                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+            group.validate_instance(member_id, instance)
         member = group.member(member_id)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
             # It comes back: nobody gets what it has until its session ends.
             member.member_epoch = LEAVE_STATIC_EPOCH
             group.give_up_pending(member)
-            self._write(group, current_record(group.group_id, member_id, member))
+            self._rebalance.write(
+                group, current_record(group.group_id, member_id, member)
+            )
         else:
-            self.remove_members(group, [member_id], now_ms)
+            self._rebalance.remove_members(group, [member_id], now_ms)
         self._out.answer(
             call,
             ConsumerGroupHeartbeatResponse(
                 member_id=member_id, member_epoch=request.member_epoch
             ),
-            (self._partition_of(group.group_id),),
+            self._rebalance.after(group),
         )
-
-    def remove_members(
-        self, group: ConsumerGroup, member_ids: list[str], now_ms: int
-    ) -> None:
-        """Members have left or are fenced: what they had is free."""
-        for member_id in member_ids:
-            self._cancel(group, member_id)
-            group.remove(member_id)
-            for record in removal_records(group.group_id, member_id):
-                self._write(group, record)
-        self.refresh(group, changed=True, now_ms=now_ms, assign=False)
-
-    # -- epochs and the target -----------------------------------------------------
-
-    def refresh(
-        self, group: ConsumerGroup, *, changed: bool, now_ms: int, assign: bool = True
-    ) -> None:
-        """See what topics there are; begin a new epoch if anything is different.
-
-        Args:
-            changed: members or their subscriptions have changed.
-            assign: also make the target; else the next heartbeat does.
-        """
-        version = self._topics.version()
-        if changed or version != group.topics_version:
-            group.topics_version = version
-            changed = self._refresh_topics(group, now_ms) or changed
-        if changed:
-            group.group_epoch += 1
-            record = group_epoch_record(
-                group.group_id, group.group_epoch, group.metadata_hash
-            )
-            self._write(group, record)
-        if assign and group.assignment_epoch < group.group_epoch:
-            self._assign(group)
-
-    def _refresh_topics(self, group: ConsumerGroup, now_ms: int) -> bool:
-        """Look up what the members want; say if that is something else than before."""
-        changed = False
-        patterns = resolve(group, self._topics, is_guarded=self.is_guarded)
-        if patterns != group.patterns:
-            for pattern in group.patterns.keys() - patterns.keys():
-                self._write(group, pattern_record(group.group_id, pattern, None))
-            for pattern, names in patterns.items():
-                if group.patterns.get(pattern) != names:
-                    record = pattern_record(group.group_id, pattern, names, now_ms)
-                    self._write(group, record)
-            group.patterns = patterns
-            changed = True
-        wanted: set[str] = set()
-        for member in group.members.values():
-            wanted |= group.wanted_topics(member)
-        counts = {name: self._topics.partition_count(name) for name in wanted}
-        topics = {name: count for name, count in sorted(counts.items()) if count}
-        group.topics = topics
-        metadata_hash = _hash(topics)
-        if metadata_hash != group.metadata_hash:
-            group.metadata_hash = metadata_hash
-            changed = True
-        return changed
-
-    def _assign(self, group: ConsumerGroup) -> None:
-        """Make the target assignment of the group's epoch."""
-        default = self._config.group_consumer_assignors[0]
-        group.assignor_name = group.preferred_assignor(default)
-        ids = {name: self._topics.topic_id(name) for name in group.topics}
-        counts = {
-            topic_id: group.topics[name]
-            for name, topic_id in ids.items()
-            if topic_id is not None
-        }
-        specs = [
-            MemberSpec(
-                member.member_id,
-                member.instance_id,
-                frozenset(
-                    topic_id
-                    for name in group.wanted_topics(member)
-                    if (topic_id := ids.get(name)) is not None
-                ),
-                group.target.get(member.member_id, {}),
-            )
-            for member in group.members.values()
-        ]
-        target = ASSIGNORS[group.assignor_name](specs, counts)
-        for member_id, share in target.items():
-            if group.target.get(member_id) != share:
-                self._write(group, target_record(group.group_id, member_id, share))
-        group.target = target
-        group.assignment_epoch = group.group_epoch
-        self._write(group, target_epoch_record(group.group_id, group.group_epoch))
-
-    # -- timers ----------------------------------------------------------------------
-
-    def _schedule(
-        self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
-    ) -> None:
-        member_id = member.member_id
-        self.schedule_session(group, member_id, now_ms)
-        name = ("revocation", group.group_id, member_id)
-        if member.state is MemberState.UNREVOKED_PARTITIONS:
-            if name not in self._timers:
-                epoch = member.member_epoch
-
-                def expire(at_ms: int) -> None:
-                    if (
-                        group.members.get(member_id) is member
-                        and member.state is MemberState.UNREVOKED_PARTITIONS
-                        and member.member_epoch == epoch
-                    ):
-                        self.remove_members(group, [member_id], at_ms)
-
-                self._timers.schedule(
-                    name, now_ms + member.rebalance_timeout_ms, expire
-                )
-        else:
-            self._timers.cancel(name)
-
-    def schedule_session(
-        self, group: ConsumerGroup, member_id: str, now_ms: int
-    ) -> None:
-        """(Re)start a member's session timer."""
-
-        member = group.members[member_id]
-        timeout_ms = self._own_or(
-            group, SESSION_TIMEOUT, self._config.group_consumer_session_timeout_ms
-        )
-        if member.classic is not None:
-            timeout_ms = member.classic.session_timeout_ms
-
-        def expire(at_ms: int) -> None:
-            if group.members.get(member_id) is member:
-                self.remove_members(group, [member_id], at_ms)
-
-        self._timers.schedule(
-            ("session", group.group_id, member_id), now_ms + timeout_ms, expire
-        )
-
-    def _cancel(self, group: ConsumerGroup, member_id: str) -> None:
-        self._timers.cancel(("session", group.group_id, member_id))
-        self._timers.cancel(("revocation", group.group_id, member_id))
-
-    def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
-        """A group is back from the log: its members have their time again."""
-        for member in group.members.values():
-            self._schedule(group, member, now_ms)
-
-    def forget(self, group: ConsumerGroup) -> None:
-        """Run no more timers of a group."""
-        for member_id in group.members:
-            self._cancel(group, member_id)
-
-    # -- out -------------------------------------------------------------------------
-
-    def _write(self, group: ConsumerGroup, record: KeyValue) -> None:
-        self._out.write(self._partition_of(group.group_id), *record)
 
     def _answer(
         self, call: Call, group: ConsumerGroup, member: ConsumerMember, *, tells: bool
@@ -467,25 +258,15 @@ class ConsumerGroupProtocol:
             ConsumerGroupHeartbeatResponse(
                 member_id=member.member_id,
                 member_epoch=member.member_epoch,
-                heartbeat_interval_ms=self._own_or(
+                heartbeat_interval_ms=self._rebalance.setting(
                     group,
                     HEARTBEAT_INTERVAL,
                     self._config.group_consumer_heartbeat_interval_ms,
                 ),
                 assignment=assignment,
             ),
-            self._after(group),
+            self._rebalance.after(group),
         )
-
-    def _own_or(self, group: ConsumerGroup, name: str, default: int) -> int:
-        """A group's own setting; the broker's if it has none."""
-        text = self._overrides(group.group_id).get(name)
-        return default if text is None else int(text)
-
-    def _after(self, group: ConsumerGroup) -> tuple[int, ...]:
-        """What an answer rests on, if anything is to be written at all."""
-        partition = self._partition_of(group.group_id)
-        return (partition,) if partition in self._out.records else ()
 
 
 def _check_epoch(
@@ -513,14 +294,6 @@ def _check_epoch(
 
 def _refuse(message: str) -> None:
     raise ApiError(ErrorCode.INVALID_REQUEST, message)
-
-
-def _hash(topics: dict[str, int]) -> int:
-    """What a successor needs to see whether topics have changed; 0 of none."""
-    if not topics:
-        return 0
-    text = repr(sorted(topics.items())).encode()
-    return int.from_bytes(sha256(text).digest()[:8], "big", signed=True)
 
 
 def _rows(partitions: Partitions) -> list[TopicPartitions]:

@@ -16,8 +16,10 @@ from typing import Final
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
 from mpbroker.coordinator.groups.classic_protocol import ClassicProtocol
-from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance
+from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance, refused_join
 from mpbroker.coordinator.groups.consumer_group import ConsumerGroup
+from mpbroker.coordinator.groups.consumer_group_heartbeat import ConsumerGroupHeartbeat
+from mpbroker.coordinator.groups.consumer_group_rebalance import ConsumerGroupRebalance
 from mpbroker.coordinator.groups.consumer_group_records import replay, tombstones
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_listing import GroupListing, is_empty
@@ -74,7 +76,7 @@ from mpbroker.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
 )
-from mpbroker.protocol.messages.sync_group import SyncGroupRequest
+from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 S = ClassicGroupState
 Group = ClassicGroup | ConsumerGroup
@@ -113,23 +115,27 @@ class GroupCoordinator:
         self._replayed: set[str] = set()  # groups of partitions still being loaded
         self.offsets = OffsetMetadataManager(config, context, self.partition_for)
         self._topics = context.topics
-        rebalance = ClassicRebalance(config, context, self.partition_for)
-        self._rebalance = rebalance
-        self._classic = ClassicProtocol(config, context, rebalance, new_id)
-        self._consumer = MixedProtocol(
+        self._classic_rebalance = ClassicRebalance(config, context, self.partition_for)
+        self._classic = ClassicProtocol(
+            config, context, self._classic_rebalance, new_id
+        )
+        self._consumer_rebalance = ConsumerGroupRebalance(
             config,
             context,
             self.partition_for,
-            new_id,
             overrides,
-            rebalance,
+            self._classic_rebalance,
             self._replaced,
         )
+        self._consumer = ConsumerGroupHeartbeat(
+            config, context, self._consumer_rebalance, new_id
+        )
+        self._mixed = MixedProtocol(config, context, self._consumer_rebalance, new_id)
         self._listing = GroupListing(self._groups, self.check_group, context.topics)
 
     def be_guarded(self) -> None:
         """There is an authorizer: members see by a pattern what they may."""
-        self._consumer.is_guarded = True
+        self._consumer_rebalance.is_guarded = True
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -173,7 +179,7 @@ class GroupCoordinator:
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
                 if not group.is_empty:
-                    self._consumer.join(call, group, request, now_ms)
+                    self._mixed.join(call, group, request, now_ms)
                     return
                 self._write_all(group.group_id, tombstones(group))
                 del self._groups[group.group_id]
@@ -188,27 +194,26 @@ class GroupCoordinator:
                 self._classic.join(call, group, request, now_ms)
         except ApiError as error:
             too_many = error.error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
-            self._rebalance.refuse_join(
-                call, error.error_code, "" if too_many else request.member_id
-            )
+            member_id = "" if too_many else request.member_id
+            self._out.answer(call, refused_join(call, error.error_code, member_id))
 
     def sync_group(self, call: Call, request: SyncGroupRequest, now_ms: int) -> None:
         try:
             self.check_group(request.group_id)
             group = self._member_group(request.group_id)
             if isinstance(group, ConsumerGroup):
-                self._consumer.sync(call, group, request, now_ms)
+                self._mixed.sync(call, group, request, now_ms)
             else:
                 self._classic.sync(call, group, request, now_ms)
         except ApiError as error:
-            self._rebalance.answer_sync(call, None, None, error.error_code)
+            self._out.answer(call, SyncGroupResponse(error_code=error.error_code))
 
     def heartbeat(self, call: Call, request: HeartbeatRequest, now_ms: int) -> None:
         try:
             self.check_group(request.group_id)
             group = self._member_group(request.group_id)
             if isinstance(group, ConsumerGroup):
-                self._consumer.classic_heartbeat(call, group, request, now_ms)
+                self._mixed.heartbeat(call, group, request, now_ms)
             else:
                 self._classic.heartbeat(call, group, request, now_ms)
         except ApiError as error:
@@ -224,7 +229,7 @@ class GroupCoordinator:
             self.check_group(request.group_id)
             group = self._groups.get(request.group_id)
             if isinstance(group, ConsumerGroup):
-                self._consumer.leave(call, group, request, now_ms)
+                self._mixed.leave(call, group, request, now_ms)
             else:
                 self._classic.leave(call, group, request, now_ms)
         except ApiError as error:
@@ -279,7 +284,7 @@ class GroupCoordinator:
             )
         if group is not None:
             if not group.is_in(S.EMPTY):
-                return self._consumer.upgrade(group, request, now_ms)
+                return self._consumer_rebalance.upgrade(group, request, now_ms)
             self._remove_group(group, now_ms)
         return ConsumerGroup(group_id)
 
@@ -439,7 +444,7 @@ class GroupCoordinator:
             group.is_dead = True
             self._write_all(group_id, tombstones(group))
             return
-        self._rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._classic_rebalance.forget(group, ErrorCode.UNKNOWN_MEMBER_ID)
         group.transition_to(S.DEAD, now_ms)
         self._write_all(group_id, [(group_metadata_key(group_id), None)])
 
@@ -556,12 +561,12 @@ class GroupCoordinator:
 
     def _loaded_group(self, group: Group, now_ms: int) -> None:
         if isinstance(group, ConsumerGroup):
-            self._consumer.loaded(group, now_ms)
+            self._consumer_rebalance.loaded(group, now_ms)
             return
         for member in group.members.values():
-            self._rebalance.schedule_session(group, member, now_ms)
+            self._classic_rebalance.schedule_session(group, member, now_ms)
         if len(group.members) > self._config.group_max_size:
-            self._rebalance.maybe_prepare_rebalance(group, now_ms)
+            self._classic_rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def topic_deleted(self, topic: str) -> None:
         """Nobody can go on from a position in a topic that is gone."""
@@ -573,7 +578,7 @@ class GroupCoordinator:
             if isinstance(group, ConsumerGroup):
                 continue  # there nobody waits
             if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
-                self._rebalance.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
+                self._classic_rebalance.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
 
     def failed(self, partition: int) -> None:
         """A partition cannot be written: what memory says beyond it is not true."""
@@ -583,9 +588,9 @@ class GroupCoordinator:
                 del self._groups[group_id]
                 self.offsets.forget(group_id)
                 if isinstance(group, ConsumerGroup):
-                    self._consumer.forget(group)
+                    self._consumer_rebalance.forget(group)
                     group.is_dead = True
                 else:
-                    self._rebalance.forget(group, ErrorCode.NOT_COORDINATOR)
+                    self._classic_rebalance.forget(group, ErrorCode.NOT_COORDINATOR)
                     group.state = S.DEAD
         self._out.records.pop(partition, None)

@@ -1,0 +1,408 @@
+"""How a consumer group comes from one epoch to the next, and members' way there.
+
+A change of members, of their subscriptions or of topics begins a group epoch. For it an
+assignor makes a target assignment; each member then goes to its share at its own
+heartbeats (`ConsumerGroup.reconcile`). There is no moment at which all members wait.
+
+Every change is written to the outbox in the order in which a successor must replay it,
+and the answer to the heartbeat that caused it waits until these records are on disk.
+
+The requests are served elsewhere: `consumer_group_heartbeat` for members that speak
+KIP-848, `mixed_protocol` for members that speak the classic protocol.
+
+    group.consumer.migration.policy   bidirectional, upgrade, downgrade, disabled
+
+Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
+to it, convertToConsumerGroup and -ClassicGroup).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+
+from mpbroker.coordinator.context import CoordinatorContext
+from mpbroker.coordinator.groups.assignors import ASSIGNORS, MemberSpec
+from mpbroker.coordinator.groups.classic_group import ClassicGroup, ClassicGroupState
+from mpbroker.coordinator.groups.classic_rebalance import ClassicRebalance
+from mpbroker.coordinator.groups.consumer_group import (
+    LEAVE_STATIC_EPOCH,
+    ConsumerGroup,
+    ConsumerMember,
+    MemberState,
+)
+from mpbroker.coordinator.groups.consumer_group_records import (
+    group_epoch_record,
+    member_record,
+    pattern_record,
+    removal_records,
+    target_epoch_record,
+    target_record,
+    tombstones,
+)
+from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
+from mpbroker.coordinator.groups.group_config import GroupConfig
+from mpbroker.coordinator.groups.group_conversion import (
+    classic_group_of,
+    consumer_group_of,
+    creation_records,
+)
+from mpbroker.coordinator.groups.group_records import KeyValue, group_metadata_key
+from mpbroker.coordinator.groups.patterns import resolve
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+)
+
+S = ClassicGroupState
+
+SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
+
+_UPGRADES: Final = frozenset({"bidirectional", "upgrade"})
+_DOWNGRADES: Final = frozenset({"bidirectional", "downgrade"})
+
+
+class ConsumerGroupRebalance:
+    """Members that come and go, epochs, targets, and the members' timers.
+
+    Args:
+        partition_of: the partition of __consumer_offsets that has a group's records.
+        overrides: what is set for a group that is otherwise set for the broker.
+        classic: rebalances a group that has become a classic one.
+        replaced: told of the group that takes the place of another.
+    """
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        context: CoordinatorContext,
+        partition_of: Callable[[str], int],
+        overrides: Callable[[str], Mapping[str, str]],
+        classic: ClassicRebalance,
+        replaced: Callable[[ClassicGroup | ConsumerGroup], None],
+    ) -> None:
+        self.is_guarded = False  # there is an authorizer: see patterns.py
+        self._config = config
+        self._overrides = overrides
+        self._out = context.outbox
+        self._timers = context.timers
+        self._topics = context.topics
+        self._partition_of = partition_of
+        self._classic = classic
+        self._replaced = replaced
+
+    # -- members ---------------------------------------------------------------------
+
+    def check_join(
+        self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
+    ) -> None:
+        """Raise why a member cannot come into a group, where it is not in yet.
+
+        Raises:
+            ApiError: UNRELEASED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED.
+        """
+        member_id, instance = request.member_id, request.instance_id
+        known = group.static_members.get(instance) if instance is not None else None
+        if known is not None and known != member_id:
+            if group.members[known].member_epoch != LEAVE_STATIC_EPOCH:
+                raise ApiError(
+                    ErrorCode.UNRELEASED_INSTANCE_ID,
+                    f"Static member {member_id} with instance id {instance} cannot join"
+                    f" the group because the instance id is owned by member {known}.",
+                )
+        elif (
+            member_id not in group.members
+            and len(group.members) >= self._config.group_consumer_max_size
+        ):
+            raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+
+    def replace_static(
+        self, group: ConsumerGroup, old_id: str, new_id: str
+    ) -> ConsumerMember:
+        """A static member comes back under a new id: it has what it had."""
+        old = group.members[old_id]
+        self._cancel(group, old_id)
+        target = group.target.get(old_id)
+        group.remove(old_id)
+        for record in removal_records(group.group_id, old_id):
+            self.write(group, record)
+        old.member_id = new_id
+        old.member_epoch, old.previous_epoch = 0, -1
+        group.add(old)
+        self.write(group, member_record(group.group_id, old.member_id, old))
+        if target is not None:
+            group.target[old.member_id] = target
+            record = target_record(group.group_id, old.member_id, target)
+            self.write(group, record)
+        return old
+
+    def remove_members(
+        self, group: ConsumerGroup, member_ids: list[str], now_ms: int
+    ) -> None:
+        """Members have left or are fenced: what they had is free.
+
+        If the others all speak the classic protocol the group becomes a classic one.
+        """
+        if self.may_downgrade(group, member_ids):
+            classic = self.downgrade(group, member_ids, now_ms)
+            self._classic.maybe_prepare_rebalance(classic, now_ms)
+            return
+        for member_id in member_ids:
+            self._cancel(group, member_id)
+            group.remove(member_id)
+            for record in removal_records(group.group_id, member_id):
+                self.write(group, record)
+        self.refresh(group, changed=True, now_ms=now_ms, assign=False)
+
+    # -- from one protocol to the other ------------------------------------------------
+
+    def upgrade(
+        self, classic: ClassicGroup, request: ConsumerGroupHeartbeatRequest, now_ms: int
+    ) -> ConsumerGroup:
+        """Make a consumer group of a classic one that a new kind of member joins.
+
+        Raises:
+            ApiError: what the joining member is told; the group stays as it is.
+        """
+        group_id = classic.group_id
+        if (
+            self._config.group_consumer_migration_policy not in _UPGRADES
+            or classic.protocol_type != CONSUMER_PROTOCOL
+            or len(classic.members) > self._config.group_consumer_max_size
+        ):
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND,
+                f"Group {group_id} is not a consumer group.",
+            )
+        group = consumer_group_of(classic, self._topics)
+        self.check_join(group, request)
+        self._classic.refuse_waiting(classic, ErrorCode.REBALANCE_IN_PROGRESS)
+        self._classic.forget(classic, ErrorCode.REBALANCE_IN_PROGRESS)
+        classic.transition_to(S.DEAD, now_ms)
+        self.write(group, (group_metadata_key(group_id), None))
+        for record in creation_records(group):
+            self.write(group, record)
+        self._replaced(group)
+        self.loaded(group, now_ms)
+        return group
+
+    def may_downgrade(self, group: ConsumerGroup, leaving: list[str]) -> bool:
+        """Say whether those who stay all speak the classic protocol, and may."""
+        left = len(group.members) - sum(each in group.members for each in leaving)
+        return (
+            self._config.group_consumer_migration_policy in _DOWNGRADES
+            and 0 < left <= self._config.group_max_size
+            and group.all_are_classic(but=leaving)
+        )
+
+    def downgrade(
+        self, group: ConsumerGroup, leaving: list[str], now_ms: int
+    ) -> ClassicGroup:
+        """Make a classic group of the members who stay."""
+        classic = classic_group_of(group, leaving, self._topics, now_ms)
+        for record in tombstones(group):
+            self.write(group, record)
+        self.forget(group)
+        group.is_dead = True
+        self._replaced(classic)
+        self._classic.write_group(classic)
+        for member in classic.members.values():
+            self._classic.schedule_session(classic, member, now_ms)
+        return classic
+
+    # -- epochs and the target -----------------------------------------------------
+
+    def refresh(
+        self, group: ConsumerGroup, *, changed: bool, now_ms: int, assign: bool = True
+    ) -> None:
+        """See what topics there are; begin a new epoch if anything is different.
+
+        Args:
+            changed: members or their subscriptions have changed.
+            assign: also make the target; else the next heartbeat does.
+        """
+        version = self._topics.version()
+        if changed or version != group.topics_version:
+            group.topics_version = version
+            changed = self._refresh_topics(group, now_ms) or changed
+        if changed:
+            group.group_epoch += 1
+            record = group_epoch_record(
+                group.group_id, group.group_epoch, group.metadata_hash
+            )
+            self.write(group, record)
+        if assign and group.assignment_epoch < group.group_epoch:
+            self._assign(group)
+
+    def _refresh_topics(self, group: ConsumerGroup, now_ms: int) -> bool:
+        """Look up what the members want; say if that is something else than before."""
+        changed = False
+        patterns = resolve(group, self._topics, is_guarded=self.is_guarded)
+        if patterns != group.patterns:
+            for pattern in group.patterns.keys() - patterns.keys():
+                self.write(group, pattern_record(group.group_id, pattern, None))
+            for pattern, names in patterns.items():
+                if group.patterns.get(pattern) != names:
+                    record = pattern_record(group.group_id, pattern, names, now_ms)
+                    self.write(group, record)
+            group.patterns = patterns
+            changed = True
+        wanted: set[str] = set()
+        for member in group.members.values():
+            wanted |= group.wanted_topics(member)
+        counts = {name: self._topics.partition_count(name) for name in wanted}
+        topics = {name: count for name, count in sorted(counts.items()) if count}
+        group.topics = topics
+        metadata_hash = _hash(topics)
+        if metadata_hash != group.metadata_hash:
+            group.metadata_hash = metadata_hash
+            changed = True
+        return changed
+
+    def _assign(self, group: ConsumerGroup) -> None:
+        """Make the target assignment of the group's epoch."""
+        default = self._config.group_consumer_assignors[0]
+        group.assignor_name = group.preferred_assignor(default)
+        ids = {name: self._topics.topic_id(name) for name in group.topics}
+        counts = {
+            topic_id: group.topics[name]
+            for name, topic_id in ids.items()
+            if topic_id is not None
+        }
+        specs = [
+            MemberSpec(
+                member.member_id,
+                member.instance_id,
+                frozenset(
+                    topic_id
+                    for name in group.wanted_topics(member)
+                    if (topic_id := ids.get(name)) is not None
+                ),
+                group.target.get(member.member_id, {}),
+            )
+            for member in group.members.values()
+        ]
+        target = ASSIGNORS[group.assignor_name](specs, counts)
+        for member_id, share in target.items():
+            if group.target.get(member_id) != share:
+                self.write(group, target_record(group.group_id, member_id, share))
+        group.target = target
+        group.assignment_epoch = group.group_epoch
+        self.write(group, target_epoch_record(group.group_id, group.group_epoch))
+
+    # -- timers ----------------------------------------------------------------------
+
+    def schedule(
+        self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
+    ) -> None:
+        """Restart a member's session timer; give it time for what it has to revoke."""
+        member_id = member.member_id
+        self.schedule_session(group, member_id, now_ms)
+        name = ("revocation", group.group_id, member_id)
+        if member.state is MemberState.UNREVOKED_PARTITIONS:
+            if name not in self._timers:
+                epoch = member.member_epoch
+
+                def expire(at_ms: int) -> None:
+                    if (
+                        group.members.get(member_id) is member
+                        and member.state is MemberState.UNREVOKED_PARTITIONS
+                        and member.member_epoch == epoch
+                    ):
+                        self.remove_members(group, [member_id], at_ms)
+
+                self._timers.schedule(
+                    name, now_ms + member.rebalance_timeout_ms, expire
+                )
+        else:
+            self._timers.cancel(name)
+
+    def schedule_session(
+        self, group: ConsumerGroup, member_id: str, now_ms: int
+    ) -> None:
+        """(Re)start a member's session timer."""
+        member = group.members[member_id]
+        timeout_ms = self.setting(
+            group, SESSION_TIMEOUT, self._config.group_consumer_session_timeout_ms
+        )
+        if member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+
+        def expire(at_ms: int) -> None:
+            if group.members.get(member_id) is member:
+                self.remove_members(group, [member_id], at_ms)
+
+        self._timers.schedule(
+            ("session", group.group_id, member_id), now_ms + timeout_ms, expire
+        )
+
+    def expect_rejoin(
+        self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
+    ) -> None:
+        """Remove a classic member unless it joins again within its rebalance timeout.
+
+        The time runs from the first answer that asked it to: another one adds nothing.
+        """
+        if ("rejoin", group.group_id, member.member_id) not in self._timers:
+            self._expect("rejoin", group, member, now_ms)
+
+    def expect_sync(
+        self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
+    ) -> None:
+        """A classic member has joined: remove it unless it sends its SyncGroup too."""
+        self._timers.cancel(("rejoin", group.group_id, member.member_id))
+        self._expect("member sync", group, member, now_ms)
+
+    def synced(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
+        """A classic member has sent its SyncGroup: only its session can expire."""
+        self._timers.cancel(("member sync", group.group_id, member.member_id))
+        self.schedule_session(group, member.member_id, now_ms)
+
+    def _expect(
+        self, step: str, group: ConsumerGroup, member: ConsumerMember, now_ms: int
+    ) -> None:
+        def expire(at_ms: int) -> None:
+            if group.members.get(member.member_id) is member and member.classic:
+                self.remove_members(group, [member.member_id], at_ms)
+
+        name = step, group.group_id, member.member_id
+        self._timers.schedule(name, now_ms + member.rebalance_timeout_ms, expire)
+
+    def _cancel(self, group: ConsumerGroup, member_id: str) -> None:
+        for name in ("session", "revocation", "rejoin", "member sync"):
+            self._timers.cancel((name, group.group_id, member_id))
+
+    def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
+        """A group is back from the log: its members have their time again."""
+        for member in group.members.values():
+            self.schedule(group, member, now_ms)
+
+    def forget(self, group: ConsumerGroup) -> None:
+        """Run no more timers of a group."""
+        for member_id in group.members:
+            self._cancel(group, member_id)
+
+    # -- records and settings ----------------------------------------------------------
+
+    def write(self, group: ConsumerGroup, record: KeyValue) -> None:
+        self._out.write(self._partition_of(group.group_id), *record)
+
+    def after(self, group: ConsumerGroup) -> tuple[int, ...]:
+        """What an answer rests on, if anything is to be written at all."""
+        partition = self._partition_of(group.group_id)
+        return (partition,) if partition in self._out.records else ()
+
+    def setting(self, group: ConsumerGroup, name: str, default: int) -> int:
+        """A group's own setting; the broker's if it has none."""
+        text = self._overrides(group.group_id).get(name)
+        return default if text is None else int(text)
+
+
+def _hash(topics: dict[str, int]) -> int:
+    """What a successor needs to see whether topics have changed; 0 of none."""
+    if not topics:
+        return 0
+    text = repr(sorted(topics.items())).encode()
+    return int.from_bytes(sha256(text).digest()[:8], "big", signed=True)
