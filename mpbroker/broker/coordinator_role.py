@@ -231,7 +231,6 @@ class CoordinatorRole:
             TransactionTable(memory.transactions),
             lambda call: channel.give_back(call.request.slot),
             lambda log: purgatory.notify_waiters(log.row),
-            config.offset_metadata_max_bytes,
             own_appends,
         )
         words = memory.control.words

@@ -331,6 +331,20 @@ class GroupCoordinator:
         )
         self._classic.touch(group, request.member_id, now_ms)
 
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        committed: OffsetAndMetadata,
+        producer: tuple[int, int],
+    ) -> None:
+        """Keep a position that counts if a producer's transaction commits."""
+        if group_id not in self._groups:
+            now_ms = committed.commit_timestamp_ms
+            self._groups[group_id] = ClassicGroup(group_id, now_ms)
+        self.offsets.put_in_transaction(group_id, topic, partition, committed, producer)
+
     def offset_fetch(
         self, call: Call, request: OffsetFetchRequest, now_ms: int
     ) -> None:

@@ -15,6 +15,7 @@ from mpbroker.coordinator.groups.consumer_protocol import CONSUMER_PROTOCOL
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_offsets import GroupOffsets, OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import offset_key, offset_value
+from mpbroker.coordinator.outbox import TransactionalRecord
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -80,18 +81,12 @@ class OffsetMetadataManager:
                 name = self._topics.topic_name(row.topic_id)
                 unknown = ErrorCode.UNKNOWN_TOPIC_ID
             count = self._topics.partition_count(name) if name else 0
-            if count:
-                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             partitions = []
             for part in row.partitions:
                 index = part.partition_index
                 metadata = part.committed_metadata or ""
-                code = ErrorCode.NONE
-                if not 0 <= index < count:
-                    code = unknown
-                elif len(metadata) > self._config.offset_metadata_max_bytes:
-                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                else:
+                code = self.judge(index, count, metadata)
+                if code is ErrorCode.NONE:
                     assert name is not None
                     committed = OffsetAndMetadata(
                         part.committed_offset,
@@ -102,6 +97,8 @@ class OffsetMetadataManager:
                     )
                     self.put(group_id, name, index, committed)
                     wrote = True
+                elif not count:
+                    code = unknown
                 partitions.append(
                     OffsetCommitResponsePartition(
                         partition_index=index, error_code=code
@@ -113,6 +110,18 @@ class OffsetMetadataManager:
                 )
             )
         return answers, wrote
+
+    def judge(self, partition: int, count: int, metadata: str) -> ErrorCode:
+        """Return why a position cannot be committed; NONE if it can.
+
+        Args:
+            count: the number of partitions of its topic; 0 if there is no such topic.
+        """
+        if not 0 <= partition < count:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if len(metadata) > self._config.offset_metadata_max_bytes:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return ErrorCode.NONE
 
     def put(
         self, group_id: str, topic: str, partition: int, committed: OffsetAndMetadata
@@ -134,6 +143,29 @@ class OffsetMetadataManager:
         if topic not in offsets.topics:
             self._groups_of_topic.setdefault(topic, set()).add(group_id)
         offsets.put(topic, partition, committed)
+
+    def put_in_transaction(
+        self,
+        group_id: str,
+        topic: str,
+        partition: int,
+        committed: OffsetAndMetadata,
+        producer: tuple[int, int],
+    ) -> None:
+        """Write a position's record, and keep it apart until the transaction has ended.
+
+        Args:
+            producer: the id and the epoch of the transaction's producer.
+        """
+        self._out.write_transactional(
+            self._partition_of(group_id),
+            TransactionalRecord(
+                *producer,
+                offset_key(group_id, topic, partition),
+                offset_value(*committed),
+            ),
+        )
+        self.replay(group_id, topic, partition, committed, producer[0])
 
     # -- fetch ---------------------------------------------------------------------
 

@@ -13,13 +13,8 @@ from typing import Final
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.groups.classic_group import ClassicGroup
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.groups.group_records import (
-    OffsetCommitKey,
-    OffsetCommitValue,
-    offset_key,
-    offset_value,
-)
-from mpbroker.coordinator.outbox import NOW, Call, TransactionalRecord
+from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
+from mpbroker.coordinator.outbox import NOW, Call
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
 )
@@ -29,7 +24,6 @@ from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -47,13 +41,11 @@ class TransactionOffsets:
         groups: GroupCoordinator,
         coordinator: TransactionCoordinator,
         context: CoordinatorContext,
-        offset_metadata_max_bytes: int,
     ) -> None:
         self._groups = groups
         self._coordinator = coordinator
         self._out = context.outbox
         self._topics = context.topics
-        self._metadata_max_bytes = offset_metadata_max_bytes
 
     def txn_offset_commit(
         self,
@@ -116,23 +108,31 @@ class TransactionOffsets:
         except ApiError as error:
             self._refuse(call, request, error.error_code)
             return
+        producer = request.producer_id, request.producer_epoch
         wrote = False
         topics = []
         for row in request.topics:
             count = self._topics.partition_count(row.name)
             partitions = []
             for part in row.partitions:
-                code = ErrorCode.NONE
-                if not 0 <= part.partition_index < count:
-                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif len(part.committed_metadata or "") > self._metadata_max_bytes:
-                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                else:
-                    self._write(request, row.name, part, now_ms)
+                index = part.partition_index
+                metadata = part.committed_metadata or ""
+                code = self._groups.offsets.judge(index, count, metadata)
+                if code is ErrorCode.NONE:
+                    committed = OffsetAndMetadata(
+                        part.committed_offset,
+                        part.committed_leader_epoch,
+                        metadata,
+                        now_ms,
+                        -1,
+                    )
+                    self._groups.commit_in_transaction(
+                        group_id, row.name, index, committed, producer
+                    )
                     wrote = True
                 partitions.append(
                     TxnOffsetCommitResponsePartition(
-                        partition_index=part.partition_index, error_code=code
+                        partition_index=index, error_code=code
                     )
                 )
             topics.append(
@@ -159,37 +159,6 @@ class TransactionOffsets:
                 if error.error_code is ErrorCode.STALE_MEMBER_EPOCH:
                     raise ApiError(ErrorCode.ILLEGAL_GENERATION) from error
                 raise
-
-    def _write(
-        self,
-        request: TxnOffsetCommitRequest,
-        topic: str,
-        part: TxnOffsetCommitRequestPartition,
-        now_ms: int,
-    ) -> None:
-        """Write a position, and keep it apart until its transaction has ended."""
-        group_id = request.group_id
-        value = OffsetCommitValue(
-            offset=part.committed_offset,
-            leader_epoch=part.committed_leader_epoch,
-            metadata=part.committed_metadata or "",
-            commit_timestamp=now_ms,
-        )
-        key = OffsetCommitKey(
-            group=group_id, topic=topic, partition=part.partition_index
-        )
-        self._groups.replay(key, value, now_ms, request.producer_id)
-        self._out.write_transactional(
-            self._groups.partition_for(group_id),
-            TransactionalRecord(
-                request.producer_id,
-                request.producer_epoch,
-                offset_key(group_id, topic, part.partition_index),
-                offset_value(
-                    value.offset, value.leader_epoch, value.metadata, now_ms, -1
-                ),
-            ),
-        )
 
     def _refuse(
         self, call: Call, request: TxnOffsetCommitRequest, code: ErrorCode

@@ -74,7 +74,6 @@ class Transactions:
         table: TransactionTable,
         put_back: Callable[[Call], None],
         appended: Callable[[PartitionLog], None],
-        offset_metadata_max_bytes: int,
         own_appends: OwnAppends,
     ) -> None:
         self.topic = topic
@@ -91,9 +90,7 @@ class Transactions:
         partitions = TransactionPartitions(
             self.coordinator, context, groups.partition_for, put_back
         )
-        offsets = TransactionOffsets(
-            groups, self.coordinator, context, offset_metadata_max_bytes
-        )
+        offsets = TransactionOffsets(groups, self.coordinator, context)
         listing = TransactionListing(self.coordinator, context.outbox)
         self.handlers: Final[dict[ApiKey, Handle]] = {
             ApiKey.PRODUCE: partitions.produce,

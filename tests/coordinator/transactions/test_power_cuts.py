@@ -160,7 +160,6 @@ class Machine:
             self.table,
             self.given_back.append,
             lambda _: None,
-            4096,
             own,
         )
         self._burn_around(self.transactions.markers, "_append")

@@ -95,3 +95,9 @@ def test_a_zombie_commits_no_offsets(rig):
     started(rig)
     assert commit_offsets(rig, zombie, 5) == E.INVALID_PRODUCER_EPOCH
     assert rig.offsets_log == []
+
+
+def test_a_group_that_commits_is_not_noted_as_one_that_is_being_loaded(rig):
+    """Nothing would ever take the note away: there is no load that could end."""
+    assert commit_offsets(rig, started(rig), 5) == 0
+    assert rig.groups._replayed == set()

@@ -144,7 +144,7 @@ class TransactionRig:
                 self.groups.partition_for,
                 self.given_back.append,
             ),
-            TransactionOffsets(self.groups, self.coordinator, context, 4096),
+            TransactionOffsets(self.groups, self.coordinator, context),
             TransactionListing(self.coordinator, self.out),
             MarkerRequests(self.out),
         ]
