@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.context import CoordinatorContext
@@ -32,14 +32,11 @@ from mpbroker.coordinator.outbox import (
     appended_to,
     transaction_log,
 )
-from mpbroker.coordinator.transactions.transaction_config import (
+from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_ends import (
     MarkerPlaces,
-    OpenTransactions,
-    TransactionConfig,
-    fenced_as_of,
-    require_same_end,
+    TransactionEnds,
 )
-from mpbroker.coordinator.transactions.transaction_ends import TransactionEnds
 from mpbroker.coordinator.transactions.transaction_metadata import (
     COMPLETE,
     EPOCH_BUMPS_SINCE,
@@ -68,6 +65,25 @@ _END_TXN_V2: Final = 5
 _FENCED_SINCE: Final = 2
 _INIT_FENCED_SINCE: Final = 4
 _NO_PRODUCER: Final = -1
+
+
+class OpenTransactions(Protocol):
+    """Where appenders look whether a producer's transaction is open."""
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more partitions may be opened."""
+
+    def open(
+        self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
+    ) -> bool:
+        """Let a producer write to partitions; False: no room now."""
+
+    def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
+        """Let a producer write to no partition.
+
+        Args:
+            partitions: of its transaction, which a predecessor may have opened.
+        """
 
 
 class TransactionCoordinator:
@@ -348,7 +364,7 @@ class TransactionCoordinator:
             raise ApiError(ErrorCode.PRODUCER_FENCED)
         if transaction.state is S.ONGOING:
             return True
-        require_same_end(transaction.state, commit=request.committed)
+        _require_same_end(transaction.state, commit=request.committed)
         return False
 
     def _may_end_v2(
@@ -373,7 +389,7 @@ class TransactionCoordinator:
         if state is S.ONGOING:
             return True
         if retry:
-            require_same_end(state, commit=request.committed)
+            _require_same_end(state, commit=request.committed)
             return False
         # Nothing was added; an abort bumps the epoch all the same.
         if request.committed:
@@ -595,3 +611,19 @@ class TransactionCoordinator:
                 self._open.close(transaction.producer_id, transaction.partitions)
                 self._wake(transaction, transaction.update_ms)
         self._out.records.pop(transaction_log(partition), None)
+
+
+def fenced_as_of(code: ErrorCode, version: int, since: int) -> ErrorCode:
+    """Say INVALID_PRODUCER_EPOCH to clients that do not know PRODUCER_FENCED."""
+    if code is ErrorCode.PRODUCER_FENCED and version < since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+def _require_same_end(state: TransactionState, *, commit: bool) -> None:
+    """Raise unless a transaction that has been decided on ended as it should."""
+    same = (S.PREPARE_ABORT, S.COMPLETE_ABORT)
+    if commit:
+        same = (S.PREPARE_COMMIT, S.COMPLETE_COMMIT)
+    if state not in same:
+        raise ApiError(ErrorCode.INVALID_TXN_STATE)

@@ -18,8 +18,8 @@ producer has left behind that writes no more is synced and forgotten a moment la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.context import CoordinatorContext
@@ -28,7 +28,6 @@ from mpbroker.coordinator.outbox import (
     Markers,
     TopicPartition,
 )
-from mpbroker.coordinator.transactions.transaction_config import MarkerPlaces
 from mpbroker.coordinator.transactions.transaction_metadata import (
     PREPARED,
     TransactionMetadata,
@@ -49,6 +48,29 @@ _MOST_UNSYNCED: Final = 32
 _GONE: Final = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
 )
+
+
+class MarkerPlaces(Protocol):
+    """Where markers are, or will be."""
+
+    def is_on_disk(self, marker: AppendedMarker) -> bool:
+        """Whether a marker need not be remembered any more."""
+
+    def expect(
+        self,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[TopicPartition],
+        *,
+        commit: bool,
+    ) -> tuple[AppendedMarker, ...]:
+        """Say where markers would come to be, were they appended now.
+
+        Of what is off line there is none.
+        """
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """The id of a topic; None: there is none of that name."""
 
 
 class TransactionEnds:

@@ -14,9 +14,9 @@ from typing import Final
 
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.outbox import NOW, Call
-from mpbroker.coordinator.transactions.transaction_config import fenced_as_of
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
+    fenced_as_of,
 )
 from mpbroker.coordinator.transactions.transaction_metadata import (
     EPOCH_BUMPS_SINCE,

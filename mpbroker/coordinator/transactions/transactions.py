@@ -13,6 +13,7 @@ from mpbroker.coordinator.durability import Awaited
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
 from mpbroker.coordinator.outbox import AppendedMarker, Call, Markers
+from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
 from mpbroker.coordinator.transactions.transaction_coordinator import (
     TransactionCoordinator,
@@ -23,7 +24,6 @@ from mpbroker.coordinator.transactions.transaction_markers import (
     FindLog,
     MarkerRequests,
     MarkerWriter,
-    SharedOpenTransactions,
     sync_logs,
 )
 from mpbroker.coordinator.transactions.transaction_metadata import (

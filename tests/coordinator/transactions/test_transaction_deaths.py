@@ -13,7 +13,7 @@ import pytest
 
 from mpbroker.coordinator.groups.group_records import offset_key
 from mpbroker.coordinator.outbox import Call, Markers
-from mpbroker.coordinator.transactions.transaction_markers import SharedOpenTransactions
+from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_metadata import (
     MAX_EPOCH,
     TransactionState,
