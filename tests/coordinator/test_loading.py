@@ -19,6 +19,7 @@ from mpbroker.coordinator.groups.group_records import (
 from mpbroker.coordinator.offsets_topic import LoadedRecord, newest
 from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
 from mpbroker.coordinator.transactions.transaction_records import (
+    TransactionSnapshot,
     read_transaction,
     state_value,
     transaction_key,
@@ -121,7 +122,9 @@ def test_of_transactions_too_what_later_records_replace_is_passed_over(
         if epoch is not None:
             state = TransactionState.ONGOING
             ids = (7, -1, -1)
-            value = state_value(*ids, epoch, 1, state, [("t", 0)], number, 0, 2, ())
+            value = state_value(
+                TransactionSnapshot(*ids, epoch, 1, state, [("t", 0)], number, 0, 2)
+            )
         log.append(record(transaction_key(name), value))
     if newer:
         log.insert(len(log) // 2, record(transaction_key("a"), b"\0\2"))
@@ -145,7 +148,11 @@ def test_of_an_id_two_records_are_taken_over_however_many_there_are():
     log = [
         record(
             transaction_key("a"),
-            state_value(*ids, epoch // 3, 1, TransactionState.EMPTY, None, 1, 1, 2, ()),
+            state_value(
+                TransactionSnapshot(
+                    *ids, epoch // 3, 1, TransactionState.EMPTY, None, 1, 1, 2
+                )
+            ),
         )
         for epoch in range(12)
     ]

@@ -22,6 +22,7 @@ from mpbroker.base.errors import MpbrokerError
 from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.coordinator.transactions.transaction_records import (
     TransactionLogValue,
+    TransactionSnapshot,
     read_markers,
     state_value,
     transaction_key,
@@ -316,18 +317,20 @@ class TransactionMetadata:
     def value(self) -> bytes:
         """The record that says what it is now."""
         return state_value(
-            self.producer_id,
-            self.previous_producer_id,
-            self.next_producer_id,
-            self.producer_epoch,
-            self.timeout_ms,
-            self.state,
-            None if self.state is S.EMPTY else self.partitions,
-            self.update_ms,
-            self.start_ms,
-            self.client_version,
-            self.unsynced,
-            self.expected,
+            TransactionSnapshot(
+                self.producer_id,
+                self.previous_producer_id,
+                self.next_producer_id,
+                self.producer_epoch,
+                self.timeout_ms,
+                self.state,
+                None if self.state is S.EMPTY else self.partitions,
+                self.update_ms,
+                self.start_ms,
+                self.client_version,
+                self.unsynced,
+                self.expected,
+            )
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.coordinator.outbox import AppendedMarker
 from mpbroker.protocol.api_key import ApiKey
@@ -121,51 +121,61 @@ def transaction_value(
     return _VERSION.pack(version) + value.encode(version)
 
 
-def state_value(
-    producer_id: int,
-    previous_producer_id: int,
-    next_producer_id: int,
-    producer_epoch: int,
-    timeout_ms: int,
-    status: int,
-    partitions: Iterable[tuple[str, int]] | None,
-    update_ms: int,
-    start_ms: int,
-    client_version: int,
-    unsynced: tuple[AppendedMarker, ...] = (),
-    expected: tuple[AppendedMarker, ...] = (),
-) -> bytes:
-    """What ``transaction_value`` says, by hand: three are written a transaction.
+class TransactionSnapshot(NamedTuple):
+    """What a record says of a transaction.
 
-    Args:
-        partitions: topics and partitions; None: there is no list of any.
-        unsynced: ends of earlier transactions that may not be on disk.
-        expected: this one's own, and the first offsets where they may come to be.
+    ``partitions`` is None where the record has no list of them. ``unsynced`` are the
+    markers of earlier ends that may not be on disk; ``expected`` are this transaction's
+    own markers, with the first offsets that they can come to.
     """
+
+    producer_id: int
+    previous_producer_id: int
+    next_producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    status: int
+    partitions: Iterable[tuple[str, int]] | None
+    update_ms: int
+    start_ms: int
+    client_version: int
+    unsynced: tuple[AppendedMarker, ...] = ()
+    expected: tuple[AppendedMarker, ...] = ()
+
+
+def state_value(state: TransactionSnapshot) -> bytes:
+    """Encode a value as ``transaction_value`` does, by hand: three a transaction."""
     tags = b""
     count = 0
-    if previous_producer_id != _NO_ID:
-        tags += _TAGGED_ID.pack(0, 8, previous_producer_id)
+    if state.previous_producer_id != _NO_ID:
+        tags += _TAGGED_ID.pack(0, 8, state.previous_producer_id)
         count += 1
-    if next_producer_id != _NO_ID:
-        tags += _TAGGED_ID.pack(1, 8, next_producer_id)
+    if state.next_producer_id != _NO_ID:
+        tags += _TAGGED_ID.pack(1, 8, state.next_producer_id)
         count += 1
-    if client_version:
-        tags += _TAGGED_VERSION.pack(2, 2, client_version)
+    if state.client_version:
+        tags += _TAGGED_VERSION.pack(2, 2, state.client_version)
         count += 1
-    if unsynced:
-        tags += _markers(UNSYNCED_TAG, unsynced)
+    if state.unsynced:
+        tags += _markers(UNSYNCED_TAG, state.unsynced)
         count += 1
-    if expected:
-        tags += _markers(EXPECTED_TAG, expected)
+    if state.expected:
+        tags += _markers(EXPECTED_TAG, state.expected)
         count += 1
+    partitions = _NO_PARTITIONS
+    if state.partitions is not None:
+        partitions = _partitions(frozenset(state.partitions))
     return b"".join(
         (
-            _FRONT.pack(VALUE_VERSION, producer_id, producer_epoch, timeout_ms, status),
-            _NO_PARTITIONS
-            if partitions is None
-            else _partitions(frozenset(partitions)),
-            _TIMES.pack(update_ms, start_ms),
+            _FRONT.pack(
+                VALUE_VERSION,
+                state.producer_id,
+                state.producer_epoch,
+                state.timeout_ms,
+                state.status,
+            ),
+            partitions,
+            _TIMES.pack(state.update_ms, state.start_ms),
             bytes((count,)),
             tags,
         )

@@ -23,6 +23,7 @@ from mpbroker.coordinator.transactions.transaction_records import (
     MarkedTopic,
     PartitionsSchema,
     TransactionLogValue,
+    TransactionSnapshot,
     UnsyncedMarkers,
     read_markers,
     read_transaction,
@@ -127,7 +128,7 @@ def marker_rows(markers: Iterable[AppendedMarker]) -> list[UnsyncedMarkers]:
 @given(states)
 @settings(max_examples=100)
 def test_a_record_written_by_hand_is_that_of_the_codec(fields):
-    value, partitions = state_value(*fields), fields[6]
+    value, partitions = state_value(TransactionSnapshot(*fields)), fields[6]
     topics = {}
     for topic, partition in sorted(partitions or ()):
         topics.setdefault(topic, []).append(partition)
