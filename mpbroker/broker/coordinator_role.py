@@ -20,7 +20,9 @@ from mpbroker.coordinator.groups.group_records import KEYS
 from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transaction_records import (
     VALUE_VERSION,
     TransactionLogKey,
@@ -211,6 +213,13 @@ class CoordinatorRole:
             memory.ring,
             memory.responses,
         )
+        markers = MarkerWriter(
+            registry,
+            logs.log,
+            coordinator,
+            lambda log: purgatory.notify_waiters(log.row),
+            own_appends,
+        )
         transactions = Transactions(
             transaction_config(config),
             context,
@@ -226,12 +235,10 @@ class CoordinatorRole:
                 own_appends=own_appends,
             ),
             coordinator,
-            registry,
-            logs.log,
-            TransactionTable(memory.transactions),
+            markers,
+            SharedOpenTransactions(TransactionTable(memory.transactions), registry),
+            registry.allocate_producer_id,
             lambda call: channel.give_back(call.request.slot),
-            lambda log: purgatory.notify_waiters(log.row),
-            own_appends,
         )
         words = memory.control.words
         self._process = CoordinatorProcess(

@@ -514,7 +514,8 @@ class CoordinatorProcess:
     def _begin_loading(self) -> None:
         partitions = self._topic.partitions_to_load()
         self._coordinator.begin_loading(partitions)
-        others = self._transactions.begin_loading()
+        others = self._transactions.topic.partitions_to_load()
+        self._transactions.coordinator.begin_loading(others)
         # Partitions are closed until transactions' ends are whole: they come first.
         self._loads = [self._load_transactions(partition) for partition in others]
         self._loads.append(self._end_transactions())
@@ -531,7 +532,7 @@ class CoordinatorProcess:
 
     def _end_transactions(self) -> Iterator[int]:
         """Behind the transactions, before the groups."""
-        self._transactions.all_loaded()
+        self._transactions.loading.finish()
         yield from ()
 
     def _load_partition(self, partition: int) -> Iterator[int]:
@@ -555,7 +556,7 @@ class CoordinatorProcess:
     def _load_transactions(self, partition: int) -> Iterator[int]:
         transactions, log = self._transactions, transaction_log(partition)
         try:
-            yield from transactions.replay_partition(partition)
+            yield from transactions.loading.replay(partition)
             self._note_end(log, transactions.topic.log_of(partition))
         except (ApiError, OSError) as error:
             _LOG.error(

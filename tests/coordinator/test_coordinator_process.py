@@ -155,7 +155,7 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
     process, now_ms = stage.process, 0
     process._clock = SimpleNamespace(now_ms=lambda: now_ms)  # type: ignore[assignment]
     stage.topic.load.side_effect = lambda _: iter([[], []])
-    stage.transactions.replay_partition.side_effect = lambda _: iter([1, 2])
+    stage.transactions.loading.replay.side_effect = lambda _: iter([1, 2])
 
     def look() -> int:
         nonlocal now_ms
@@ -184,9 +184,9 @@ def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> Non
     stage.topic.partitions_to_load.return_value = [5, 6]
     stage.topic.load.side_effect = lambda number: note(f"groups {number}")
     transactions = stage.transactions
-    transactions.begin_loading.return_value = [0, 1]
-    transactions.replay_partition.side_effect = lambda each: note(f"ends {each}")
-    transactions.all_loaded.side_effect = lambda: done.append("open")
+    transactions.topic.partitions_to_load.return_value = [0, 1]
+    transactions.loading.replay.side_effect = lambda each: note(f"ends {each}")
+    transactions.loading.finish.side_effect = lambda: done.append("open")
     stage.process._begin_loading()
     stage.process._load(60.0)
     assert done == ["ends 0", "ends 1", "open", "groups 5", "groups 6"]

@@ -20,17 +20,19 @@ def main() -> int:
         from tests.supervisor.upgrade.newcomer import use_another_layout
 
         use_another_layout()
-    from mpbroker.coordinator.transactions.transactions import Transactions
+    from mpbroker.coordinator.transactions.transaction_loading import (
+        TransactionLoading,
+    )
 
-    load = Transactions.replay_partition
+    load = TransactionLoading.replay
 
-    def wait_and_load(self: Transactions, partition: int) -> Iterator[int]:
+    def wait_and_load(self: TransactionLoading, partition: int) -> Iterator[int]:
         fd = os.open(lock, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_SH)
         os.close(fd)
         yield from load(self, partition)
 
-    Transactions.replay_partition = wait_and_load  # type: ignore[method-assign]
+    TransactionLoading.replay = wait_and_load  # type: ignore[method-assign]
     from mpbroker.cli import main as run
 
     return run()

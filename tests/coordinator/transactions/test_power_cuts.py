@@ -30,7 +30,9 @@ from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
+from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
+from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
 from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.ipc.tables.transaction_table import TransactionTable
@@ -132,9 +134,7 @@ class Machine:
             ),
             STATE: SimpleNamespace(topic_id=b"s" * 16, partitions=[STATE_ROW]),
         }
-        registry: Any = SimpleNamespace(
-            topic=topics.get, allocate_producer_id=self._next_id
-        )
+        registry: Any = SimpleNamespace(topic=topics.get)
         out, timers = Outbox(), Timers()
         own = OwnAppends(self.rows if self.chance.random() < 0.5 else None)
         context = CoordinatorContext(out, timers, FakeTopics())
@@ -155,12 +155,10 @@ class Machine:
             context,
             topic,
             groups,
-            registry,
-            self._log,
-            self.table,
+            MarkerWriter(registry, self._log, groups, lambda _: None, own),
+            SharedOpenTransactions(self.table, registry),
+            self._next_id,
             self.given_back.append,
-            lambda _: None,
-            own,
         )
         self._burn_around(self.transactions.markers, "_append")
         self._burn_around(topic, "append")
