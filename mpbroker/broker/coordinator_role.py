@@ -13,11 +13,11 @@ from mpbroker.broker.quota_setup import client_quotas
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import KEYS
-from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
@@ -176,12 +176,11 @@ class CoordinatorRole:
         context = CoordinatorContext(outbox, timers, RegistryTopics(registry))
         made = internal_topics(config)
         own_appends = OwnAppends(memory.table)
-        topic = OffsetsTopic(
+        topic = CoordinatorTopic(
             registry,
             logs.log,
             self._exists,
-            num_partitions=made[OFFSETS_TOPIC].num_partitions,
-            overrides=made[OFFSETS_TOPIC].overrides,
+            made[OFFSETS_TOPIC],
             codec=Codec(config.offsets_topic_compression_codec),
             load_bytes=config.offsets_load_buffer_size,
             own_appends=own_appends,
@@ -223,15 +222,13 @@ class CoordinatorRole:
         transactions = Transactions(
             transaction_config(config),
             context,
-            OffsetsTopic(
+            CoordinatorTopic(
                 registry,
                 logs.log,
                 self._exists,
-                num_partitions=made[TRANSACTION_TOPIC].num_partitions,
-                overrides=made[TRANSACTION_TOPIC].overrides,
+                made[TRANSACTION_TOPIC],
                 codec=Codec.NONE,
                 load_bytes=config.transaction_state_log_load_buffer_size,
-                name=TRANSACTION_TOPIC,
                 own_appends=own_appends,
             ),
             coordinator,

@@ -26,11 +26,15 @@ from typing import TYPE_CHECKING, Final, cast
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.coordinator_apis import CoordinatorApis
+from mpbroker.coordinator.coordinator_topic import (
+    CoordinatorTopic,
+    LoadedRecord,
+    newest,
+)
 from mpbroker.coordinator.durability import Awaited, Durability
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_offsets import OffsetAndMetadata
 from mpbroker.coordinator.groups.group_records import read_offset, read_record
-from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic, newest
 from mpbroker.coordinator.outbox import (
     Answer,
     Call,
@@ -110,7 +114,7 @@ class CoordinatorProcess:
         outbox: Outbox,
         timers: Timers,
         clock: Clock,
-        topic: OffsetsTopic,
+        topic: CoordinatorTopic,
         transactions: Transactions,
         purgatory: Purgatory,
         group_commit: GroupCommit,

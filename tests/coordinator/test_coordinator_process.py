@@ -13,6 +13,7 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_topic import LoadedRecord
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
@@ -24,7 +25,6 @@ from mpbroker.coordinator.groups.group_records import (
     offset_value,
     versioned,
 )
-from mpbroker.coordinator.offsets_topic import LoadedRecord
 from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from mpbroker.client.consumer.consumer import Consumer
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, LoadedRecord, OffsetsTopic
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic, LoadedRecord
 from mpbroker.coordinator.outbox import TransactionalRecord
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.metadata.topics import NewTopic
 from mpbroker.protocol.records.batch_header import iter_batches
 from mpbroker.protocol.records.compression import Codec
 from mpbroker.storage.log.partition_log import PartitionLog
@@ -87,12 +89,11 @@ class Logs:
         self.log = PartitionLog(str(directory), self.row, LogConfig(settings))
         self.found = SimpleNamespace(name=OFFSETS_TOPIC, partitions=[0])
         registry: Any = SimpleNamespace(topic=lambda name: self.found)
-        self.topic = OffsetsTopic(
+        self.topic = CoordinatorTopic(
             registry,
             lambda topic, partition: self.log,
             lambda topic, partition: True,
-            num_partitions=1,
-            overrides={},
+            NewTopic(OFFSETS_TOPIC, 1, {}),
             codec=Codec.NONE,
             load_bytes=load_bytes,
         )

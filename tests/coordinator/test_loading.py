@@ -7,6 +7,7 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpbroker.coordinator.coordinator_topic import LoadedRecord, newest
 from mpbroker.coordinator.groups.group_records import (
     OffsetCommitKey,
     OffsetCommitValue,
@@ -16,7 +17,6 @@ from mpbroker.coordinator.groups.group_records import (
     read_record,
     versioned,
 )
-from mpbroker.coordinator.offsets_topic import LoadedRecord, newest
 from mpbroker.coordinator.transactions.transaction_metadata import TransactionState
 from mpbroker.coordinator.transactions.transaction_records import (
     TransactionSnapshot,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpbroker.coordinator.offsets_topic import _append, _cut
+from mpbroker.coordinator.coordinator_topic import _append, _cut
 from mpbroker.ipc.compiled import IS_COMPILED
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.protocol.records.compression import Codec

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 
 from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic, LoadedRecord
 from mpbroker.coordinator.durability import Awaited
-from mpbroker.coordinator.offsets_topic import LoadedRecord, OffsetsTopic
 from mpbroker.coordinator.outbox import AppendedMarker, Markers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_coordinator import (
@@ -49,7 +49,7 @@ class TransactionLoading:
 
     def __init__(
         self,
-        topic: OffsetsTopic,
+        topic: CoordinatorTopic,
         coordinator: TransactionCoordinator,
         markers: MarkerWriter,
         shared: SharedOpenTransactions,

@@ -34,7 +34,7 @@ from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer, write_unsigned_varint
 
 if TYPE_CHECKING:
-    from mpbroker.coordinator.offsets_topic import LoadedRecord
+    from mpbroker.coordinator.coordinator_topic import LoadedRecord
 
 # A message wants the API it belongs to; records have none, and nothing asks for it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mpbroker.coordinator.context import CoordinatorContext
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Call
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
@@ -42,7 +42,7 @@ class Transactions:
         self,
         config: TransactionConfig,
         context: CoordinatorContext,
-        topic: OffsetsTopic,
+        topic: CoordinatorTopic,
         groups: GroupCoordinator,
         markers: MarkerWriter,
         shared: SharedOpenTransactions,

@@ -1,5 +1,5 @@
 /* The coordinator's end of its partitions: records of its own, and the markers that end
- * transactions. The twins: coordinator/offsets_topic.py's _append and
+ * transactions. The twins: coordinator/coordinator_topic.py's _append and
  * transaction_markers.py's, with storage/log/partition_log.py behind both.
  *
  * As in append.c: what is not plain is left to them before anything of it was written,

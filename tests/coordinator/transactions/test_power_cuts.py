@@ -24,10 +24,10 @@ import pytest
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
-from mpbroker.coordinator.offsets_topic import OffsetsTopic
 from mpbroker.coordinator.outbox import Call, Outbox
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
@@ -37,6 +37,7 @@ from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.topics import NewTopic
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -139,15 +140,13 @@ class Machine:
         own = OwnAppends(self.rows if self.chance.random() < 0.5 else None)
         context = CoordinatorContext(out, timers, FakeTopics())
         groups = GroupCoordinator(GroupConfig(), context, 1, lambda: "id")
-        topic = OffsetsTopic(
+        topic = CoordinatorTopic(
             registry,
             self._log,
             lambda *_: True,
-            num_partitions=1,
-            overrides={},
+            NewTopic(STATE, 1, {}),
             codec=Codec.NONE,
             load_bytes=1 << 20,
-            name=STATE,
             own_appends=own,
         )
         self.transactions = Transactions(

@@ -1,24 +1,24 @@
-"""__consumer_offsets: a topic like any other, written by the coordinator alone.
+"""The coordinator's logs: __consumer_offsets and __transaction_state.
 
-It is made when the first group has something to keep; a partition's files when the
-first group of that partition has.
+Topics like any other, written by the coordinator alone. Such a topic is made when the
+first group or transactional id has something to keep, and a partition's files when the
+first one in that partition has.
 
-A group's records are in the partition that its id hashes to, by the number of
-partitions at the coordinator's start. So nothing is ever written to a topic with
-another number, nor to the successor of one that was deleted: only a new start knows who
-is in which partition of that.
+The records of a group or of a transactional id are in the partition that its name
+hashes to, by the number of partitions at the coordinator's start. So nothing is written
+to a topic that has another number of partitions by now, or that was deleted and made
+anew: only a coordinator that starts anew knows which partition holds what.
 
-Source: Kafka's GroupCoordinatorConfig and Topic.GROUP_METADATA_TOPIC_NAME.
+Source: Kafka's GroupCoordinatorConfig, TransactionLogConfig and CoordinatorLoader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
 from mpbroker.coordinator.outbox import TransactionalRecord
-from mpbroker.metadata.topic_names import OFFSETS_TOPIC
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError, ProtocolError
 from mpbroker.protocol.records.batch_header import (
@@ -43,7 +43,7 @@ from mpbroker.storage.log.log_walk import walk_log
 from mpbroker.storage.log.own_appends import OwnAppends
 
 if TYPE_CHECKING:
-    from mpbroker.metadata.topics import Topic, TopicRegistry
+    from mpbroker.metadata.topics import NewTopic, Topic, TopicRegistry
     from mpbroker.storage.log.partition_log import PartitionLog
 
 _LOG = get_logger(__name__)
@@ -61,13 +61,14 @@ class LoadedRecord(NamedTuple):
     commit: bool | None  # of a transaction's end: how it ended; else None
 
 
-class OffsetsTopic:
+class CoordinatorTopic:
     """A log of the coordinator: __consumer_offsets, or __transaction_state.
 
     Args:
         log: finds a partition's log.
         exists: says whether a partition has a directory.
-        num_partitions: if the topic is still to be made.
+        made_as: how the topic is made, if there is none yet.
+        load_bytes: how much of a partition is read at a time.
         own_appends: appends what is not compressed; None: the usual way only.
     """
 
@@ -76,23 +77,21 @@ class OffsetsTopic:
         registry: TopicRegistry,
         log: Callable[[Topic, int], PartitionLog],
         exists: Callable[[Topic, int], bool],
+        made_as: NewTopic,
         *,
-        num_partitions: int,
-        overrides: Mapping[str, str],
         codec: Codec,
         load_bytes: int,
-        name: str = OFFSETS_TOPIC,
         own_appends: OwnAppends | None = None,
     ) -> None:
-        self.name = name
+        self.name = made_as.name
         self._registry = registry
         self._log = log
         self._exists = exists
-        self._used = registry.topic(name)  # what the records are in
+        self._used = registry.topic(self.name)  # what the records are in
         self.num_partitions: Final = (
-            num_partitions if self._used is None else len(self._used.partitions)
+            made_as.num_partitions if self._used is None else len(self._used.partitions)
         )
-        self._overrides = overrides
+        self._overrides = made_as.overrides
         self._codec = codec
         self._load_bytes = load_bytes
         self._own = OwnAppends() if own_appends is None or codec else own_appends

@@ -9,9 +9,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.offsets_topic import OFFSETS_TOPIC, OffsetsTopic
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.ipc.tables.partition_table import PartitionTable
 from mpbroker.metadata.log_config import LogConfig
+from mpbroker.metadata.topic_names import OFFSETS_TOPIC
+from mpbroker.metadata.topics import NewTopic
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.records.batch_header import iter_batches
@@ -47,15 +49,14 @@ def topic_of(count: int) -> Any:
     return SimpleNamespace(name=OFFSETS_TOPIC, partitions=list(range(count)))
 
 
-def offsets_topic(registry: FakeRegistry) -> tuple[OffsetsTopic, MagicMock]:
+def made_topic(registry: FakeRegistry) -> tuple[CoordinatorTopic, MagicMock]:
     own_appends = MagicMock()
     own_appends.append.return_value = 1
-    made = OffsetsTopic(
+    made = CoordinatorTopic(
         registry,  # type: ignore[arg-type]
         MagicMock(),
         lambda topic, partition: True,
-        num_partitions=CONFIGURED,
-        overrides={},
+        NewTopic(OFFSETS_TOPIC, CONFIGURED, {}),
         codec=Codec.NONE,
         load_bytes=1,
         own_appends=own_appends,
@@ -63,14 +64,14 @@ def offsets_topic(registry: FakeRegistry) -> tuple[OffsetsTopic, MagicMock]:
     return made, own_appends.append
 
 
-def append(topic: OffsetsTopic) -> None:
+def append(topic: CoordinatorTopic) -> None:
     topic.append(0, [(b"k", b"v")], 0)
 
 
 @pytest.mark.parametrize("there", [0, CONFIGURED, 7])
 def test_what_is_there_or_made_is_written_to(there: int) -> None:
     registry = FakeRegistry(there)
-    topic, written = offsets_topic(registry)
+    topic, written = made_topic(registry)
     assert topic.num_partitions == (there or CONFIGURED)
     for count in range(1, 3):
         append(topic)
@@ -80,7 +81,7 @@ def test_what_is_there_or_made_is_written_to(there: int) -> None:
 
 def test_what_another_makes_as_it_is_configured_is_written_to() -> None:
     registry = FakeRegistry()
-    topic, written = offsets_topic(registry)
+    topic, written = made_topic(registry)
     registry.unseen = topic_of(CONFIGURED)
     append(topic)
     assert written.called
@@ -92,7 +93,7 @@ def test_what_another_makes_with_more_or_fewer_partitions_is_not(count: int) -> 
     """Nor when that is seen only as it would be made."""
     for seen in (True, False):
         registry = FakeRegistry()
-        topic, written = offsets_topic(registry)
+        topic, written = made_topic(registry)
         if seen:
             registry.found = topic_of(count)
             assert topic.has_changed
@@ -108,7 +109,7 @@ def test_what_another_makes_with_more_or_fewer_partitions_is_not(count: int) -> 
 def test_a_topic_that_was_deleted_is_not_made_again() -> None:
     """Its successor may have another number of partitions: a new start sees to it."""
     registry = FakeRegistry()
-    topic, written = offsets_topic(registry)
+    topic, written = made_topic(registry)
     append(topic)
     registry.found = None
     assert topic.has_changed
@@ -123,7 +124,7 @@ def test_a_topic_that_was_deleted_is_not_made_again() -> None:
 
 def test_a_topic_that_grows_is_another() -> None:
     registry = FakeRegistry(CONFIGURED)
-    topic, written = offsets_topic(registry)
+    topic, written = made_topic(registry)
     registry.found.partitions.append(CONFIGURED)
     assert topic.has_changed
     with pytest.raises(ApiError):
@@ -142,12 +143,11 @@ def test_of_a_damaged_batch_nothing_is_loaded_and_all_that_is_around_it(
     table = PartitionTable.create()
     table.initialise_row(0)
     log = PartitionLog(str(tmp_path), table.row(0), LogConfig({}))
-    topic = OffsetsTopic(
+    topic = CoordinatorTopic(
         FakeRegistry(1),  # type: ignore[arg-type]
         lambda topic, partition: log,
         lambda topic, partition: True,
-        num_partitions=1,
-        overrides={},
+        NewTopic(OFFSETS_TOPIC, 1, {}),
         codec=Codec.NONE,
         load_bytes=1000,
     )
