@@ -81,18 +81,22 @@ def test_a_partition_without_records_takes_a_marker_that_fences(
 
 def test_a_batch_that_comes_after_its_transaction_is_refused(open_log: OpenLog) -> None:
     log, open_ones = open_log(), {(PRODUCER, 0)}
-    log.is_open = lambda producer, epoch, row: (producer, epoch) in open_ones
-    log.append(records(), now_ms=1)
+
+    def is_open(producer: int, epoch: int, row: int) -> bool:
+        return (producer, epoch) in open_ones
+
+    log.append(records(), now_ms=1, is_open=is_open)
     open_ones.clear()  # as the coordinator does before it writes the marker
     # What has begun goes on until the marker comes.
-    log.append(records(sequence=1), now_ms=1)
+    log.append(records(sequence=1), now_ms=1, is_open=is_open)
     log.append(marker(), now_ms=1)
     with pytest.raises(ApiError) as refused:
-        log.append(records(sequence=2), now_ms=1)
+        log.append(records(sequence=2), now_ms=1, is_open=is_open)
     assert refused.value.error_code == ErrorCode.INVALID_TXN_STATE
     assert log.last_stable_offset() == log.latest() == 3
     # A resent one is what it was, whatever has happened since.
-    assert log.append(records(sequence=1), now_ms=1).duplicate
+    again = log.append(records(sequence=1), now_ms=1, is_open=is_open)
+    assert again.duplicate
 
 
 def test_an_abort_is_in_the_index_before_its_marker_can_be_found_by_the_next_start(

@@ -357,14 +357,18 @@ class ProduceHandler:
             raise ApiError(ErrorCode.INVALID_RECORD, "no records")
         policy = self._policy(topic, version)
         batch = validate_produce(memoryview(records), policy, now_ms)
-        if batch.header.is_transactional:
-            if request.transactional_id is None:
-                raise ApiError(
-                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                    "transactional records in a request without a transactional id",
-                )
-            log.is_open = self._is_open if self._verify else None
-        result = log.append(batch, slot=progress.slot, ordinal=ordinal, now_ms=now_ms)
+        if batch.header.is_transactional and request.transactional_id is None:
+            raise ApiError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                "transactional records in a request without a transactional id",
+            )
+        result = log.append(
+            batch,
+            slot=progress.slot,
+            ordinal=ordinal,
+            now_ms=now_ms,
+            is_open=self._is_open if self._verify else None,
+        )
         if result.duplicate:
             progress.note(ordinal, result.base_offset)
         else:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from mpbroker.protocol.records.batch_header import BatchHeader
     from mpbroker.protocol.records.log_validator import ValidatedBatch
 
+# Says of a producer id, its epoch and a partition's row whether a transaction is open.
+IsOpen = Callable[[int, int, int], bool]
+
 _new_tuple: Final = tuple.__new__
 _EXPIRATION_CHECK_MS: Final = 600_000
 # Catching up by more than this many offsets starts before the lock is taken.
@@ -63,8 +66,6 @@ class LogProducers(LogLookup):
         self._expire_at_ms = 0  # when to look for producers that are to be forgotten
         # Up to this offset; what a start had to check, it has also forced to disk.
         self._indexes_synced = self._hints.recovery_point
-        # Says of (producer id, epoch, row) whether a transaction is open; None: it is.
-        self.is_open: Callable[[int, int, int], bool] | None = None
         # What the compiled core appends by, once it has been asked for.
         self._plan: AppendPlan | None = None
 
@@ -110,7 +111,7 @@ class LogProducers(LogLookup):
                 return batch
         raise refusal
 
-    def _require_transaction(self, header: "BatchHeader") -> None:
+    def _require_transaction(self, header: "BatchHeader", is_open: IsOpen) -> None:
         """Let a batch begin a transaction here only if its coordinator knows of it.
 
         A batch that was on its way for longer than its transaction lasted would begin
@@ -120,14 +121,12 @@ class LogProducers(LogLookup):
         Raises:
             ApiError: INVALID_TXN_STATE.
         """
-        if self.is_open is None:
-            return
         producer_id, epoch = header.producer_id, header.producer_epoch
         assert self.producers is not None
         entry = self.producers.entries.get(producer_id)
         if entry is not None and entry.txn_first_offset >= 0 and entry.epoch == epoch:
             return
-        if not self.is_open(producer_id, epoch, self.row.index):
+        if not is_open(producer_id, epoch, self.row.index):
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"producer {producer_id} has no transaction here at epoch {epoch}",

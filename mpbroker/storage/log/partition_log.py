@@ -35,6 +35,7 @@ from mpbroker.storage.files.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
 from mpbroker.storage.files.time_index import TimestampOffset
 from mpbroker.storage.log.append_plan import AppendPlan
 from mpbroker.storage.log.log_loader import LoadHints
+from mpbroker.storage.log.log_producers import IsOpen
 from mpbroker.storage.log.log_sync import LogSync
 from mpbroker.storage.log.partition_view import STATE
 from mpbroker.storage.producers.producer_snapshot import write_snapshot
@@ -111,6 +112,7 @@ class PartitionLog(LogSync):
         slot: int = -1,
         ordinal: int = 0,
         now_ms: int,
+        is_open: IsOpen | None = None,
     ) -> AppendResult:
         """Append one batch, or find out that it was appended before.
 
@@ -118,6 +120,9 @@ class PartitionLog(LogSync):
             slot: the request's slot, which remembers a committed append (-1: none).
             ordinal: which of the request's partitions this is.
             now_ms: the wall clock.
+            is_open: says whether a producer's transaction is open in a partition; a
+                transactional batch that would begin one here is refused unless it is.
+                None: append it without asking.
 
         Raises:
             ApiError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH,
@@ -130,10 +135,10 @@ class PartitionLog(LogSync):
             self._catch_up_unlocked(now_ms)
         row.lock()
         try:
-            result = self._append_locked(batch, slot, ordinal, now_ms)
+            result = self._append_locked(batch, slot, ordinal, now_ms, is_open)
         except (ApiError, OSError, CorruptLogError) as error:
             if self._descriptors_released(error):
-                result = self._append_locked(batch, slot, ordinal, now_ms)
+                result = self._append_locked(batch, slot, ordinal, now_ms, is_open)
             elif isinstance(error, ApiError):
                 raise
             else:
@@ -148,7 +153,12 @@ class PartitionLog(LogSync):
         return result
 
     def _append_locked(
-        self, batch: "ValidatedBatch", slot: int, ordinal: int, now_ms: int
+        self,
+        batch: "ValidatedBatch",
+        slot: int,
+        ordinal: int,
+        now_ms: int,
+        is_open: IsOpen | None,
     ) -> AppendResult:
         words, row, header = self._words, self.row, batch.header
         if words[self._status_word] != 1:
@@ -206,8 +216,8 @@ class PartitionLog(LogSync):
                     if known is not None:
                         start = words[self._start_word]
                         return AppendResult(known[2], known[4], start, True, known[3])
-                    if header.attributes & TRANSACTIONAL_MASK:
-                        self._require_transaction(header)
+                    if is_open is not None and header.attributes & TRANSACTIONAL_MASK:
+                        self._require_transaction(header, is_open)
         if self.config is not self._limits_of:
             self._take_limits()
         data = batch.data
@@ -228,7 +238,7 @@ class PartitionLog(LogSync):
             )
         ):
             self.roll_locked(now_ms)
-            return self._append_locked(batch, slot, ordinal, now_ms)
+            return self._append_locked(batch, slot, ordinal, now_ms, is_open)
         try:
             if timestamp > max_timestamp:
                 max_timestamp, max_timestamp_offset = timestamp, last_offset

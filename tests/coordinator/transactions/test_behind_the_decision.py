@@ -122,9 +122,9 @@ class Client(Producer):
 
         def late() -> None:
             log = self._machine.log_of(row)
-            log.is_open = self._machine.table.contains
+            is_open = self._machine.table.contains
             with suppress(ApiError):
-                log.append(made, now_ms=1)
+                log.append(made, now_ms=1, is_open=is_open)
 
         self._machine.late = late  # type: ignore[attr-defined]
 

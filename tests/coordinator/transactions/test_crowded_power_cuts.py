@@ -23,7 +23,6 @@ from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.records.control_record import parse_end_transaction_marker
 from mpbroker.protocol.records.record_batch import iter_records
-from mpbroker.storage.log.partition_log import PartitionLog
 from tests.coordinator.transactions.test_power_cuts import (
     PARTITIONS,
     SEEDS,
@@ -56,10 +55,8 @@ class CrowdedMachine(Machine):
         now_ms = clock.now_ms
         clock.now_ms = lambda: now_ms() + self._passed_ms  # type: ignore[method-assign]
 
-    def log_of(self, row: int) -> PartitionLog:
-        log = super().log_of(row)
-        log.is_open = self.table.contains
-        return log
+    def is_open(self, producer_id: int, epoch: int, row: int) -> bool:
+        return self.table.contains(producer_id, epoch, row)
 
     def _burn_around(self, whose: Any, method: str) -> None:
         super()._burn_around(whose, method)
@@ -215,7 +212,7 @@ class CrowdedProducer(Producer):
                 return
             log = self._crowded.log_of(row)
             try:
-                log.append(made, now_ms=1)
+                log.append(made, now_ms=1, is_open=self._crowded.is_open)
             except ApiError:
                 return
             if sync:

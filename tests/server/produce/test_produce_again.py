@@ -47,7 +47,7 @@ class Log:
         self.appended = []
         self.refuses = None
 
-    def append(self, batch, *, slot=-1, ordinal=0, now_ms):
+    def append(self, batch, *, slot=-1, ordinal=0, now_ms, is_open=None):
         if self.refuses:
             raise self.refuses
         with self.row.locked():
