@@ -193,9 +193,9 @@ class Broker:
         follow_levels(memory.log_levels)
         roles = Roles(config, memory, directories, listeners, cluster_id)
         roles.metrics_socket = open_metrics_listener(config, memory.parts)
-        registry = roles.known = roles.registry()
+        registry = roles.known = roles.parts.registry()
         if before is None:
-            roles.close_until_restored(registry)
+            roles.parts.close_until_restored(registry)
         for directory in directories:
             directory.know_topics({t.name: t.topic_id for t in registry.topics()})
         for row in range(0 if shares_memory else registry.row_count):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.broker.internal_topics import internal_topics
-from mpbroker.broker.quota_setup import client_quotas
 from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
 from mpbroker.coordinator.coordinator_process import CoordinatorProcess
@@ -44,12 +42,9 @@ from mpbroker.storage.log.own_appends import OwnAppends
 from mpbroker.storage.partition_directory import directory_name
 
 if TYPE_CHECKING:
+    from mpbroker.broker.process_parts import ProcessParts
     from mpbroker.config import BrokerConfig
     from mpbroker.metadata.topics import Topic, TopicRegistry
-    from mpbroker.server.authorization.authorization import Authorization
-    from mpbroker.storage.log_directory import LogDirectory
-    from mpbroker.storage.log_manager import LogManager
-    from mpbroker.supervisor.memory import BrokerMemory
 
 _MS_PER_MINUTE: Final = 60_000
 # What clients ask a successor: modules to be imported before it is needed.
@@ -140,71 +135,32 @@ def transaction_config(config: BrokerConfig) -> TransactionConfig:
 
 
 class CoordinatorRole:
-    """One coordinator process's objects.
+    """The objects of one coordinator process."""
 
-    Its registry tells it, by ``topic_removed``, which topics are gone.
-    """
-
-    def __init__(
-        self,
-        config: BrokerConfig,
-        memory: BrokerMemory,
-        directories: Sequence[LogDirectory],
-        authorization: Callable[[TopicRegistry], Authorization | None],
-    ) -> None:
-        self._config = config
-        self._memory = memory
-        self._directories = directories
-        self._authorization = authorization
+    def __init__(self, parts: ProcessParts) -> None:
+        self._parts = parts
         self._process: CoordinatorProcess | None = None
-        self._coordinator: GroupCoordinator | None = None
-
-    def topic_removed(self, topic: Topic, logs: LogManager) -> None:
-        """A topic was deleted, perhaps our own."""
-        logs.forget(topic)
-        if self._process is None or self._coordinator is None:
-            return
-        if topic.name in (OFFSETS_TOPIC, TRANSACTION_TOPIC):
-            self._process.must_restart = True
-        else:
-            self._coordinator.topic_deleted(topic.name)
-
-    def run(self, registry: TopicRegistry, logs: LogManager) -> None:
-        """Serve until the broker stops."""
-        config, memory = self._config, self._memory
-        outbox, timers, clock = Outbox(), Timers(), Clock()
-        context = CoordinatorContext(outbox, timers, RegistryTopics(registry))
-        made = internal_topics(config)
-        own_appends = OwnAppends(memory.table)
-        topic = CoordinatorTopic(
-            registry,
-            logs.log,
-            self._exists,
-            made[OFFSETS_TOPIC],
-            codec=Codec(config.offsets_topic_compression_codec),
-            load_bytes=config.offsets_load_buffer_size,
-            own_appends=own_appends,
+        config, memory = parts.config, parts.memory
+        self._registry = parts.registry(self._topic_removed)
+        self._logs = parts.logs(self._registry)
+        self._made = parts.internal_topics()
+        self._own_appends = OwnAppends(memory.table)
+        self._context = CoordinatorContext(
+            Outbox(), Timers(), RegistryTopics(self._registry)
         )
-        self._coordinator = coordinator = GroupCoordinator(
+        self._offsets_topic = self._log_of(
+            OFFSETS_TOPIC,
+            Codec(config.offsets_topic_compression_codec),
+            config.offsets_load_buffer_size,
+        )
+        self._groups = GroupCoordinator(
             group_config(config),
-            context,
-            topic.num_partitions,
+            self._context,
+            self._offsets_topic.num_partitions,
             lambda: str(uuid.uuid4()),
-            overrides=registry.group_overrides,
+            overrides=self._registry.group_overrides,
         )
-        purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
-        disk = DiskSync()
-
-        def sync_ended(row: int, handlers: int) -> None:
-            durability.sync_ended(row)
-            if others := handlers & ~(1 << COORDINATOR):
-                purgatory.notify(row, others)
-
-        commit = GroupCommit(COORDINATOR, disk, sync_ended, memory.control.words)
-        durability = Durability(
-            commit.want, memory.notices[COORDINATOR], commit.sync_at_once
-        )
-        channel = HandlerEnd(
+        self._channel = HandlerEnd(
             COORDINATOR,
             memory.control,
             memory.arena,
@@ -212,59 +168,108 @@ class CoordinatorRole:
             memory.ring,
             memory.responses,
         )
-        markers = MarkerWriter(
-            registry,
-            logs.log,
-            coordinator,
-            lambda log: purgatory.notify_waiters(log.row),
-            own_appends,
+        self._purgatory = Purgatory(COORDINATOR, memory.table, memory.notices)
+        self._disk = DiskSync()
+        self._commit = GroupCommit(
+            COORDINATOR, self._disk, self._sync_ended, memory.control.words
         )
-        transactions = Transactions(
-            transaction_config(config),
-            context,
-            CoordinatorTopic(
-                registry,
-                logs.log,
-                self._exists,
-                made[TRANSACTION_TOPIC],
-                codec=Codec.NONE,
-                load_bytes=config.transaction_state_log_load_buffer_size,
-                own_appends=own_appends,
-            ),
-            coordinator,
-            markers,
-            SharedOpenTransactions(TransactionTable(memory.transactions), registry),
-            registry.allocate_producer_id,
-            lambda call: channel.give_back(call.request.slot),
+        self._durability = Durability(
+            self._commit.want, memory.notices[COORDINATOR], self._commit.sync_at_once
         )
-        words = memory.control.words
-        self._process = CoordinatorProcess(
-            memory.control,
-            memory.lane,
-            channel,
-            memory.handler_bells[COORDINATOR],
-            coordinator,
-            outbox,
-            timers,
-            clock,
-            topic,
-            transactions,
-            purgatory,
-            commit,
-            durability,
-            disk,
-            registry.catch_up,
-            lambda connection: f"/{peer_address(words, connection)[0]}",
-            lambda connection: connection_name(words, connection),
-            error_answer,
-            sync=True,
-            authorization=self._authorization(registry),
-        )
-        self._process.quotas = client_quotas(config, memory, registry)
+
+    def run(self) -> None:
+        """Serve until the broker stops."""
+        self._process = self._coordinator_process()
         self._process.run()
+
+    # -- what its parts tell it --------------------------------------------------------
+
+    def _topic_removed(self, topic: Topic) -> None:
+        """Forget a deleted topic; start anew if it was one of the coordinator's own."""
+        self._logs.forget(topic)
+        if self._process is None:
+            return  # nothing is loaded yet
+        if topic.name in (OFFSETS_TOPIC, TRANSACTION_TOPIC):
+            self._process.must_restart = True
+        else:
+            self._groups.topic_deleted(topic.name)
+
+    def _sync_ended(self, row: int, handlers: int) -> None:
+        """Tell our own answers and waiting handlers that a log is on disk."""
+        self._durability.sync_ended(row)
+        if others := handlers & ~(1 << COORDINATOR):
+            self._purgatory.notify(row, others)
 
     def _exists(self, topic: Topic, partition: int) -> bool:
         name = directory_name(topic.name, partition)
         return any(
-            os.path.isdir(f"{directory.path}/{name}") for directory in self._directories
+            os.path.isdir(f"{directory.path}/{name}")
+            for directory in self._parts.directories
         )
+
+    # -- its parts ---------------------------------------------------------------------
+
+    def _log_of(self, name: str, codec: Codec, load_bytes: int) -> CoordinatorTopic:
+        """Return the log of one of the coordinator's topics."""
+        return CoordinatorTopic(
+            self._registry,
+            self._logs.log,
+            self._exists,
+            self._made[name],
+            codec=codec,
+            load_bytes=load_bytes,
+            own_appends=self._own_appends,
+        )
+
+    def _transactions(self) -> Transactions:
+        config, registry = self._parts.config, self._registry
+        markers = MarkerWriter(
+            registry,
+            self._logs.log,
+            self._groups,
+            lambda log: self._purgatory.notify_waiters(log.row),
+            self._own_appends,
+        )
+        table = TransactionTable(self._parts.memory.transactions)
+        return Transactions(
+            transaction_config(config),
+            self._context,
+            self._log_of(
+                TRANSACTION_TOPIC,
+                Codec.NONE,
+                config.transaction_state_log_load_buffer_size,
+            ),
+            self._groups,
+            markers,
+            SharedOpenTransactions(table, registry),
+            registry.allocate_producer_id,
+            lambda call: self._channel.give_back(call.request.slot),
+        )
+
+    def _coordinator_process(self) -> CoordinatorProcess:
+        parts, memory = self._parts, self._parts.memory
+        words = memory.control.words
+        process = CoordinatorProcess(
+            memory.control,
+            memory.lane,
+            self._channel,
+            memory.handler_bells[COORDINATOR],
+            self._groups,
+            self._context.outbox,
+            self._context.timers,
+            Clock(),
+            self._offsets_topic,
+            self._transactions(),
+            self._purgatory,
+            self._commit,
+            self._durability,
+            self._disk,
+            self._registry.catch_up,
+            lambda connection: f"/{peer_address(words, connection)[0]}",
+            lambda connection: connection_name(words, connection),
+            error_answer,
+            sync=True,
+            authorization=parts.authorization(self._registry),
+        )
+        process.quotas = parts.client_quotas(self._registry)
+        return process

@@ -10,6 +10,7 @@ from functools import partial
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
+from mpbroker.broker.process_parts import ProcessParts
 from mpbroker.config import BrokerConfig
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listener_security import SecuritySettings, security_settings
@@ -31,7 +32,6 @@ from mpbroker.server.handlers.api_versions import (
     handle_api_versions,
     unsupported_version,
 )
-from mpbroker.supervisor.memory import BrokerMemory
 
 _LOG = get_logger(__name__)
 
@@ -53,36 +53,29 @@ def check_security(config: BrokerConfig) -> None:
 
 
 def secure_processor(
-    config: BrokerConfig,
-    endpoint: EndPoint,
-    memory: BrokerMemory,
-    log_dir: str,
-    secret: bytes,
-    registry: TopicRegistry,
+    parts: ProcessParts, endpoint: EndPoint, secret: bytes, registry: TopicRegistry
 ) -> Callable[..., SecureProcessor]:
     """Return what makes the processors of a listener.
 
     Args:
+        secret: see ScramServer.
         registry: this process's own, or a copy of its parent's.
     """
-
-    def open_log() -> MetadataLog:
-        return MetadataLog(log_dir, memory.metadata_cell)
-
+    config = parts.config
     live = LiveSecurity(
         config,
         endpoint,
         registry,
         secret,
         lambda settings: settings.make(
-            Credentials(open_log).credential, ApiVersionsAnswers(config)
+            Credentials(parts.metadata_log).credential, ApiVersionsAnswers(config)
         ),
     )
     return partial(
         SecureProcessor,
         security=live.current,
         news=live.news,
-        principals=memory.principals,
+        principals=parts.memory.principals,
     )
 
 

@@ -1,0 +1,208 @@
+"""Compose a handler: services over its logs, a table of APIs, its loop."""
+
+from __future__ import annotations
+
+from mpbroker.broker.process_parts import ProcessParts
+from mpbroker.config.dynamic_checks import checked_definition
+from mpbroker.ipc.counters.error_counts import ErrorCounts
+from mpbroker.ipc.layout import HANDLER_STEPS, handler_row
+from mpbroker.ipc.tables.client_software import ClientSoftware
+from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.server.apis import ApiTable, forwarded_apis
+from mpbroker.server.core_cache import PlainRequests
+from mpbroker.server.dispatcher import RequestDispatcher
+from mpbroker.server.fetch.fetch_service import FetchService
+from mpbroker.server.fetch.fetch_session import FetchSessions
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.intent import SlotIntent
+from mpbroker.server.produce.produce_service import ProduceService
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.request_handler import RequestHandler
+from mpbroker.storage.log.disk_sync import DiskSync
+
+
+class HandlerRole:
+    """The objects of one handler process.
+
+    Args:
+        handler: its id.
+        is_control: it serves the control plane: no Produce, no Fetch.
+    """
+
+    def __init__(self, parts: ProcessParts, handler: int, *, is_control: bool) -> None:
+        self._parts = parts
+        self._handler = handler
+        self._is_control = is_control
+        memory = parts.memory
+        self._words = memory.control.words
+        self._steps_word = handler_row(handler) + HANDLER_STEPS
+        self._transactions = TransactionTable(memory.transactions)
+        self._registry = parts.registry(
+            # The logs are made below; no topic is deleted before.
+            lambda topic: self._logs.forget(topic),
+            memory.supervisor_bell.ring,
+            self._note_step,
+        )
+        self._logs = parts.logs(
+            self._registry, self._transactions.is_restored, self._note_step
+        )
+        self._channel = HandlerEnd(
+            handler,
+            memory.control,
+            memory.arena,
+            memory.arena_layout,
+            memory.control_ring if is_control else memory.ring,
+            memory.responses,
+        )
+        self._purgatory = Purgatory(handler, memory.table, memory.notices)
+        self._authorization = parts.authorization(self._registry)
+        self._quotas = parts.client_quotas(self._registry)
+        self._errors = ErrorCounts(handler, self._words)
+        self._disk, self._make_dispatcher = self._disk_and_dispatcher()
+        self._commit = GroupCommit(
+            handler, self._disk, self._purgatory.notify, self._words
+        )
+        self._core_cache = self._teach_core()
+
+    def run(self) -> None:
+        """Serve until the broker stops, or this handler retires."""
+        memory = self._parts.memory
+        apis = self._api_table()
+        dispatcher = self._make_dispatcher(
+            apis.apis,
+            apis.advertised_versions,
+            apis.error_answer,
+            apis.connection_name,
+            self._errors.count,
+        )
+        RequestHandler(
+            self._handler,
+            memory.control,
+            self._channel,
+            dispatcher,
+            self._purgatory,
+            self._commit,
+            self._disk,
+            memory.handler_bells[self._handler],
+            self._core_cache,
+            self._quotas,
+        ).run()
+
+    def _note_step(self) -> None:
+        """Show the supervisor's lease that a long request makes progress."""
+        self._words[self._steps_word] += 1
+
+    def _disk_and_dispatcher(self) -> tuple[DiskSync, type[RequestDispatcher]]:
+        """Return what syncs and what dispatches; faults may be injected into both."""
+        if not self._parts.config.control_inject_enable:
+            return DiskSync(), RequestDispatcher
+        from mpbroker.supervisor.control.control_faults import (
+            FailingSync,
+            SlowDispatcher,
+        )
+
+        return FailingSync(), SlowDispatcher
+
+    def _teach_core(self) -> PlainRequests | None:
+        """Tell the compiled core all that it may need to execute a request.
+
+        The services of Produce and Fetch add, when they are made, how they park one.
+
+        Returns:
+            What the core knows; None: Python executes every request.
+        """
+        config, memory = self._parts.config, self._parts.memory
+        # The core would not pass the places at which faults are injected.
+        if self._is_control or config.control_inject_enable:
+            return None
+        cache = PlainRequests.of(
+            self._channel,
+            memory.table,
+            self._registry,
+            self._purgatory,
+            self._authorization,
+        )
+        if cache is None:
+            return None
+        cache.take_quotas(self._quotas)
+        cache.take_lane(memory.lane, forwarded_apis())
+        if config.transaction_partition_verification_enable:
+            cache.take_transactions(self._transactions, memory.lane.forward)
+        return cache
+
+    # -- services ----------------------------------------------------------------------
+
+    def _produce_service(self) -> ProduceService:
+        return ProduceService(
+            self._channel,
+            self._registry,
+            self._logs.log,
+            self._purgatory,
+            self._commit,
+            sync_acks_all=True,
+            plain=self._core_cache,
+            is_open=self._transactions.contains,
+            verify=self._parts.config.transaction_partition_verification_enable,
+            forward=self._parts.memory.lane.forward,
+            count_error=self._errors.count,
+            authorization=self._authorization,
+        )
+
+    def _fetch_service(self) -> FetchService:
+        config, memory = self._parts.config, self._parts.memory
+        fetch = FetchService(
+            self._channel,
+            self._registry,
+            self._logs.log,
+            FetchSessions(
+                memory.sessions,
+                memory.session_cell,
+                config.max_incremental_fetch_session_cache_slots,
+            ),
+            self._purgatory,
+            config.fetch_max_bytes,
+            self._authorization,
+            handler=self._handler,
+            plain=self._core_cache,
+            count_error=self._errors.count,
+        )
+        fetch.quotas = self._quotas
+        return fetch
+
+    def _api_table(self) -> ApiTable:
+        parts = self._parts
+        config, memory = parts.config, parts.memory
+        apis = ApiTable(
+            definition=checked_definition(config),
+            config_texts=config.static_texts(),
+            node_id=config.node_id,
+            rack=config.broker_rack,
+            cluster_id=parts.cluster_id,
+            num_partitions=config.num_partitions,
+            internal_topics=parts.internal_topics(),
+            auto_create_topics=config.auto_create_topics_enable,
+            delete_topics=config.delete_topic_enable,
+            advertised=[
+                config.advertised[listener.endpoint.listener_name]
+                for listener in parts.listeners
+            ],
+            log_dirs=[directory.path for directory in parts.directories],
+            control=memory.control,
+            registry=self._registry,
+            table=memory.table,
+            logs=self._logs,
+            produce=self._produce_service(),
+            fetch=self._fetch_service(),
+            changed=self._purgatory.notify_waiters,
+            forward=memory.lane.forward,
+            note_software=ClientSoftware(self._handler, self._words).note,
+            quotas=self._quotas,
+            authorization=self._authorization,
+            levels=memory.log_levels,
+            intent=lambda request: SlotIntent(self._channel, request.slot),
+            telemetry=parts.telemetry(self._registry),
+        )
+        if self._is_control:
+            apis.serve_no_data()
+        return apis
