@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypedDict, Unpack
 
 from mpbroker.base.errors import MpbrokerError
 
@@ -137,22 +137,53 @@ def _number(value: ConfigValue) -> float:
     return value
 
 
-class ConfigKey:
-    """One key: what it means, what it accepts, and what it is when nobody sets it."""
+if TYPE_CHECKING:
 
-    __slots__ = (
-        "aliases",
-        "default",
-        "documentation",
-        "importance",
-        "is_url",
-        "name",
-        "per_listener",
-        "since",
-        "type",
-        "update_mode",
-        "validator",
-    )
+    class Columns(TypedDict, total=False):
+        """The columns that a row may leave out; see ConfigKey for what they mean."""
+
+        validator: Validator | None
+        importance: Importance
+        update_mode: UpdateMode
+        aliases: tuple[str, ...]
+        since: str
+        is_url: bool
+        has_effect: bool
+        per_listener: bool | Validator
+        per_mechanism: bool
+
+
+NO_EFFECT: Final = "Has no effect, and is accepted for files and tools made for Kafka."
+
+
+class ConfigKey:
+    """One key: what it means, what it accepts, and what it is when nobody sets it.
+
+    A key is one row of a table. The columns that a row may leave out:
+
+        validator: limits on values, besides those of the type.
+        importance: how often people need the key.
+        update_mode: when a new value takes effect.
+        aliases: other names of the key.
+        since: the release that had it first.
+        is_url: whether the value is a URL, which may hold a password or a token.
+        has_effect: whether anything reads the value. If not, the documentation says
+            so before what the row gives as the reason.
+        per_listener: whether ``listener.name.NAME.KEY`` sets it for one listener; a
+            validator if the limits are others there.
+        per_mechanism: whether ``listener.name.NAME.MECHANISM.KEY`` sets it for one
+            SASL mechanism of a listener.
+    """
+
+    validator: Validator | None = None
+    importance: Importance = Importance.MEDIUM
+    update_mode: UpdateMode = UpdateMode.READ_ONLY
+    aliases: tuple[str, ...] = ()
+    since: str = "0.1"
+    is_url: bool = False
+    has_effect: bool = True
+    per_listener: bool | Validator = False
+    per_mechanism: bool = False
 
     def __init__(
         self,
@@ -160,25 +191,21 @@ class ConfigKey:
         type: ConfigType,
         default: ConfigValue,
         documentation: str,
-        *,
-        validator: Validator | None = None,
-        importance: Importance = Importance.MEDIUM,
-        update_mode: UpdateMode = UpdateMode.READ_ONLY,
-        aliases: tuple[str, ...] = (),
-        since: str = "0.1",
-        is_url: bool = False,
+        **columns: Unpack[Columns],
     ) -> None:
+        for column in columns:
+            if not hasattr(self.__class__, column):
+                raise TypeError(f"{name}: there is no column {column}")
         self.name = name
         self.type = type
         self.default = default
-        self.documentation = documentation
-        self.validator = validator
-        self.importance = importance
-        self.update_mode = update_mode
-        self.aliases = aliases
-        self.since = since
-        self.is_url = is_url  # which may hold a password, or a token
-        self.per_listener = False  # whether listener.name.NAME.KEY means anything
+        self.meaning = documentation
+        self.__dict__.update(columns)
+
+    @property
+    def documentation(self) -> str:
+        """What people are told: the meaning, and if the value has no effect, that."""
+        return self.meaning if self.has_effect else f"{NO_EFFECT} {self.meaning}"
 
     @property
     def attribute(self) -> str:
@@ -230,28 +257,23 @@ class ConfigKey:
             return HIDDEN
         return without_credentials(text) if self.is_url else text
 
-    def with_default(self, default: ConfigValue) -> ConfigKey:
+    def with_default(self, default: ConfigValue) -> Self:
         """Return this key with another default."""
-        return self._with(default, self.validator)
+        return self._with(default=default)
 
-    def with_validator(self, validator: Validator) -> ConfigKey:
+    def with_validator(self, validator: Validator) -> Self:
         """Return this key with other limits."""
-        return self._with(self.default, validator)
+        return self._with(validator=validator)
 
-    def _with(self, default: ConfigValue, validator: Validator | None) -> ConfigKey:
-        key = ConfigKey(
-            self.name,
-            self.type,
-            default,
-            self.documentation,
-            validator=validator,
-            importance=self.importance,
-            update_mode=self.update_mode,
-            aliases=self.aliases,
-            since=self.since,
-            is_url=self.is_url,
-        )
-        key.per_listener = self.per_listener
+    def of_listener(self) -> Self:
+        """Return this key as it is for one listener, whose limits may be others."""
+        if isinstance(self.per_listener, Validator):
+            return self.with_validator(self.per_listener)
+        return self
+
+    def _with(self, **columns: object) -> Self:
+        key = object.__new__(type(self))
+        key.__dict__.update(self.__dict__, **columns)
         return key
 
     def _parse_type(self, text: str) -> ConfigValue:
@@ -338,19 +360,6 @@ _KIND: Final[Mapping[ConfigType, str]] = {
 
 
 LISTENER_PREFIX: Final = "listener.name."
-# Besides sasl.*: may be set for one SASL mechanism of a listener.
-_OF_MECHANISM: Final = ("connections.max.reauth.ms",)
-
-# A broker may have no connections but those of its protected listener; a listener that
-# may have none is a mistake.
-_SOME_OF_LISTENER: Final = ("max.connections", "max.connection.creation.rate")
-
-
-def key_of_listener(key: ConfigKey) -> ConfigKey:
-    """Return a key as it is for one listener, whose limits may be others."""
-    if key.name in _SOME_OF_LISTENER:
-        return key.with_validator(at_least(1))
-    return key
 
 
 # Of what is set of one broker, of all, and the names whose values are new, or gone.
@@ -414,12 +423,12 @@ class ConfigDef:
         listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
         key = self._keys.get(rest)
         if key is None:
-            _, _, rest = rest.partition(".")
-            is_mechanisms = rest.startswith("sasl.") or rest in _OF_MECHANISM
-            key = self._keys.get(rest) if is_mechanisms else None
+            key = self._keys.get(rest.partition(".")[2])
+            if key is not None and not key.per_mechanism:
+                return None
         if not listener or key is None or not key.per_listener:
             return None
-        return listener, key_of_listener(key)
+        return listener, key.of_listener()
 
     def with_check(self, check: Together) -> ConfigDef:
         """Return these keys with a check of what is set of one broker and of all.

@@ -13,8 +13,9 @@ from mpbroker.base.config_def import (
     ConfigError,
     ConfigKey,
     ConfigValue,
-    key_of_listener,
+    UpdateMode,
 )
+from mpbroker.config.broker_key import BrokerKey, Reader
 from mpbroker.config.broker_keys import LOG_KEYS, SERVER_KEYS
 from mpbroker.config.broker_values import BrokerValues
 from mpbroker.config.coordinator_keys import (
@@ -35,7 +36,6 @@ from mpbroker.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
-from mpbroker.config.live_keys import with_live_modes
 from mpbroker.config.metrics_keys import (
     METRICS_KEYS,
     check_otlp,
@@ -63,22 +63,37 @@ from mpbroker.metadata.log_config_def import broker_log_keys
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+def _topic_default(key: ConfigKey) -> BrokerKey:
+    """Return the row of a key that supplies a default of topics."""
+    reader = Reader.TOPICS if key.update_mode is UpdateMode.CLUSTER_WIDE else None
+    if key.name == "log.flush.scheduler.interval.ms":
+        reader = Reader.HOUSEKEEPER  # which looks for unforced records as often
+    return BrokerKey(
+        key.name,
+        key.type,
+        key.default,
+        key.meaning,
+        validator=key.validator,
+        has_effect=key.has_effect,
+        reader=reader,
+    )
+
+
 BROKER_CONFIG_DEF: Final = ConfigDef(
     "setting",
-    with_live_modes(
-        [
-            *SERVER_KEYS,
-            *LOG_KEYS,
-            *broker_log_keys(),
-            *GROUP_KEYS,
-            *TRANSACTION_KEYS,
-            *SECURITY_KEYS,
-            *SECURITY_PROTOCOL_KEYS,
-            *METRICS_KEYS,
-            *QUOTA_KEYS,
-            *TELEMETRY_KEYS,
-        ]
-    ),
+    [
+        *SERVER_KEYS,
+        *LOG_KEYS,
+        *map(_topic_default, broker_log_keys()),
+        *GROUP_KEYS,
+        *TRANSACTION_KEYS,
+        *SECURITY_KEYS,
+        *SECURITY_PROTOCOL_KEYS,
+        *METRICS_KEYS,
+        *QUOTA_KEYS,
+        *TELEMETRY_KEYS,
+    ],
 )
 
 # What a file written for Kafka may hold and nothing here needs: other brokers, the
@@ -535,7 +550,7 @@ class _Reader:
         if key is None:
             self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
             return
-        value = _parse(key_of_listener(key), setting)
+        value = _parse(key.of_listener(), setting)
         self.per_listener[listener.lower(), key.name] = value
 
     def _unknown(self, name: str) -> str:

@@ -13,16 +13,15 @@ from typing import Final
 
 from mpbroker.base.config_def import (
     INT_MAX,
-    ConfigKey,
     ConfigType,
     Importance,
-    UpdateMode,
     at_least,
     between,
     minus_one_or,
     not_empty,
     one_of,
 )
+from mpbroker.config.broker_key import BrokerKey, Reader
 from mpbroker.config.listeners import connection_overrides
 from mpbroker.ipc.layout import MAX_PARTITIONS
 
@@ -30,12 +29,11 @@ _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
 _SHORT, _DOUBLE = ConfigType.SHORT, ConfigType.DOUBLE
 _STRING, _LIST = ConfigType.STRING, ConfigType.LIST
 _HIGH, _LOW = Importance.HIGH, Importance.LOW
-_CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
 
 SERVER_KEYS: Final = [
     # Kafka has no usable default (-1). 1 is what its own example files use, and one
     # broker needs no thought about numbers.
-    ConfigKey(
+    BrokerKey(
         "node.id",
         _INT,
         1,
@@ -47,7 +45,7 @@ SERVER_KEYS: Final = [
     ),
     # Kafka binds every address by default. There is no authentication yet, so here
     # nobody outside the machine is served unless asked for.
-    ConfigKey(
+    BrokerKey(
         "listeners",
         _LIST,
         ("PLAINTEXT://127.0.0.1:9092",),
@@ -57,7 +55,7 @@ SERVER_KEYS: Final = [
         validator=not_empty(),
         importance=_HIGH,
     ),
-    ConfigKey(
+    BrokerKey(
         "advertised.listeners",
         _LIST,
         None,
@@ -65,7 +63,7 @@ SERVER_KEYS: Final = [
         " is told the address that it dialled; so is an empty host or a port 0.",
         importance=_HIGH,
     ),
-    ConfigKey(
+    BrokerKey(
         "listener.security.protocol.map",
         _LIST,
         (
@@ -76,34 +74,34 @@ SERVER_KEYS: Final = [
         ),
         "Security protocol of each listener name, as NAME:PROTOCOL.",
     ),
-    ConfigKey(
+    BrokerKey(
         "inter.broker.listener.name",
         _STRING,
         None,
         "Listener whose clients may act as another broker. Checked to exist.",
     ),
-    ConfigKey(
+    BrokerKey(
         "security.inter.broker.protocol",
         _STRING,
         "PLAINTEXT",
         "Security protocol between brokers; with one broker nothing uses it.",
         validator=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     ),
-    ConfigKey(
+    BrokerKey(
         "controller.listener.names",
         _LIST,
         (),
         "Listeners of a KRaft controller. There is no controller here: listeners named"
         " here are not opened, so that a file written for Kafka works as it is.",
     ),
-    ConfigKey(
+    BrokerKey(
         "control.plane.listener.name",
         _STRING,
         None,
         "Listener with processes of its own, so that control requests never queue"
         " behind data.",
     ),
-    ConfigKey(
+    BrokerKey(
         "num.network.threads",
         _INT,
         3,
@@ -111,9 +109,10 @@ SERVER_KEYS: Final = [
         " the cores available, at most Kafka's 3.",
         validator=at_least(1),
         importance=_HIGH,
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.POOLS,
+        per_listener=True,
     ),
-    ConfigKey(
+    BrokerKey(
         "num.io.threads",
         _INT,
         8,
@@ -121,43 +120,45 @@ SERVER_KEYS: Final = [
         " the cores available, at least 2 and at most Kafka's 8.",
         validator=at_least(1),
         importance=_HIGH,
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.POOLS,
     ),
-    ConfigKey(
+    BrokerKey(
         "background.threads",
         _INT,
         10,
-        "Accepted for files written for Kafka; one housekeeper does this work.",
+        "One housekeeper does this work.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "num.replica.fetchers",
         _INT,
         1,
-        "Accepted for files and tools written for Kafka; with one broker there is no"
-        " other to fetch from.",
+        "With one broker there is no other to fetch from.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "num.recovery.threads.per.data.dir",
         _INT,
         2,
-        "Accepted for files written for Kafka; a log is recovered by the"
-        " process that needs it first.",
+        "A log is recovered by the process that needs it first.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "queued.max.requests",
         _INT,
         500,
         "Requests that may wait for a handler before processors stop reading.",
         validator=at_least(1),
         importance=_HIGH,
+        reader=Reader.RING,
     ),
-    ConfigKey(
+    BrokerKey(
         "queued.max.request.bytes",
         _LONG,
         -1,
@@ -165,7 +166,7 @@ SERVER_KEYS: Final = [
         " the number of processors. At least socket.request.max.bytes.",
         validator=minus_one_or(at_least(1)),
     ),
-    ConfigKey(
+    BrokerKey(
         "socket.send.buffer.bytes",
         _INT,
         # Kafka's 102400 switches the kernel's own sizing off; a 1 MiB fetch then cost
@@ -174,8 +175,10 @@ SERVER_KEYS: Final = [
         "SO_SNDBUF of a connection; -1 leaves it to the operating system, which is the"
         " default here (Kafka's is 102400).",
         validator=minus_one_or(at_least(1)),
+        reader=Reader.PAGE,
+        per_listener=True,
     ),
-    ConfigKey(
+    BrokerKey(
         "socket.receive.buffer.bytes",
         _INT,
         # Likewise: 7-13 % of the CPU of a 1 MiB produce.
@@ -183,8 +186,9 @@ SERVER_KEYS: Final = [
         "SO_RCVBUF of a connection; -1 leaves it to the operating system, which is the"
         " default here (Kafka's is 102400).",
         validator=minus_one_or(at_least(1)),
+        reader=Reader.SOCKETS,
     ),
-    ConfigKey(
+    BrokerKey(
         "socket.request.max.bytes",
         _INT,
         104_857_600,
@@ -192,7 +196,7 @@ SERVER_KEYS: Final = [
         validator=at_least(1),
         importance=_HIGH,
     ),
-    ConfigKey(
+    BrokerKey(
         "socket.listen.backlog.size",
         _INT,
         # As much as Linux allows by default. Who finds Kafka's 50 taken tries again a
@@ -202,67 +206,72 @@ SERVER_KEYS: Final = [
         "Connections that may wait to be accepted (Kafka's default is 50); Linux caps"
         " it by net.core.somaxconn.",
         validator=at_least(1),
+        reader=Reader.SOCKETS,
     ),
-    ConfigKey(
+    BrokerKey(
         "max.connections",
         _INT,
         INT_MAX,
         "Connections open at one time on all listeners together.",
         validator=at_least(0),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.PAGE,
+        per_listener=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "max.connections.per.ip",
         _INT,
         INT_MAX,
         "Connections open at one time from one address.",
         validator=at_least(0),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.PAGE,
     ),
-    ConfigKey(
+    BrokerKey(
         "max.connections.per.ip.overrides",
         _LIST,
         (),
         "Exceptions to max.connections.per.ip, as host:count.",
         validator=connection_overrides(),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.PAGE,
     ),
-    ConfigKey(
+    BrokerKey(
         "max.connection.creation.rate",
         _INT,
         INT_MAX,
         "Connections accepted per second on all listeners together.",
         validator=at_least(0),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.PAGE,
+        per_listener=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "connections.max.idle.ms",
         _LONG,
         600_000,
         "Time without traffic after which a connection is closed; -1 never.",
+        reader=Reader.PAGE,
     ),
-    ConfigKey(
+    BrokerKey(
         "request.timeout.ms",
         _INT,
         30_000,
         "Longest time that the broker waits for an answer of its own requests.",
         validator=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "fetch.max.bytes",
         _INT,
         57_671_680,
         "Most bytes of records in one fetch response, whatever the client asks for.",
         validator=at_least(1024),
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "max.incremental.fetch.session.cache.slots",
         _INT,
         1000,
         "Fetch sessions kept; consumers beyond that send full requests.",
         validator=at_least(0),
     ),
-    ConfigKey(
+    BrokerKey(
         "control.socket.path",
         _STRING,
         None,
@@ -270,7 +279,7 @@ SERVER_KEYS: Final = [
         " $RUNTIME_DIRECTORY under systemd, otherwise in the first of log.dirs.",
         importance=_LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "control.inject.enable",
         _BOOLEAN,
         False,
@@ -278,23 +287,25 @@ SERVER_KEYS: Final = [
         " Not Kafka's.",
         importance=_LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "broker.rack",
         _STRING,
         None,
         "Place of this broker, told to clients that ask for the nearest replica.",
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "controlled.shutdown.enable",
         _BOOLEAN,
         True,
-        "Accepted for files written for Kafka; a stop is always controlled.",
+        "A stop is always controlled.",
+        has_effect=False,
     ),
 ]
 
 LOG_KEYS: Final = [
     # Kafka's /tmp/kafka-logs is wiped by many systems at boot; see default_log_dirs().
-    ConfigKey(
+    BrokerKey(
         "log.dirs",
         _LIST,
         ("/var/lib/mpbroker",),
@@ -304,112 +315,120 @@ LOG_KEYS: Final = [
         importance=_HIGH,
         aliases=("log.dir",),
     ),
-    ConfigKey(
+    BrokerKey(
         "num.partitions",
         _INT,
         1,
         "Partitions of a topic whose creator does not say.",
         validator=between(1, MAX_PARTITIONS),
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "default.replication.factor",
         _SHORT,
         1,
         "Replicas of a topic whose creator does not say. One broker can hold one.",
         validator=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "auto.create.topics.enable",
         _BOOLEAN,
         True,
         "Whether a client that asks for an unknown topic's metadata creates it.",
         importance=_HIGH,
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "delete.topic.enable",
         _BOOLEAN,
         True,
         "Whether topics may be deleted.",
         importance=_HIGH,
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.retention.check.interval.ms",
         _LONG,
         300_000,
         "Time between two looks for segments that retention lets go.",
         validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.enable",
         _BOOLEAN,
         True,
         "Whether topics with cleanup.policy=compact are compacted.",
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.threads",
         _INT,
         1,
-        "Accepted for files written for Kafka; the housekeeper compacts one log at a"
-        " time.",
+        "The housekeeper compacts one log at a time.",
         validator=at_least(0),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.backoff.ms",
         _LONG,
         15_000,
         "Time between two looks for a log worth compacting.",
         validator=at_least(0),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.dedupe.buffer.size",
         _LONG,
         134_217_728,
         "Memory for the keys of one compaction pass; more keys take more passes.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.io.buffer.size",
         _INT,
         524_288,
-        "Accepted for files written for Kafka; compaction decides by itself how"
-        " much it reads at a time.",
+        "Compaction decides by itself how much it reads at a time.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.io.buffer.load.factor",
         _DOUBLE,
         0.9,
-        "Accepted for files written for Kafka; all of the dedupe buffer is filled.",
+        "All of the dedupe buffer is filled.",
         validator=between(0, 1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.NONE,
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.cleaner.io.max.bytes.per.second",
         _DOUBLE,
         1.7976931348623157e308,
         "Most bytes per second that compaction reads and writes.",
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.flush.offset.checkpoint.interval.ms",
         _INT,
         60_000,
         "Time between two writes of the recovery points.",
         validator=at_least(0),
+        reader=Reader.HOUSEKEEPER,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.flush.start.offset.checkpoint.interval.ms",
         _INT,
         60_000,
-        "Accepted for files written for Kafka; log start offsets are written with"
-        " the recovery points, every log.flush.offset.checkpoint.interval.ms.",
+        "Log start offsets are written with the recovery points, every"
+        " log.flush.offset.checkpoint.interval.ms.",
         validator=at_least(0),
+        has_effect=False,
     ),
-    ConfigKey(
+    BrokerKey(
         "log.initial.task.delay.ms",
         _LONG,
         30_000,
@@ -417,21 +436,21 @@ LOG_KEYS: Final = [
         validator=at_least(0),
         importance=_LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "producer.id.expiration.ms",
         _INT,
         86_400_000,
         "Time after which an idempotent producer that stopped writing is forgotten.",
         validator=at_least(1),
-        update_mode=_CLUSTER_WIDE,
+        reader=Reader.HANDLER,
     ),
-    ConfigKey(
+    BrokerKey(
         "producer.id.expiration.check.interval.ms",
         _INT,
         600_000,
-        "Accepted for files written for Kafka; whoever appends to a log looks for"
-        " such producers every ten minutes.",
+        "Whoever appends to a log looks for such producers every ten minutes.",
         validator=at_least(1),
         importance=_LOW,
+        has_effect=False,
     ),
 ]

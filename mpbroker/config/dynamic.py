@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Final
 
-from mpbroker.base.config_def import ConfigError, ConfigKey, ConfigValue
+from mpbroker.base.config_def import (
+    LISTENER_PREFIX,
+    ConfigError,
+    ConfigKey,
+    ConfigValue,
+)
 from mpbroker.base.logger import get_logger
 from mpbroker.config.broker_config import BrokerConfig
-from mpbroker.config.live_keys import READER_OF
+from mpbroker.config.broker_key import told_keys
 from mpbroker.config.pool_limits import PROCESSORS_KEY
 
 _LOG = get_logger(__name__)
-
-LISTENER_PREFIX: Final = "listener.name."
 
 # The dynamic configs of one broker, by its id, or of all, by "".
 Overrides = Callable[[str], Mapping[str, str]]
@@ -85,10 +87,8 @@ class DynamicConfig:
         the broker was started.
         """
         now = copy.copy(self.config)
-        for name in READER_OF:
-            key = self.config.definition.get(name)
-            if key is not None:
-                object.__setattr__(now, key.attribute, self.value(name))
+        for key in told_keys(self.config.definition):
+            object.__setattr__(now, key.attribute, self.value(key.name))
         return now
 
     def _is_control_plane(self, listener: str) -> bool:

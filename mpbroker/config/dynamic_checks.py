@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from mpbroker.base.config_def import ConfigDef, ConfigError, UnusableConfigError
+from mpbroker.base.config_def import (
+    LISTENER_PREFIX,
+    ConfigDef,
+    ConfigError,
+    UnusableConfigError,
+)
 from mpbroker.config.broker_config import SASL_MECHANISMS, BrokerConfig
-from mpbroker.config.dynamic import LISTENER_PREFIX, DynamicConfig
+from mpbroker.config.broker_key import Reader, reader_of
+from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
-from mpbroker.config.live_keys import LISTENER_SECURITY
 from mpbroker.config.pool_limits import PROCESSORS_KEY
 from mpbroker.ipc.layout import MAX_PROCESSORS
 
@@ -67,7 +72,7 @@ def _check_security(
     listeners: dict[str, EndPoint] = {}
     for name in touched:
         prefixed = now.config.definition.of_listener(name)
-        if prefixed is None or prefixed[1].name not in LISTENER_SECURITY:
+        if prefixed is None or reader_of(prefixed[1]) is not Reader.SECURITY:
             continue
         endpoint = endpoints.get(prefixed[0])
         if endpoint is not None and endpoint.security_protocol != "PLAINTEXT":

@@ -9,18 +9,18 @@ from typing import Final, NamedTuple
 
 from mpbroker.base.config_def import (
     ConfigError,
-    ConfigKey,
     ConfigType,
     ConfigValue,
     at_least,
     between,
     one_of,
 )
+from mpbroker.config.broker_key import BrokerKey, Reader
 
 METRICS_KEYS: Final = [
     # A port that nobody asked for is a surprise, and two brokers on one machine would
     # fight over it; the files in deploy/ and systemd/ ask for 127.0.0.1:9404.
-    ConfigKey(
+    BrokerKey(
         "metrics.listeners",
         ConfigType.LIST,
         (),
@@ -28,21 +28,22 @@ METRICS_KEYS: Final = [
         " Unset, there is none. There is no authentication: keep it on loopback or in"
         " a network you trust. Port 0 lets the system choose.",
     ),
-    ConfigKey(
+    BrokerKey(
         "metrics.kafka.names.enable",
         ConfigType.BOOLEAN,
         False,
         "Whether metrics are also shown under the names of kafka_exporter and of the"
         " JMX exporter's usual rules, for dashboards made for these.",
+        reader=Reader.EXPORTER,
     ),
-    ConfigKey(
+    BrokerKey(
         "request.log.path",
         ConfigType.STRING,
         None,
         "File to which requests are appended as lines of JSON, with the time stamps of"
         " all stages. Unset, none is written.",
     ),
-    ConfigKey(
+    BrokerKey(
         "request.log.max.bytes",
         ConfigType.LONG,
         1024**3,
@@ -50,15 +51,16 @@ METRICS_KEYS: Final = [
         " and a new one begun: the log takes twice this, and what is written at once.",
         validator=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "slow.request.log.threshold.ms",
         ConfigType.LONG,
         0,
         "Only requests that took at least so long in total are written to"
         " request.log.path; 0 writes all.",
         validator=at_least(0),
+        reader=Reader.EXPORTER,
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.endpoint",
         ConfigType.STRING,
         None,
@@ -69,7 +71,7 @@ METRICS_KEYS: Final = [
         " nothing is pushed. What it asks with (?token=...) is shown to nobody.",
         is_url=True,
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.interval.ms",
         ConfigType.LONG,
         60_000,
@@ -77,7 +79,7 @@ METRICS_KEYS: Final = [
         " gives the default.",
         validator=at_least(100),
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.timeout.ms",
         ConfigType.LONG,
         10_000,
@@ -86,7 +88,7 @@ METRICS_KEYS: Final = [
         " default.",
         validator=between(1, 3_600_000),
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.headers",
         ConfigType.PASSWORD,
         None,
@@ -94,7 +96,7 @@ METRICS_KEYS: Final = [
         " example authorization=Bearer%20TOKEN. OTEL_EXPORTER_OTLP_METRICS_HEADERS or"
         " OTEL_EXPORTER_OTLP_HEADERS gives the default.",
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.compression",
         ConfigType.STRING,
         "none",
@@ -103,7 +105,7 @@ METRICS_KEYS: Final = [
         " gives the default.",
         validator=one_of("none", "gzip"),
     ),
-    ConfigKey(
+    BrokerKey(
         "otlp.resource.attributes",
         ConfigType.LIST,
         (),
@@ -223,7 +225,7 @@ def _wants_otlp(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _read_word(key: ConfigKey, variable: str, text: str) -> ConfigValue:
+def _read_word(key: BrokerKey, variable: str, text: str) -> ConfigValue:
     return key.parse(text)
 
 

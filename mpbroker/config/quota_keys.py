@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpbroker.base.config_def import ConfigKey, ConfigType, Importance, between
+from mpbroker.base.config_def import ConfigType, Importance, between
+from mpbroker.config.broker_key import BrokerKey
 from mpbroker.ipc.quota_layout import MAX_QUOTA_SAMPLES
 
 # A quota's samples have a place in shared memory; Kafka's default is 11, and the more
@@ -13,7 +14,7 @@ _SAMPLES: Final = between(1, MAX_QUOTA_SAMPLES)
 _SECONDS: Final = between(1, 3600)
 
 QUOTA_KEYS: Final = [
-    ConfigKey(
+    BrokerKey(
         "quota.window.num",
         ConfigType.INT,
         11,
@@ -22,7 +23,7 @@ QUOTA_KEYS: Final = [
         validator=_SAMPLES,
         importance=Importance.LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "quota.window.size.seconds",
         ConfigType.INT,
         1,
@@ -30,7 +31,7 @@ QUOTA_KEYS: Final = [
         validator=_SECONDS,
         importance=Importance.LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "controller.quota.window.num",
         ConfigType.INT,
         11,
@@ -40,7 +41,7 @@ QUOTA_KEYS: Final = [
         validator=_SAMPLES,
         importance=Importance.LOW,
     ),
-    ConfigKey(
+    BrokerKey(
         "controller.quota.window.size.seconds",
         ConfigType.INT,
         1,

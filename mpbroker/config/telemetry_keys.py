@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.base.config_def import ConfigKey, ConfigType, at_least
+from mpbroker.base.config_def import ConfigType, at_least
+from mpbroker.config.broker_key import BrokerKey
 
 if TYPE_CHECKING:
     from mpbroker.server.telemetry.client_telemetry_receiver import (
@@ -15,14 +16,14 @@ RECEIVER_KEY: Final = "client.telemetry.receiver.class.name"
 ENTRY_POINT_GROUP: Final = "mpbroker.client_telemetry_receivers"
 
 TELEMETRY_KEYS: Final = [
-    ConfigKey(
+    BrokerKey(
         "telemetry.max.bytes",
         ConfigType.INT,
         1024 * 1024,
         "Largest push of a client's metrics that is taken, compressed and inflated.",
         validator=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         "client.telemetry.log.path",
         ConfigType.STRING,
         None,
@@ -31,7 +32,7 @@ TELEMETRY_KEYS: Final = [
         " config set --client-metrics, or kafka-client-metrics.sh. If neither this nor"
         " client.telemetry.receiver.class.name is set, clients are not asked.",
     ),
-    ConfigKey(
+    BrokerKey(
         "client.telemetry.log.max.bytes",
         ConfigType.LONG,
         100 * 1024 * 1024,
@@ -40,7 +41,7 @@ TELEMETRY_KEYS: Final = [
         " a push of each process that executes requests.",
         validator=at_least(1),
     ),
-    ConfigKey(
+    BrokerKey(
         RECEIVER_KEY,
         ConfigType.STRING,
         "",

@@ -12,7 +12,7 @@ Source: "Topic-Level Configs" of the Apache Kafka 4.x documentation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from mpbroker.base.config_def import (
     LONG_MAX,
@@ -29,6 +29,9 @@ from mpbroker.base.config_def import (
     minus_one_or,
     one_of,
 )
+
+if TYPE_CHECKING:
+    from mpbroker.base.config_def import Columns
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
 _DOUBLE, _STRING, _LIST = ConfigType.DOUBLE, ConfigType.STRING, ConfigType.LIST
@@ -51,16 +54,10 @@ def _key(
     kind: ConfigType,
     default: ConfigValue,
     documentation: str,
-    validator: Validator | None = None,
+    **columns: Unpack[Columns],
 ) -> ConfigKey:
-    return ConfigKey(
-        name,
-        kind,
-        default,
-        documentation,
-        validator=validator,
-        update_mode=UpdateMode.CLUSTER_WIDE,
-    )
+    columns["update_mode"] = UpdateMode.CLUSTER_WIDE
+    return ConfigKey(name, kind, default, documentation, **columns)
 
 
 LOG_CONFIG_DEF: Final = ConfigDef(
@@ -140,7 +137,8 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "follower.replication.throttled.replicas",
             _LIST,
             (),
-            "Accepted for tools that set it; one broker has no followers.",
+            "One broker has no followers.",
+            has_effect=False,
         ),
         _key(
             "index.interval.bytes",
@@ -154,23 +152,24 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "leader.replication.throttled.replicas",
             _LIST,
             (),
-            "Accepted for tools that set it; one broker has no followers.",
+            "One broker has no followers.",
+            has_effect=False,
         ),
         _key(
             "local.retention.bytes",
             _LONG,
             -2,
-            "Accepted for tools that copy topics; there is no remote storage, so"
-            " retention.bytes decides.",
+            "There is no remote storage, so retention.bytes decides.",
             validator=at_least(-2),
+            has_effect=False,
         ),
         _key(
             "local.retention.ms",
             _LONG,
             -2,
-            "Accepted for tools that copy topics; there is no remote storage, so"
-            " retention.ms decides.",
+            "There is no remote storage, so retention.ms decides.",
             validator=at_least(-2),
+            has_effect=False,
         ),
         _key(
             "max.compaction.lag.ms",
@@ -229,9 +228,10 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "min.insync.replicas",
             _INT,
             1,
-            "Accepted for tools that set it; acks=all asks for no more replicas than a"
-            " topic has, as in Kafka, and with one broker that is one.",
+            "acks=all asks for no more replicas than a topic has, as in Kafka, and with"
+            " one broker that is one.",
             validator=at_least(1),
+            has_effect=False,
         ),
         _key(
             "preallocate",
@@ -243,13 +243,15 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "remote.log.copy.disable",
             _BOOLEAN,
             False,
-            "Accepted for tools that copy topics; there is no remote storage.",
+            "There is no remote storage.",
+            has_effect=False,
         ),
         _key(
             "remote.log.delete.on.disable",
             _BOOLEAN,
             False,
-            "Accepted for tools that copy topics; there is no remote storage.",
+            "There is no remote storage.",
+            has_effect=False,
         ),
         _key(
             "remote.storage.enable",
@@ -257,6 +259,7 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             False,
             "Remote storage is not served: only false is accepted.",
             validator=Validator("false", lambda value: value is False),
+            has_effect=False,
         ),
         _key(
             "retention.bytes",
@@ -308,7 +311,8 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             "unclean.leader.election.enable",
             _BOOLEAN,
             False,
-            "Accepted for tools that set it; one broker elects nobody.",
+            "One broker elects nobody.",
+            has_effect=False,
         ),
     ],
 )
@@ -384,8 +388,7 @@ def _broker_key(
     topic_key: ConfigKey, synonym: BrokerSynonym, *, has_default: bool
 ) -> ConfigKey:
     default = topic_key.default if has_default else None
-    kind, validator = topic_key.type, topic_key.validator
-    documentation = topic_key.documentation
+    kind, documentation = topic_key.type, topic_key.meaning
     mode = UpdateMode.CLUSTER_WIDE
     if synonym.factor != 1:
         # Coarse units are 32-bit in Kafka, and only their ms sibling is dynamic.
@@ -399,8 +402,9 @@ def _broker_key(
         kind,
         default,
         f"{documentation} Default of the topic config {topic_key.name}.",
-        validator=validator,
+        validator=topic_key.validator,
         update_mode=mode,
+        has_effect=topic_key.has_effect,
     )
 
 

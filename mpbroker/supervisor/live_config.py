@@ -1,7 +1,7 @@
 """LiveConfig: bring changed settings to the processes that read them.
 
 The settings of a running broker are those it was started with and the dynamic configs
-on top (config/dynamic.py). Each has one kind of reader (config/live_keys.py), and so
+on top (config/dynamic.py). Each has one kind of reader (config/broker_key.py), and so
 one way to be changed:
 
     PAGE, SOCKETS   published in shared memory, or set on the listen sockets, at once
@@ -22,9 +22,9 @@ from typing import Final
 from mpbroker.base.config_def import ConfigValue
 from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
+from mpbroker.config.broker_key import Reader, told_keys
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import parse_connection_overrides
-from mpbroker.config.live_keys import READER_OF, Reader
 from mpbroker.ipc.limits_page import (
     NO_LIMIT,
     UNSET,
@@ -46,7 +46,7 @@ from mpbroker.supervisor.supervisor import Supervisor
 
 _LOG = get_logger(__name__)
 
-_ROLES: Final = {
+_ROLES: Final[Mapping[Reader | None, Sequence[Role]]] = {
     Reader.RING: (Role.PROCESSOR,),
     Reader.HANDLER: (Role.HANDLER,),
     Reader.COORDINATOR: (Role.COORDINATOR,),
@@ -78,6 +78,7 @@ class LiveConfig:
         self._use = use
         self._page = LimitsPage(memory.limits)
         self._dynamic = DynamicConfig(config, registry.broker_overrides)
+        self._readers = {key.name: key.reader for key in told_keys(config.definition)}
         self._version = registry.version
         self._host_names = HostNames()
         self._values = self._read_values()
@@ -131,7 +132,7 @@ class LiveConfig:
         if "queued.max.requests" in changed:
             self._replace_ring()
         roles = {
-            role for key in changed for role in _ROLES.get(READER_OF[key], ())
+            role for key in changed for role in _ROLES.get(self._readers[key], ())
         }.union(told)
         for child in list(supervisor.children):
             if child.role not in roles or child.state is ChildState.DRAINING:
@@ -142,8 +143,7 @@ class LiveConfig:
                 supervisor.renew(child)
 
     def _read_values(self) -> dict[str, ConfigValue]:
-        definition, dynamic = self._dynamic.config.definition, self._dynamic
-        return {key: dynamic.value(key) for key in READER_OF if key in definition}
+        return {key: self._dynamic.value(key) for key in self._readers}
 
     def _replace_ring(self) -> None:
         """Processors that start from now on let so many requests wait."""
@@ -224,7 +224,7 @@ class LiveConfig:
         if changed is None:
             changed = [
                 key
-                for key, reader in READER_OF.items()
+                for key, reader in self._readers.items()
                 if reader is Reader.SOCKETS
                 and self._values[key] != self._dynamic.config.resolved(key).value
             ]

@@ -16,7 +16,7 @@ import pytest
 from mpbroker.base.config_def import ConfigKey, ConfigType, UpdateMode
 from mpbroker.cli.ctl.ctl_connection import ControlClient
 from mpbroker.config import BROKER_CONFIG_DEF
-from mpbroker.config.live_keys import PER_LISTENER, Reader, reader_of
+from mpbroker.config.broker_key import Reader, reader_of
 from mpbroker.inspect.control_protocol import (
     MAX_ANSWER_BYTES,
     FrameReader,
@@ -55,6 +55,7 @@ LIVE = [
     for key in BROKER_CONFIG_DEF
     if reader_of(key) not in (None, Reader.SECURITY)  # of those test_live_security
 ]
+OF_ONE_LISTENER = [key.name for key in LIVE if key.per_listener]
 READ_ONLY = [
     key for key in BROKER_CONFIG_DEF if key.update_mode is UpdateMode.READ_ONLY
 ]
@@ -226,7 +227,7 @@ def test_of_one_broker_counts_before_of_all_before_as_started_before_the_default
     assert describe(broker, OF_ALL)["fetch.max.bytes"].config_source == 3
 
 
-@pytest.mark.parametrize("key", sorted(PER_LISTENER))
+@pytest.mark.parametrize("key", OF_ONE_LISTENER)
 def test_a_listeners_own_config_is_told_with_the_brokers_behind_it(broker, key):
     name = f"listener.name.plain.{key}"
     set_configs(broker, {name: 3})

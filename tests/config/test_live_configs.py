@@ -11,7 +11,7 @@ import pytest
 
 from mpbroker.base.config_def import UpdateMode
 from mpbroker.config import BROKER_CONFIG_DEF
-from mpbroker.config.live_keys import LISTENER_SECURITY, PER_LISTENER, reader_of
+from mpbroker.config.broker_key import Reader, reader_of
 
 CLUSTER_WIDE = [
     "background.threads",
@@ -131,15 +131,16 @@ def test_what_kafka_changes_for_brokers_has_somebody_who_reads_it_again(name):
 
 @pytest.mark.parametrize("name", OF_A_LISTENER)
 def test_what_kafka_changes_for_a_listener_changes_there(name):
-    assert name in LISTENER_SECURITY
-    assert BROKER_CONFIG_DEF.key(name).update_mode is UpdateMode.PER_BROKER
+    key = BROKER_CONFIG_DEF.key(name)
+    assert reader_of(key) is Reader.SECURITY
+    assert key.update_mode is UpdateMode.PER_BROKER
     prefixed = BROKER_CONFIG_DEF.of_listener(f"listener.name.external.{name}")
     assert prefixed is not None and prefixed[1].name == name
 
 
 @pytest.mark.parametrize("name", OF_ONE_LISTENER_TOO)
 def test_what_may_be_one_listeners_alone_has_such_a_name(name):
-    assert name in PER_LISTENER
+    assert BROKER_CONFIG_DEF.key(name).per_listener
     assert BROKER_CONFIG_DEF.of_listener(f"listener.name.external.{name}") is not None
 
 

@@ -9,17 +9,18 @@ from functools import cache
 from pathlib import Path
 
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF
-from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
+from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpbroker"
 # Where every key is named, whether it is read or not.
-LISTS = {"broker_values.py", "live_keys.py"}
-WITHOUT_EFFECT = "Accepted for files"
+SYNONYMS = {each.name for several in BROKER_SYNONYMS.values() for each in several}
+ROWS = {"ConfigKey", "BrokerKey", "_key"}
+LISTS = {"broker_values.py"}
 
 
 def words_of(node: ast.AST) -> Iterator[str]:
     """What code says, in attributes and strings, outside definitions of keys."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "ConfigKey":
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ROWS:
         return
     if isinstance(node, ast.Attribute):
         yield node.attr
@@ -48,12 +49,13 @@ def test_settings_that_nothing_reads_say_so_and_no_others_do():
         if not said() & {key.name, key.name.replace(".", "_")}
         and not key.name.endswith(tails)
     }
+    # What only supplies a default of topics is read as the topics' key.
     admitted = {
         key.name
         for key in BROKER_CONFIG_DEF
-        if key.documentation.startswith(WITHOUT_EFFECT)
+        if not key.has_effect and key.name not in SYNONYMS
     }
-    assert unread == admitted
+    assert unread - SYNONYMS == admitted
 
 
 def test_settings_of_topics_that_nothing_reads_say_so_and_no_others_do():
@@ -64,9 +66,5 @@ def test_settings_of_topics_that_nothing_reads_say_so_and_no_others_do():
         # f"compression_{codec}_level"
         and not re.fullmatch(r"compression\.\w+\.level", key.name)
     }
-    admitted = {
-        key.name
-        for key in LOG_CONFIG_DEF
-        if re.match("Accepted for|Remote storage is not served", key.documentation)
-    }
+    admitted = {key.name for key in LOG_CONFIG_DEF if not key.has_effect}
     assert unread == admitted

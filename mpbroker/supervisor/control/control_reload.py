@@ -1,6 +1,6 @@
 """Reload: read the configuration again, and apply what can change while serving.
 
-That is what a dynamic config could change too (config/live_keys.py), and goes the same
+That is what a dynamic config could change too (config/broker_key.py), and goes the same
 way, but for the pools' sizes, which are a resize. What the whole broker is built on
 waits for the next start.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpbroker.base.config_def import ConfigKey
+from mpbroker.base.config_def import ConfigDef, ConfigKey
 from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
-from mpbroker.config.live_keys import PER_LISTENER, READER_OF, Reader, reader_of
+from mpbroker.config.broker_key import Reader, reader_of
 from mpbroker.config.pool_limits import PROCESSORS_KEY
 from mpbroker.supervisor.supervisor import Supervisor
 
@@ -53,13 +53,13 @@ class Reload:
         applied: Listed = []
         waiting: Listed = []
         for key in changed:
-            definition = new.definition.key(key)
-            is_live = reader_of(definition) is not None
+            row = new.definition.key(key)
+            is_live = reader_of(row) is not None
             (applied if is_live else waiting).append(
-                _entry(definition, key, before[key], after[key])
+                _entry(row, key, before[key], after[key])
             )
         for name in new.advertised:
-            for key in sorted(PER_LISTENER):
+            for key in _keys_of_listener(new.definition):
                 old, own = self._config.own_value(name, key), new.own_value(name, key)
                 if old != own:
                     (waiting if key == PROCESSORS_KEY else applied).append(
@@ -70,7 +70,8 @@ class Reload:
                             own,
                         )
                     )
-        if any(READER_OF.get(key) is Reader.POOLS for key in changed):
+        definition = new.definition
+        if any(reader_of(definition.key(key)) is Reader.POOLS for key in changed):
             self._supervisor.resize(new.num_io_threads, new.num_network_threads)
         if applied:
             self._use(new)
@@ -78,6 +79,15 @@ class Reload:
         for entry in applied:
             _LOG.info("reload: %(setting)s: %(from)s is now %(to)s", entry)
         return {"applied": applied, "needs_restart": waiting}
+
+
+def _keys_of_listener(definition: ConfigDef) -> list[str]:
+    """Return the keys that count for one listener, but for those of TLS and SASL."""
+    return sorted(
+        key.name
+        for key in definition
+        if key.per_listener and reader_of(key) is not Reader.SECURITY
+    )
 
 
 def _entry(

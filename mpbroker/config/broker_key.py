@@ -1,0 +1,89 @@
+"""BrokerKey: a row of the broker's table of settings.
+
+Beside what every key has, a row of the broker says which processes read the value, and
+so whether, and how, it can change while the broker serves.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Unpack
+
+from mpbroker.base.config_def import (
+    ConfigDef,
+    ConfigKey,
+    ConfigType,
+    ConfigValue,
+    UpdateMode,
+)
+
+
+class Reader(Enum):
+    """Which processes read a setting that can change, and how a new value reaches them.
+
+    Kafka's documentation marks some keys as dynamic ("cluster-wide", "per-broker").
+    Here more are: what the processes of a role read when they start is changed by
+    replacing them one by one, which no client notices.
+    """
+
+    PAGE = "page"  # acceptors and processors, from shared memory (ipc/limits_page.py)
+    POOLS = "pools"  # the supervisor, which starts or retires processes
+    TOPICS = "topics"  # every view of the metadata log, as the default of topics
+    SOCKETS = "sockets"  # the supervisor, which has the listen sockets
+    RING = "ring"  # processors, when they start
+    HANDLER = "handler"  # handlers, when they start
+    COORDINATOR = "coordinator"
+    HOUSEKEEPER = "housekeeper"
+    EXPORTER = "exporter"
+    SECURITY = "security"  # processors, from the metadata log, per new connection
+    NONE = "none"  # no process: the value is kept for tools that set it
+
+
+_MODES: Final = {
+    None: UpdateMode.READ_ONLY,
+    # TLS and SASL can change for one listener only, as in Kafka.
+    Reader.SECURITY: UpdateMode.PER_BROKER,
+}
+
+if TYPE_CHECKING:
+    from mpbroker.base.config_def import Columns
+
+
+class BrokerKey(ConfigKey):
+    """One setting of the broker. The columns beside ConfigKey's:
+
+    reader: which processes read a new value while the broker serves; None: a new
+        value counts from the next start on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: ConfigType,
+        default: ConfigValue,
+        documentation: str,
+        *,
+        reader: Reader | None = None,
+        **columns: Unpack[Columns],
+    ) -> None:
+        super().__init__(name, type, default, documentation, **columns)
+        self.reader = reader
+        self.update_mode = _MODES.get(reader, UpdateMode.CLUSTER_WIDE)
+
+
+def reader_of(key: ConfigKey) -> Reader | None:
+    """Return the reader of a broker's key; None: no process reads a new value."""
+    return key.reader if isinstance(key, BrokerKey) else None
+
+
+# These processes read the metadata log themselves; to the others a new value is told.
+_NOT_TOLD: Final = (None, Reader.TOPICS, Reader.SECURITY)
+
+
+def told_keys(definition: ConfigDef) -> list[BrokerKey]:
+    """Return the keys whose new values the supervisor brings to their readers."""
+    return [
+        key
+        for key in definition
+        if isinstance(key, BrokerKey) and key.reader not in _NOT_TOLD
+    ]
