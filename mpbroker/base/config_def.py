@@ -440,15 +440,10 @@ class ConfigDef:
         definition.check_together = check
         return definition
 
-    def with_defaults(self, defaults: Mapping[str, ConfigValue]) -> ConfigDef:
-        """Return these keys with some defaults replaced."""
-        return ConfigDef(
-            self._what,
-            (
-                key.with_default(defaults[key.name]) if key.name in defaults else key
-                for key in self
-            ),
-        )
+    def with_keys(self, keys: Iterable[ConfigKey]) -> ConfigDef:
+        """Return these keys with some replaced by others of the same names."""
+        replaced = {**self._keys, **{key.name: key for key in keys}}
+        return ConfigDef(self._what, replaced.values())
 
     def with_validators(self, validators: Mapping[str, Validator]) -> ConfigDef:
         """Return these keys with the limits of some replaced."""

@@ -36,10 +36,10 @@ from mpbroker.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
+from mpbroker.config.machine import Machine
 from mpbroker.config.metrics_keys import (
     METRICS_KEYS,
     check_otlp,
-    otlp_defaults,
     parse_metrics_listener,
 )
 from mpbroker.config.pool_limits import (
@@ -204,16 +204,13 @@ class BrokerConfig(BrokerValues):
 
         Args:
             settings: from all sources, in any order.
-            environ: for the default of log.dirs.
-            cores: cores that the broker may keep busy, for the defaults of pool sizes.
+            environ: for computed defaults, as cores.
+            cores: cores that the broker may keep busy.
 
         Raises:
             ConfigError: names the setting, the value, the limit and the way out.
         """
-        otlp = otlp_defaults(environ)
-        definition = BROKER_CONFIG_DEF.with_defaults(
-            {**_defaults_here(environ, cores), **otlp.values}
-        )
+        definition, notes = _keys_on(cores, environ)
         reader = _Reader(definition)
         reader.read(settings)
         resolved = reader.resolved
@@ -238,8 +235,9 @@ class BrokerConfig(BrokerValues):
                 *reader.warnings,
                 *(
                     text
-                    for name, text in otlp.warnings
+                    for name, texts in notes.items()
                     if resolved[name].source is Source.DEFAULT
+                    for text in texts
                 ),
                 *self._replication_warnings(),
                 *exposed,
@@ -581,26 +579,17 @@ def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
         raise ConfigError(f"{prefix}{error} ({setting.origin})") from None
 
 
-def _defaults_here(environ: Mapping[str, str], cores: int) -> dict[str, ConfigValue]:
-    # Kafka's 3 and 8 are threads; here they are processes, and more of them than
-    # cores only take turns: a second processor on two cores cost ApiVersions a third
-    # more CPU a request. Two handlers, so that one slow disk does not stop all.
-    return {
-        "num.network.threads": min(3, max(1, cores // 2)),
-        "num.io.threads": max(2, min(8, cores)),
-        "log.dirs": (_default_log_dir(environ),),
-    }
-
-
-def _default_log_dir(environ: Mapping[str, str]) -> str:
-    # systemd sets STATE_DIRECTORY, a colon-separated list, for StateDirectory=.
-    state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if state:
-        return state
-    data_home = environ.get("XDG_DATA_HOME", "")
-    if not data_home and environ.get("HOME"):
-        data_home = os.path.join(environ["HOME"], ".local", "share")
-    return os.path.join(data_home or "/var/lib", "mpbroker")
+def _keys_on(
+    cores: int, environ: Mapping[str, str]
+) -> tuple[ConfigDef, dict[str, list[str]]]:
+    """Return the keys with the defaults of a machine, and warnings about these."""
+    notes: dict[str, list[str]] = {}
+    keys = []
+    for key in BROKER_CONFIG_DEF:
+        if isinstance(key, BrokerKey) and key.computed is not None:
+            said = notes[key.name] = []
+            keys.append(key.on(Machine(cores, environ, said.append)))
+    return BROKER_CONFIG_DEF.with_keys(keys), notes
 
 
 def _absolute(path: str) -> str:

@@ -7,7 +7,7 @@ so whether, and how, it can change while the broker serves.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from mpbroker.base.config_def import (
     ConfigDef,
@@ -16,6 +16,7 @@ from mpbroker.base.config_def import (
     ConfigValue,
     UpdateMode,
 )
+from mpbroker.config.machine import Computed, Machine
 
 
 class Reader(Enum):
@@ -49,9 +50,14 @@ if TYPE_CHECKING:
     from mpbroker.base.config_def import Columns
 
 
-class BrokerKey(ConfigKey):
-    """One setting of the broker. The columns beside ConfigKey's:
+_SMALLEST: Final = Machine(1, {})
 
+
+class BrokerKey(ConfigKey):
+    """One setting of the broker. Its columns beside ConfigKey's:
+
+    default: may be computed; until the machine is known (see `on`) it is what it
+        would be with one core and no environment.
     reader: which processes read a new value while the broker serves; None: a new
         value counts from the next start on.
     """
@@ -60,15 +66,31 @@ class BrokerKey(ConfigKey):
         self,
         name: str,
         type: ConfigType,
-        default: ConfigValue,
+        default: ConfigValue | Computed[Any],
         documentation: str,
         *,
         reader: Reader | None = None,
         **columns: Unpack[Columns],
     ) -> None:
-        super().__init__(name, type, default, documentation, **columns)
+        self.computed = default if isinstance(default, Computed) else None
+        value = None if isinstance(default, Computed) else default
+        super().__init__(name, type, value, documentation, **columns)
+        if self.computed is not None:
+            self.default = self.computed.value(_SMALLEST, self)
         self.reader = reader
         self.update_mode = _MODES.get(reader, UpdateMode.CLUSTER_WIDE)
+
+    @property
+    def documentation(self) -> str:
+        """What people are told, with the rule by which a default is computed."""
+        told = super().documentation
+        return f"{told} Default: {self.computed.rule}." if self.computed else told
+
+    def on(self, machine: Machine) -> Self:
+        """Return this key with the default that it has on a machine."""
+        if self.computed is None:
+            return self
+        return self.with_default(self.computed.value(machine, self))
 
 
 def reader_of(key: ConfigKey) -> Reader | None:

@@ -23,6 +23,7 @@ from mpbroker.base.config_def import (
 )
 from mpbroker.config.broker_key import BrokerKey, Reader
 from mpbroker.config.listeners import connection_overrides
+from mpbroker.config.machine import DEFAULT_LOG_DIRS, share_of_cores
 from mpbroker.ipc.layout import MAX_PARTITIONS
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
@@ -104,9 +105,11 @@ SERVER_KEYS: Final = [
     BrokerKey(
         "num.network.threads",
         _INT,
-        3,
-        "Processors per listener: processes that read and write connections. Default:"
-        " the cores available, at most Kafka's 3.",
+        # Kafka's 3 and 8 are threads; here they are processes, and more of them than
+        # cores only take turns: a second processor on two cores cost ApiVersions a
+        # third more CPU a request.
+        share_of_cores(2, at_least=1, at_most=3),
+        "Processors per listener: processes that read and write connections.",
         validator=at_least(1),
         importance=_HIGH,
         reader=Reader.POOLS,
@@ -115,9 +118,8 @@ SERVER_KEYS: Final = [
     BrokerKey(
         "num.io.threads",
         _INT,
-        8,
-        "Request handlers: processes that execute requests, disk included. Default:"
-        " the cores available, at least 2 and at most Kafka's 8.",
+        share_of_cores(1, at_least=2, at_most=8),  # 2: one slow disk must not stop all
+        "Request handlers: processes that execute requests, disk included.",
         validator=at_least(1),
         importance=_HIGH,
         reader=Reader.POOLS,
@@ -304,13 +306,11 @@ SERVER_KEYS: Final = [
 ]
 
 LOG_KEYS: Final = [
-    # Kafka's /tmp/kafka-logs is wiped by many systems at boot; see default_log_dirs().
     BrokerKey(
         "log.dirs",
         _LIST,
-        ("/var/lib/mpbroker",),
-        "Directories of the partitions' logs. Default: $STATE_DIRECTORY under systemd,"
-        " otherwise mpbroker in $XDG_DATA_HOME (~/.local/share).",
+        DEFAULT_LOG_DIRS,
+        "Directories of the partitions' logs.",
         validator=not_empty(),
         importance=_HIGH,
         aliases=("log.dir",),

@@ -11,6 +11,7 @@ from mpbroker.config.broker_config import (
     BrokerConfig,
     key_below_prefix,
 )
+from mpbroker.config.broker_key import BrokerKey
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
@@ -20,6 +21,8 @@ class Explanation(NamedTuple):
     ``scope`` is "broker" or "topic". ``related`` names the broker keys that supply a
     topic key's default, or the topic key that a broker key is the default of.
     ``instead`` names the broker keys that count where this one is not set.
+    ``is_computed``: whether the default is that of this machine, by the rule that the
+    documentation gives.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Explanation(NamedTuple):
     type: str
     limit: str
     default: str | None
+    is_computed: bool
     update_mode: str
     importance: str
     since: str
@@ -42,7 +46,9 @@ class Explanation(NamedTuple):
         import textwrap  # people only: not something a starting broker should load
 
         lines = [f"{self.name}  ({self.scope} setting)", ""]
-        lines += textwrap.wrap(self.documentation, width, initial_indent="  ")
+        lines += textwrap.wrap(
+            self.documentation, width, initial_indent="  ", subsequent_indent="  "
+        )
         lines.append("")
         for label, content in self._facts():
             lines += textwrap.wrap(
@@ -55,6 +61,8 @@ class Explanation(NamedTuple):
 
     def _facts(self) -> list[tuple[str, str]]:
         default = "none" if self.default is None else self.default or "empty"
+        if self.is_computed:
+            default += " on this machine"
         facts = [("accepts", self.limit), ("default", default)]
         if self.instead:
             facts.append(("if not set", ", then ".join(self.instead)))
@@ -78,7 +86,7 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
         ConfigError: no such key, and the text offers the nearest spelling; or one of
             Kafka's that has no effect here.
     """
-    definition = config.definition if config is not None else BROKER_CONFIG_DEF
+    definition = BROKER_CONFIG_DEF if config is None else config.definition
     key = definition.get(name)
     if key is not None:
         return _explain_broker_key(key, config)
@@ -123,6 +131,7 @@ def _explanation(
     origin: str | None = None,
 ) -> Explanation:
     default = key.format(key.default)
+    is_computed = isinstance(key, BrokerKey) and key.computed is not None
     return Explanation(
         name=key.name,
         scope=scope,
@@ -131,6 +140,7 @@ def _explanation(
         type=key.type.name.lower(),
         limit=key.limit,
         default=None if default is None else key.shown(default),
+        is_computed=is_computed,
         update_mode=key.update_mode.value,
         importance=key.importance.value,
         since=key.since,

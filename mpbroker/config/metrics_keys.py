@@ -3,19 +3,80 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpbroker.base.config_def import (
     ConfigError,
+    ConfigKey,
     ConfigType,
-    ConfigValue,
     at_least,
     between,
     one_of,
 )
 from mpbroker.config.broker_key import BrokerKey, Reader
+from mpbroker.config.machine import Computed, Machine, of_variables
+
+# Source: OpenTelemetry specification, "OTLP Exporter" and "Environment Variable
+# Specification".
+
+
+def _default_endpoint(machine: Machine, key: ConfigKey) -> str | None:
+    environ = machine.environ
+    exporters = environ.get("OTEL_METRICS_EXPORTER", "").lower()
+    names = [each.strip() for each in exporters.split(",")]
+    is_disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if is_disabled or (exporters and "otlp" not in names):
+        return None
+
+    def read(path: str, text: str) -> str | None:
+        protocol = (
+            environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL")
+            or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+            or ""
+        )
+        if protocol.lower().startswith("grpc"):
+            raise ConfigError(
+                "the protocol of OTEL_EXPORTER_OTLP_PROTOCOL is gRPC, and metrics are"
+                " pushed by OTLP over HTTP only"
+            )
+        url = text.strip().rstrip("/") + path if path else text
+        parse_otlp_endpoint(url)
+        return url
+
+    of_all = ("OTEL_EXPORTER_OTLP_ENDPOINT",)
+    general = partial(machine.first, of_all, partial(read, "/v1/metrics"), None)
+    own = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",)
+    return machine.first(own, partial(read, ""), None) or general()
+
+
+def _default_headers(machine: Machine, key: ConfigKey) -> str | None:
+    def read(text: str) -> str | None:
+        parse_headers(text)
+        return text
+
+    variables = ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+    return machine.first(variables, read, None)
+
+
+def _default_attributes(machine: Machine, key: ConfigKey) -> tuple[str, ...]:
+    def read(text: str) -> tuple[str, ...]:
+        items = tuple(item.strip() for item in text.split(",") if item.strip())
+        parse_pairs(key.name, items)
+        return items
+
+    def read_name(text: str) -> tuple[str, ...]:
+        escaped = text.replace("%", "%25").replace(",", "%2C")
+        parse_pairs(key.name, (f"service.name={escaped}",))
+        return (f"service.name={escaped}",)
+
+    none: tuple[str, ...] = ()
+    return (
+        *machine.first(("OTEL_RESOURCE_ATTRIBUTES",), read, none),
+        *machine.first(("OTEL_SERVICE_NAME",), read_name, none),
+    )
+
 
 METRICS_KEYS: Final = [
     # A port that nobody asked for is a surprise, and two brokers on one machine would
@@ -63,80 +124,68 @@ METRICS_KEYS: Final = [
     BrokerKey(
         "otlp.endpoint",
         ConfigType.STRING,
-        None,
+        Computed(
+            _default_endpoint,
+            "$OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, else $OTEL_EXPORTER_OTLP_ENDPOINT"
+            " with /v1/metrics behind it; none if they are not set, if"
+            " $OTEL_METRICS_EXPORTER asks for another exporter, or if"
+            " $OTEL_SDK_DISABLED is true",
+        ),
         "URL of an OpenTelemetry collector to which the metrics are pushed as OTLP over"
-        " HTTP, for example http://127.0.0.1:4318/v1/metrics. Unset, what"
-        " OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says;"
-        " without them, or where OTEL_METRICS_EXPORTER asks for another exporter,"
-        " nothing is pushed. What it asks with (?token=...) is shown to nobody.",
+        " HTTP, for example http://127.0.0.1:4318/v1/metrics. Without it nothing is"
+        " pushed. What it asks with (?token=...) is shown to nobody.",
         is_url=True,
     ),
     BrokerKey(
         "otlp.interval.ms",
         ConfigType.LONG,
-        60_000,
-        "How often metrics are pushed to otlp.endpoint; OTEL_METRIC_EXPORT_INTERVAL"
-        " gives the default.",
+        of_variables(60_000, "OTEL_METRIC_EXPORT_INTERVAL"),
+        "How often metrics are pushed to otlp.endpoint.",
         validator=at_least(100),
     ),
     BrokerKey(
         "otlp.timeout.ms",
         ConfigType.LONG,
-        10_000,
-        "How long a push waits for the collector, whichever step it is at;"
-        " OTEL_EXPORTER_OTLP_METRICS_TIMEOUT or OTEL_EXPORTER_OTLP_TIMEOUT gives the"
-        " default.",
+        of_variables(
+            10_000, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"
+        ),
+        "How long a push waits for the collector, whichever step it is at.",
         validator=between(1, 3_600_000),
     ),
     BrokerKey(
         "otlp.headers",
         ConfigType.PASSWORD,
-        None,
+        Computed(
+            _default_headers,
+            "$OTEL_EXPORTER_OTLP_METRICS_HEADERS, else $OTEL_EXPORTER_OTLP_HEADERS,"
+            " else none",
+        ),
         "Headers of each push, as NAME=VALUE,NAME=VALUE with values as in a URL, for"
-        " example authorization=Bearer%20TOKEN. OTEL_EXPORTER_OTLP_METRICS_HEADERS or"
-        " OTEL_EXPORTER_OTLP_HEADERS gives the default.",
+        " example authorization=Bearer%20TOKEN.",
     ),
     BrokerKey(
         "otlp.compression",
         ConfigType.STRING,
-        "none",
-        "Whether pushes are compressed: none or gzip;"
-        " OTEL_EXPORTER_OTLP_METRICS_COMPRESSION or OTEL_EXPORTER_OTLP_COMPRESSION"
-        " gives the default.",
+        of_variables(
+            "none",
+            "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION",
+            "OTEL_EXPORTER_OTLP_COMPRESSION",
+        ),
+        "Whether pushes are compressed: none or gzip.",
         validator=one_of("none", "gzip"),
     ),
     BrokerKey(
         "otlp.resource.attributes",
         ConfigType.LIST,
-        (),
+        Computed(
+            _default_attributes,
+            "$OTEL_RESOURCE_ATTRIBUTES, and service.name of $OTEL_SERVICE_NAME",
+        ),
         "What pushed metrics say of this broker, as NAME=VALUE, beside and before"
         " service.name=mpbroker, service.version and service.instance.id (the cluster's"
-        " id and node.id). OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME give the"
-        " default.",
+        " id and node.id).",
     ),
 ]
-
-# The first that can be used counts. Source: OpenTelemetry specification, "OTLP
-# Exporter" and "Environment Variable Specification".
-_OTEL_VARIABLES: Final = {
-    "otlp.interval.ms": ("OTEL_METRIC_EXPORT_INTERVAL",),
-    "otlp.timeout.ms": (
-        "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT",
-        "OTEL_EXPORTER_OTLP_TIMEOUT",
-    ),
-    "otlp.headers": (
-        "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
-        "OTEL_EXPORTER_OTLP_HEADERS",
-    ),
-    "otlp.compression": (
-        "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION",
-        "OTEL_EXPORTER_OTLP_COMPRESSION",
-    ),
-    "otlp.resource.attributes": ("OTEL_RESOURCE_ATTRIBUTES",),
-}
-_OF_ONE_WORD: Final = ("otlp.interval.ms", "otlp.timeout.ms", "otlp.compression")
-
-_Read = Callable[[str, str], ConfigValue]  # of a variable's name and text
 
 _LISTENER: Final = re.compile(
     r"HTTP://(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9_.\-]*)):(\d{1,5})"
@@ -160,103 +209,6 @@ def parse_metrics_listener(items: Sequence[str]) -> tuple[str, int] | None:
             " HTTP://127.0.0.1:9404"
         )
     return match[1] or match[2], int(match[3])
-
-
-class OtlpDefaults(NamedTuple):
-    """Defaults of the otlp. keys, and what of the environment could not be used.
-
-    ``warnings`` has pairs of the key and a sentence that names the variable.
-    """
-
-    values: dict[str, ConfigValue]
-    warnings: list[tuple[str, str]]
-
-
-def otlp_defaults(environ: Mapping[str, str]) -> OtlpDefaults:
-    """Read OpenTelemetry's own variables; what cannot be used is as if not set.
-
-    They are there for all programs of a machine: none keeps a broker from starting.
-    """
-    values: dict[str, ConfigValue] = {}
-    warnings: list[tuple[str, str]] = []
-
-    def take(name: str, variables: Sequence[str], read: _Read) -> None:
-        for variable in variables:
-            if environ.get(variable):
-                try:
-                    values[name] = read(variable, environ[variable])
-                except ConfigError as error:
-                    warnings.append((name, f"{variable} is not used: {error}"))
-                else:
-                    return
-
-    for key in METRICS_KEYS:
-        if key.name in _OF_ONE_WORD:
-            take(key.name, _OTEL_VARIABLES[key.name], partial(_read_word, key))
-    take("otlp.headers", _OTEL_VARIABLES["otlp.headers"], _read_headers)
-    attributes = "otlp.resource.attributes"
-    take(attributes, _OTEL_VARIABLES[attributes], _read_attributes)
-    others = values.get(attributes, ())
-    assert isinstance(others, tuple)
-    take(
-        attributes,
-        ("OTEL_SERVICE_NAME",),
-        lambda _, text: (*others, *_read_service_name(text)),
-    )
-    if _wants_otlp(environ):
-        take("otlp.endpoint", _ENDPOINT_VARIABLES, partial(_read_endpoint, environ))
-    return OtlpDefaults(values, warnings)
-
-
-_ENDPOINT_VARIABLES: Final = (
-    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-)
-_PROTOCOL_VARIABLES: Final = (
-    "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
-    "OTEL_EXPORTER_OTLP_PROTOCOL",
-)
-
-
-def _wants_otlp(environ: Mapping[str, str]) -> bool:
-    exporters = environ.get("OTEL_METRICS_EXPORTER", "").lower()
-    return environ.get("OTEL_SDK_DISABLED", "").lower() != "true" and (
-        not exporters or "otlp" in [each.strip() for each in exporters.split(",")]
-    )
-
-
-def _read_word(key: BrokerKey, variable: str, text: str) -> ConfigValue:
-    return key.parse(text)
-
-
-def _read_headers(variable: str, text: str) -> str:
-    parse_headers(text)
-    return text
-
-
-def _read_attributes(variable: str, text: str) -> tuple[str, ...]:
-    items = tuple(item.strip() for item in text.split(",") if item.strip())
-    parse_pairs("otlp.resource.attributes", items)
-    return items
-
-
-def _read_service_name(text: str) -> tuple[str, ...]:
-    item = "service.name=" + text.replace("%", "%25").replace(",", "%2C")
-    parse_pairs("otlp.resource.attributes", (item,))
-    return (item,)
-
-
-def _read_endpoint(environ: Mapping[str, str], variable: str, text: str) -> str:
-    protocol = next(filter(None, map(environ.get, _PROTOCOL_VARIABLES)), "")
-    if protocol.lower().startswith("grpc"):
-        raise ConfigError(
-            "the protocol of OTEL_EXPORTER_OTLP_PROTOCOL is gRPC, and metrics are"
-            " pushed by OTLP over HTTP only"
-        )
-    if variable == "OTEL_EXPORTER_OTLP_ENDPOINT":
-        text = text.strip().rstrip("/") + "/v1/metrics"
-    parse_otlp_endpoint(text)
-    return text
 
 
 _ENDPOINT: Final = re.compile(

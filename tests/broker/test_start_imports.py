@@ -23,7 +23,7 @@ BEFORE_THE_FORK = """
     broker.authorizer_setup broker.broker broker.handler_role broker.process_parts
     broker.roles cli.exit_codes cli.serve config.authorizer_keys config.broker_config
     config.broker_key config.broker_keys config.broker_values config.coordinator_keys
-    config.cores config.dynamic config.dynamic_checks config.listeners
+    config.cores config.dynamic config.dynamic_checks config.listeners config.machine
     config.metrics_keys config.pool_limits config.quota_keys config.security_keys
     config.sources config.telemetry_keys exporter.metrics_listener ipc.arena
     ipc.black_box ipc.compiled ipc.counters.error_counts ipc.counters.fetched_bytes

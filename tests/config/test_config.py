@@ -416,6 +416,25 @@ def test_explain_tells_meaning_limits_and_where_the_value_comes_from():
     assert explain("broker.id").name == "node.id"
 
 
+@pytest.mark.parametrize("cores", [1, 2, 4, 64])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("num.network.threads", "half the cores available, at least 1 and at most 3"),
+        ("num.io.threads", "the cores available, at least 2 and at most 8"),
+        ("log.dirs", "$STATE_DIRECTORY, which systemd sets, else"),
+        ("otlp.timeout.ms", "$OTEL_EXPORTER_OTLP_METRICS_TIMEOUT, else"),
+    ],
+)
+def test_explain_tells_a_computed_default_and_the_rule_behind_it(cores, name, rule):
+    config = load(cores=cores)
+    explained = explain(name, config)
+    assert explained.default == explained.value
+    assert f"Default: {rule}" in explained.documentation
+    assert f"default     {explained.default} on this machine\n" in explained.text()
+    assert f"Default: {rule}" in BROKER_CONFIG_DEF.key(name).documentation
+
+
 def test_explain_tells_what_counts_where_a_setting_is_not_set():
     text = explain("log.retention.ms", load({})).text()
     assert "if not set  log.retention.minutes, then log.retention.hours" in text

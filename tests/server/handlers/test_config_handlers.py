@@ -204,7 +204,7 @@ def test_a_brokers_values_say_which_may_change_while_it_runs(registry):
     assert set(found) == {key.name for key in BROKER_CONFIG_DEF}
     threads, requests = found["num.io.threads"], found["socket.request.max.bytes"]
     assert (threads.value, threads.config_source, threads.read_only) == ("4", 4, False)
-    assert sources(threads) == [("num.io.threads", "4", 4), ("num.io.threads", "8", 5)]
+    assert sources(threads) == [("num.io.threads", "4", 4), ("num.io.threads", "2", 5)]
     assert (requests.value, requests.config_source, requests.read_only) == (
         "104857600",
         5,

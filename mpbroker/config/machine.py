@@ -1,0 +1,109 @@
+"""Defaults that depend on the machine: its cores and its environment.
+
+A row of the broker's table gives such a default as Computed: how it is computed, and
+the rule in words. Documentation prints the rule; the broker's configuration, and
+`mpbroker config explain`, print what it comes to on the machine at hand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from mpbroker.base.config_def import ConfigError, ConfigKey
+
+T = TypeVar("T")
+
+
+def _say_nothing(sentence: str) -> None:
+    """Take a warning that interests nobody."""
+
+
+class Machine(NamedTuple):
+    """What defaults are computed of.
+
+    Attributes:
+        cores: cores that the broker may keep busy.
+        environ: the environment.
+        warn: takes sentences about variables that cannot be used.
+    """
+
+    cores: int
+    environ: Mapping[str, str]
+    warn: Callable[[str], None] = _say_nothing
+
+    def first(
+        self, variables: Iterable[str], read: Callable[[str], T], otherwise: T
+    ) -> T:
+        """Return the value of the first variable that is set and can be used.
+
+        Args:
+            read: turns a variable's text into the value, or raises ConfigError, which
+                becomes a warning: variables that all programs of a machine share keep
+                no broker from starting.
+        """
+        for variable in variables:
+            text = self.environ.get(variable)
+            if text:
+                try:
+                    return read(text)
+                except ConfigError as error:
+                    self.warn(f"{variable} is not used: {error}")
+        return otherwise
+
+
+class Computed(Generic[T]):
+    """A default that is computed.
+
+    Args:
+        value: computes it, given the machine and the key.
+        rule: the same in words, as the end of the sentence "Default: ...".
+    """
+
+    __slots__ = ("rule", "value")
+
+    def __init__(self, value: Callable[[Machine, ConfigKey], T], rule: str) -> None:
+        self.value = value
+        self.rule = rule
+
+
+def share_of_cores(cores: int, *, at_least: int, at_most: int) -> Computed[int]:
+    """Return one process for each so many cores, within limits."""
+
+    def value(machine: Machine, key: ConfigKey) -> int:
+        return min(at_most, max(at_least, machine.cores // cores))
+
+    share = {1: "the cores available", 2: "half the cores available"}[cores]
+    return Computed(value, f"{share}, at least {at_least} and at most {at_most}")
+
+
+def of_variables(otherwise: T, *variables: str) -> Computed[T]:
+    """Return what the first of some environment variables says."""
+
+    def value(machine: Machine, key: ConfigKey) -> T:
+        # The key parses what it declares: a T, as the default otherwise is.
+        return machine.first(variables, key.parse, otherwise)  # type: ignore[arg-type]
+
+    named = ", else ".join(f"${variable}" for variable in variables)
+    return Computed(value, f"{named}, else {otherwise}")
+
+
+def _log_dirs(machine: Machine, key: ConfigKey) -> tuple[str, ...]:
+    environ = machine.environ
+    # systemd sets STATE_DIRECTORY, a colon-separated list, for StateDirectory=.
+    state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return (state,)
+    data_home = environ.get("XDG_DATA_HOME", "")
+    if not data_home and environ.get("HOME"):
+        data_home = os.path.join(environ["HOME"], ".local", "share")
+    return (os.path.join(data_home or "/var/lib", "mpbroker"),)
+
+
+# Kafka's /tmp/kafka-logs is wiped by many systems at boot.
+DEFAULT_LOG_DIRS = Computed(
+    _log_dirs,
+    "$STATE_DIRECTORY, which systemd sets, else mpbroker in $XDG_DATA_HOME, else"
+    " ~/.local/share/mpbroker, and without a home /var/lib/mpbroker",
+)
