@@ -143,6 +143,7 @@ if TYPE_CHECKING:
         """The columns that a row may leave out; see ConfigKey for what they mean."""
 
         validator: Validator | None
+        not_above: str
         importance: Importance
         update_mode: UpdateMode
         aliases: tuple[str, ...]
@@ -162,6 +163,7 @@ class ConfigKey:
     A key is one row of a table. The columns that a row may leave out:
 
         validator: limits on values, besides those of the type.
+        not_above: the key whose value this one's must not exceed.
         importance: how often people need the key.
         update_mode: when a new value takes effect.
         aliases: other names of the key.
@@ -176,6 +178,7 @@ class ConfigKey:
     """
 
     validator: Validator | None = None
+    not_above: str = ""
     importance: Importance = Importance.MEDIUM
     update_mode: UpdateMode = UpdateMode.READ_ONLY
     aliases: tuple[str, ...] = ()
@@ -220,11 +223,11 @@ class ConfigKey:
     @property
     def limit(self) -> str:
         """What a value must be, as the end of the sentence "it must be ..."."""
-        kind = _KIND[self.type]
-        if self.validator is None:
-            return kind
-        limit = self.validator.limit
-        return limit if limit.startswith(kind) else f"{kind}, {limit}"
+        told = kind = _KIND[self.type]
+        if self.validator is not None:
+            limit = self.validator.limit
+            told = limit if limit.startswith(kind) else f"{kind}, {limit}"
+        return f"{told}, not above {self.not_above}" if self.not_above else told
 
     def parse(self, text: str) -> ConfigValue:
         """Turn text into a checked value.
@@ -430,6 +433,25 @@ class ConfigDef:
             return None
         return listener, key.of_listener()
 
+    def check_order(self, value: Callable[[str], ConfigValue]) -> None:
+        """Check values against those that they must not exceed.
+
+        Args:
+            value: gives a key's value by its name.
+
+        Raises:
+            ConfigError: one is above another.
+        """
+        for key in self._keys.values():
+            if not key.not_above:
+                continue
+            low, high = value(key.name), value(key.not_above)
+            if isinstance(low, int) and isinstance(high, int) and low > high:
+                raise ConfigError(
+                    f"{key.name}={low}: above {key.not_above}={high}; lower the first"
+                    " or raise the second"
+                )
+
     def with_check(self, check: Together) -> ConfigDef:
         """Return these keys with a check of what is set of one broker and of all.
 
@@ -444,18 +466,6 @@ class ConfigDef:
         """Return these keys with some replaced by others of the same names."""
         replaced = {**self._keys, **{key.name: key for key in keys}}
         return ConfigDef(self._what, replaced.values())
-
-    def with_validators(self, validators: Mapping[str, Validator]) -> ConfigDef:
-        """Return these keys with the limits of some replaced."""
-        return ConfigDef(
-            self._what,
-            (
-                key.with_validator(validators[key.name])
-                if key.name in validators
-                else key
-                for key in self
-            ),
-        )
 
     def _unknown(self, name: str) -> str:
         import difflib  # only ever needed on the way to an error: 2 ms of import

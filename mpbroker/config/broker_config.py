@@ -15,9 +15,10 @@ from mpbroker.base.config_def import (
     ConfigValue,
     UpdateMode,
 )
-from mpbroker.config.broker_key import BrokerKey, Reader
-from mpbroker.config.broker_keys import LOG_KEYS, SERVER_KEYS
+from mpbroker.config.broker_key import BrokerKey, ListenerPools, Reader
+from mpbroker.config.broker_keys import LOG_KEYS, PROCESSORS_KEY, SERVER_KEYS
 from mpbroker.config.broker_values import BrokerValues
+from mpbroker.config.consistency import check_values
 from mpbroker.config.coordinator_keys import (
     GROUP_KEYS,
     SECURITY_KEYS,
@@ -41,11 +42,6 @@ from mpbroker.config.metrics_keys import (
     METRICS_KEYS,
     check_otlp,
     parse_metrics_listener,
-)
-from mpbroker.config.pool_limits import (
-    HANDLERS_KEY,
-    PROCESSORS_KEY,
-    pool_validators,
 )
 from mpbroker.config.quota_keys import QUOTA_KEYS
 from mpbroker.config.security_keys import SECURITY_PROTOCOL_KEYS
@@ -75,6 +71,7 @@ def _topic_default(key: ConfigKey) -> BrokerKey:
         key.default,
         key.meaning,
         validator=key.validator,
+        not_above=key.not_above,
         has_effect=key.has_effect,
         reader=reader,
     )
@@ -225,7 +222,10 @@ class BrokerConfig(BrokerValues):
         put(self, "log_dirs", tuple(_absolute(path) for path in named))
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
-        put(self, "definition", self._limit_pools())
+        put(self, "definition", reader.read_late(self._pools()))
+        for key in self.definition:
+            if isinstance(key, BrokerKey) and key.room is not None:
+                put(self, key.attribute, resolved[key.name].value)
         self._check_together()
         exposed = exposure_warnings(self.endpoints)
         put(
@@ -390,22 +390,12 @@ class BrokerConfig(BrokerValues):
             own[self.control_plane_listener_name.upper()] = 1  # whatever is set
         return own
 
-    def _limit_pools(self) -> ConfigDef:
-        names = [endpoint.listener_name for endpoint in self.endpoints]
-        definition = self.definition.with_validators(
-            pool_validators(
-                names,
-                self.own_processors(),
-                control_handlers=int(self.control_plane_listener_name is not None),
-            )
+    def _pools(self) -> ListenerPools:
+        return ListenerPools(
+            [endpoint.listener_name for endpoint in self.endpoints],
+            self.own_processors(),
+            self.control_plane_listener_name is not None,
         )
-        for name in (HANDLERS_KEY, PROCESSORS_KEY):
-            entry = self._resolved[name]
-            try:
-                definition.key(name).check(entry.value)
-            except ConfigError as error:
-                raise ConfigError(f"{error} ({entry.origin})") from None
-        return definition
 
     def _check_together(self) -> None:
         parse_metrics_listener(self.metrics_listeners)
@@ -416,11 +406,7 @@ class BrokerConfig(BrokerValues):
             self.control_plane_listener_name,
             self.inter_broker_listener_name,
         )
-        if self.max_connections_per_ip == 0 and not self.connection_overrides():
-            raise ConfigError(
-                "max.connections.per.ip=0: nobody could connect; it may be 0 only if"
-                " max.connections.per.ip.overrides names exceptions"
-            )
+        check_values(self.definition, lambda name: self._resolved[name].value)
         if (
             self.inter_broker_listener_name is not None
             and self.resolved("security.inter.broker.protocol").text is not None
@@ -451,27 +437,6 @@ class BrokerConfig(BrokerValues):
         check_internal_topics(
             self.offsets_topic_num_partitions, self.transaction_state_log_num_partitions
         )
-        for prefix in ("group", "group.consumer"):
-            self._check_order(
-                f"{prefix}.min.session.timeout.ms", f"{prefix}.max.session.timeout.ms"
-            )
-        self._check_order(
-            "group.consumer.min.heartbeat.interval.ms",
-            "group.consumer.max.heartbeat.interval.ms",
-        )
-        self._check_order(
-            "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
-        )
-        if 0 in (self.log_retention_ms, self.log_retention_minutes):
-            raise ConfigError(
-                "log.retention.ms or log.retention.minutes is 0, which would keep"
-                " nothing; it must be -1 (no limit) or at least 1"
-            )
-
-    def _check_order(self, lower: str, upper: str) -> None:
-        low, high = self._resolved[lower].value, self._resolved[upper].value
-        if isinstance(low, int) and isinstance(high, int) and low > high:
-            raise ConfigError(f"{lower}={low}: above {upper}={high}")
 
     def _replication_warnings(self) -> list[str]:
         return [
@@ -492,6 +457,7 @@ class _Reader:
     def __init__(self, definition: ConfigDef) -> None:
         self._definition = definition
         self._set_as: dict[str, Setting] = {}
+        self._late: list[Setting] = []
         self.per_listener: dict[tuple[str, str], ConfigValue] = {}
         self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
         self.warnings: list[str] = []
@@ -501,9 +467,35 @@ class _Reader:
         }
 
     def read(self, settings: Iterable[Setting]) -> None:
+        """Read settings, but those whose limits follow from the listeners."""
         # Stable, so that of one source the last counts.
         for setting in sorted(settings, key=lambda setting: setting.source):
+            key = self._definition.get(setting.name)
+            if isinstance(key, BrokerKey) and key.room is not None:
+                self._late.append(setting)
+            else:
+                self._read_one(setting)
+
+    def read_late(self, pools: ListenerPools) -> ConfigDef:
+        """Read the others; return all keys with their limits beside these listeners.
+
+        So a setting has one limit in all that is said about it.
+        """
+        limited = [
+            key.beside(pools)
+            for key in self._definition
+            if isinstance(key, BrokerKey) and key.room is not None
+        ]
+        self._definition = self._definition.with_keys(limited)
+        for setting in self._late:
             self._read_one(setting)
+        for key in limited:
+            value, _, _, origin = self.resolved[key.name]
+            try:
+                key.check(value)  # of a default, too
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({origin})") from None
+        return self._definition
 
     def _read_one(self, setting: Setting) -> None:
         name = setting.name

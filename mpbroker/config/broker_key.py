@@ -6,8 +6,9 @@ so whether, and how, it can change while the broker serves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 from mpbroker.base.config_def import (
     ConfigDef,
@@ -15,6 +16,7 @@ from mpbroker.base.config_def import (
     ConfigType,
     ConfigValue,
     UpdateMode,
+    Validator,
 )
 from mpbroker.config.machine import Computed, Machine
 
@@ -50,6 +52,20 @@ if TYPE_CHECKING:
     from mpbroker.base.config_def import Columns
 
 
+class ListenerPools(NamedTuple):
+    """A broker's listeners, as far as they limit the numbers of its processes.
+
+    Attributes:
+        names: of all listeners.
+        own_processors: by name, of those that do not follow num.network.threads.
+        has_control_plane: whether one of them has a handler of its own.
+    """
+
+    names: Sequence[str]
+    own_processors: Mapping[str, int]
+    has_control_plane: bool
+
+
 _SMALLEST: Final = Machine(1, {})
 
 
@@ -60,6 +76,7 @@ class BrokerKey(ConfigKey):
         would be with one core and no environment.
     reader: which processes read a new value while the broker serves; None: a new
         value counts from the next start on.
+    room: limits that follow from the listeners, instead of ``validator``'s.
     """
 
     def __init__(
@@ -70,6 +87,7 @@ class BrokerKey(ConfigKey):
         documentation: str,
         *,
         reader: Reader | None = None,
+        room: Callable[[ListenerPools], Validator] | None = None,
         **columns: Unpack[Columns],
     ) -> None:
         self.computed = default if isinstance(default, Computed) else None
@@ -78,6 +96,7 @@ class BrokerKey(ConfigKey):
         if self.computed is not None:
             self.default = self.computed.value(_SMALLEST, self)
         self.reader = reader
+        self.room = room
         self.update_mode = _MODES.get(reader, UpdateMode.CLUSTER_WIDE)
 
     @property
@@ -91,6 +110,10 @@ class BrokerKey(ConfigKey):
         if self.computed is None:
             return self
         return self.with_default(self.computed.value(machine, self))
+
+    def beside(self, pools: ListenerPools) -> Self:
+        """Return this key with the limits that it has beside these listeners."""
+        return self if self.room is None else self.with_validator(self.room(pools))
 
 
 def reader_of(key: ConfigKey) -> Reader | None:

@@ -13,23 +13,59 @@ from typing import Final
 
 from mpbroker.base.config_def import (
     INT_MAX,
+    ConfigError,
     ConfigType,
     Importance,
+    Validator,
     at_least,
     between,
     minus_one_or,
     not_empty,
     one_of,
 )
-from mpbroker.config.broker_key import BrokerKey, Reader
+from mpbroker.config.broker_key import BrokerKey, ListenerPools, Reader
 from mpbroker.config.listeners import connection_overrides
 from mpbroker.config.machine import DEFAULT_LOG_DIRS, share_of_cores
-from mpbroker.ipc.layout import MAX_PARTITIONS
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PARTITIONS, MAX_PROCESSORS
 
 _BOOLEAN, _INT, _LONG = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG
 _SHORT, _DOUBLE = ConfigType.SHORT, ConfigType.DOUBLE
 _STRING, _LIST = ConfigType.STRING, ConfigType.LIST
 _HIGH, _LOW = Importance.HIGH, Importance.LOW
+
+HANDLERS_KEY: Final = "num.io.threads"
+PROCESSORS_KEY: Final = "num.network.threads"
+
+
+def _room_for_handlers(pools: ListenerPools) -> Validator:
+    # Shared memory has room for so many; the control plane's is one of them.
+    return between(1, MAX_HANDLERS - pools.has_control_plane)
+
+
+def _room_for_processors(pools: ListenerPools) -> Validator:
+    """Return what num.network.threads may be, which counts once a listener.
+
+    Raises:
+        ConfigError: listeners' own numbers leave too few for the others.
+    """
+    listeners, own = len(pools.names), pools.own_processors
+    following = listeners - len(own)
+    left = MAX_PROCESSORS - sum(own.values())
+    if left < following:
+        raise ConfigError(
+            f"listener.name.NAME.{PROCESSORS_KEY}: {sum(own.values())} processors for"
+            f" {len(own)} of {listeners} listeners; at most {MAX_PROCESSORS} can"
+            " run over all listeners, at least 1 for each; lower them"
+        )
+    limits = between(1, left // max(1, following))
+    if listeners == 1:
+        return limits
+    return Validator(
+        f"{limits.limit}, since {listeners} listeners share at most {MAX_PROCESSORS}"
+        f" processors (see listener.name.NAME.{PROCESSORS_KEY})",
+        limits.accepts,
+    )
+
 
 SERVER_KEYS: Final = [
     # Kafka has no usable default (-1). 1 is what its own example files use, and one
@@ -110,17 +146,19 @@ SERVER_KEYS: Final = [
         # third more CPU a request.
         share_of_cores(2, at_least=1, at_most=3),
         "Processors per listener: processes that read and write connections.",
-        validator=at_least(1),
+        validator=between(1, MAX_PROCESSORS),
+        room=_room_for_processors,
         importance=_HIGH,
         reader=Reader.POOLS,
-        per_listener=True,
+        per_listener=between(1, MAX_PROCESSORS),
     ),
     BrokerKey(
         "num.io.threads",
         _INT,
         share_of_cores(1, at_least=2, at_most=8),  # 2: one slow disk must not stop all
         "Request handlers: processes that execute requests, disk included.",
-        validator=at_least(1),
+        validator=between(1, MAX_HANDLERS),
+        room=_room_for_handlers,
         importance=_HIGH,
         reader=Reader.POOLS,
     ),

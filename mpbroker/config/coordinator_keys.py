@@ -107,6 +107,7 @@ GROUP_KEYS: Final = [
         6000,
         "Shortest session timeout that a member may ask for.",
         validator=at_least(1),
+        not_above="group.max.session.timeout.ms",
         reader=Reader.COORDINATOR,
     ),
     BrokerKey(
@@ -157,6 +158,7 @@ GROUP_KEYS: Final = [
         45_000,
         "Least value of group.consumer.session.timeout.ms that a group may set.",
         validator=at_least(1),
+        not_above="group.consumer.max.session.timeout.ms",
     ),
     BrokerKey(
         "group.consumer.max.session.timeout.ms",
@@ -179,6 +181,7 @@ GROUP_KEYS: Final = [
         5000,
         "Least value of group.consumer.heartbeat.interval.ms that a group may set.",
         validator=at_least(1),
+        not_above="group.consumer.max.heartbeat.interval.ms",
     ),
     BrokerKey(
         "group.consumer.max.heartbeat.interval.ms",

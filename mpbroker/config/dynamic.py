@@ -21,7 +21,7 @@ from mpbroker.base.config_def import (
 from mpbroker.base.logger import get_logger
 from mpbroker.config.broker_config import BrokerConfig
 from mpbroker.config.broker_key import told_keys
-from mpbroker.config.pool_limits import PROCESSORS_KEY
+from mpbroker.config.broker_keys import PROCESSORS_KEY
 
 _LOG = get_logger(__name__)
 
@@ -66,7 +66,7 @@ class DynamicConfig:
 
     def own_of_listener(self, listener: str, name: str) -> ConfigValue:
         """Return what is set for one listener alone; None: nothing is."""
-        key = self.config.definition.key(name)
+        key = self.config.definition.key(name).of_listener()
         if name == PROCESSORS_KEY and self._is_control_plane(listener):
             return 1
         found = self._dynamic(f"{LISTENER_PREFIX}{listener.lower()}.{name}", key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from mpbroker.base.config_def import (
     LISTENER_PREFIX,
@@ -13,9 +12,10 @@ from mpbroker.base.config_def import (
 )
 from mpbroker.config.broker_config import SASL_MECHANISMS, BrokerConfig
 from mpbroker.config.broker_key import Reader, reader_of
+from mpbroker.config.broker_keys import PROCESSORS_KEY
+from mpbroker.config.consistency import check_values
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
-from mpbroker.config.pool_limits import PROCESSORS_KEY
 from mpbroker.ipc.layout import MAX_PROCESSORS
 
 
@@ -34,24 +34,8 @@ def checked_definition(config: BrokerConfig) -> ConfigDef:
     return config.definition.with_check(check)
 
 
-_ORDERS: Final = (
-    ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
-    ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
-)
-
-
 def _check_together(now: DynamicConfig) -> None:
-    for lower, upper in _ORDERS:
-        low, high = now.integer(lower), now.integer(upper)
-        if low > high:
-            raise ConfigError(f"{lower}={low}: above {upper}={high}")
-    if now.integer("max.connections.per.ip") == 0 and not now.value(
-        "max.connections.per.ip.overrides"
-    ):
-        raise ConfigError(
-            "max.connections.per.ip can be set to zero only if"
-            " max.connections.per.ip.overrides property is set."
-        )
+    check_values(now.config.definition, now.value)
     each = {
         endpoint.listener_name: now.integer(PROCESSORS_KEY, endpoint.listener_name)
         for endpoint in now.config.endpoints

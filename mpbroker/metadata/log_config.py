@@ -123,7 +123,7 @@ class LogConfig:
             for name, text in overrides.items():
                 values[name] = LOG_CONFIG_DEF.key(name).parse(text)
             config = cls(values, overrides)
-            _check_together(config)
+            LOG_CONFIG_DEF.check_order(config.value)
         except ConfigError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return config
@@ -171,12 +171,3 @@ def _in_topic_unit(value: ConfigValue, factor: int) -> ConfigValue:
     if factor == 1 or not isinstance(value, int):
         return value
     return value * factor if value >= 0 else -1
-
-
-def _check_together(config: LogConfig) -> None:
-    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
-        raise ConfigError(
-            f"min.compaction.lag.ms={config.min_compaction_lag_ms}: above"
-            f" max.compaction.lag.ms={config.max_compaction_lag_ms}; lower the first or"
-            " raise the second"
-        )

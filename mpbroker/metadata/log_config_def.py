@@ -43,10 +43,12 @@ class BrokerSynonym(NamedTuple):
     """A broker key that supplies a topic key's default.
 
     ``factor`` turns the broker's unit into the topic's (hours into milliseconds).
+    ``validator`` is there if the broker's key has other limits than the topic's.
     """
 
     name: str
     factor: int = 1
+    validator: Validator | None = None
 
 
 def _key(
@@ -223,6 +225,7 @@ LOG_CONFIG_DEF: Final = ConfigDef(
             0,
             "Shortest time that a record stays uncompacted in a compacted topic.",
             validator=at_least(0),
+            not_above="max.compaction.lag.ms",
         ),
         _key(
             "min.insync.replicas",
@@ -318,6 +321,8 @@ LOG_CONFIG_DEF: Final = ConfigDef(
 )
 
 
+_SOME_RETENTION: Final = minus_one_or(at_least(1))
+
 # In order of precedence: the first that has a value decides. A topic key that is not
 # here can be set on topics only.
 BROKER_SYNONYMS: Final[Mapping[str, tuple[BrokerSynonym, ...]]] = {
@@ -349,9 +354,10 @@ BROKER_SYNONYMS: Final[Mapping[str, tuple[BrokerSynonym, ...]]] = {
     "preallocate": (BrokerSynonym("log.preallocate"),),
     "retention.bytes": (BrokerSynonym("log.retention.bytes"),),
     "retention.ms": (
-        BrokerSynonym("log.retention.ms"),
-        BrokerSynonym("log.retention.minutes", 60_000),
-        BrokerSynonym("log.retention.hours", _HOUR_MS),
+        # 0 deletes what it can: right for one topic, a mistake for all, as in Kafka.
+        BrokerSynonym("log.retention.ms", 1, _SOME_RETENTION),
+        BrokerSynonym("log.retention.minutes", 60_000, _SOME_RETENTION),
+        BrokerSynonym("log.retention.hours", _HOUR_MS, _SOME_RETENTION),
     ),
     "segment.bytes": (BrokerSynonym("log.segment.bytes"),),
     "segment.index.bytes": (BrokerSynonym("log.index.size.max.bytes"),),
@@ -384,6 +390,10 @@ def broker_log_keys() -> list[ConfigKey]:
     return keys
 
 
+def _broker_name(topic_name: str) -> str:
+    return BROKER_SYNONYMS[topic_name][0].name if topic_name else ""
+
+
 def _broker_key(
     topic_key: ConfigKey, synonym: BrokerSynonym, *, has_default: bool
 ) -> ConfigKey:
@@ -402,7 +412,8 @@ def _broker_key(
         kind,
         default,
         f"{documentation} Default of the topic config {topic_key.name}.",
-        validator=topic_key.validator,
+        validator=synonym.validator or topic_key.validator,
+        not_above=_broker_name(topic_key.not_above),
         update_mode=mode,
         has_effect=topic_key.has_effect,
     )

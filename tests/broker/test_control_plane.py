@@ -9,6 +9,7 @@ import pytest
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.cli.ctl.ctl_connection import ControlClient
+from mpbroker.cli.exit_codes import CliError
 from mpbroker.config import BrokerConfig
 from mpbroker.inspect.attach import attach
 from mpbroker.ipc.layout import (
@@ -103,6 +104,16 @@ def test_it_has_processes_of_its_own_and_no_resize_is_about_them(broker):
     assert words[HEADER + HEADER_ACTIVE_HANDLERS] == 3  # among whom data is shared
     resize(broker, handlers=1, processors=1)
     wait_for_sizes(broker, 1 + 1, 1 + 1)
+
+
+def test_a_resize_beyond_what_there_is_room_for_is_refused_in_the_settings_words(
+    broker,
+):
+    with (
+        ControlClient(str(broker.data_dir / "control.sock"), 30) as client,
+        pytest.raises(CliError, match=r"num\.io\.threads=59: .* between 1 and 58"),
+    ):
+        client.request("resize", handlers=59)
 
 
 def test_metadata_is_answered_while_all_data_handlers_are_busy_and_their_ring_is_full(

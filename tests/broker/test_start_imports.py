@@ -22,10 +22,11 @@ BEFORE_THE_FORK = """
     base.config_def base.errors base.exit_status base.logger base.storage_errors
     broker.authorizer_setup broker.broker broker.handler_role broker.process_parts
     broker.roles cli.exit_codes cli.serve config.authorizer_keys config.broker_config
-    config.broker_key config.broker_keys config.broker_values config.coordinator_keys
-    config.cores config.dynamic config.dynamic_checks config.listeners config.machine
-    config.metrics_keys config.pool_limits config.quota_keys config.security_keys
-    config.sources config.telemetry_keys exporter.metrics_listener ipc.arena
+    config.broker_key config.broker_keys config.broker_values config.consistency
+    config.coordinator_keys config.cores config.dynamic config.dynamic_checks
+    config.listeners config.machine config.metrics_keys config.quota_keys
+    config.security_keys config.sources config.telemetry_keys
+    exporter.metrics_listener ipc.arena
     ipc.black_box ipc.compiled ipc.counters.error_counts ipc.counters.fetched_bytes
     ipc.counters.network_costs ipc.counters.request_metrics ipc.doorbell ipc.errors
     ipc.fdpass ipc.lane ipc.layout ipc.limits_page ipc.log_levels ipc.parts

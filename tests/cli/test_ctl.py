@@ -333,7 +333,8 @@ def test_resize_and_restart_are_done_when_the_command_ends(make_broker, ctl, ask
     (now,) = processes(ask(broker, "status"), "handler")
     assert now["pid"] not in {left["pid"], *before}
     too_many = ctl(broker, "resize", "--handlers", "10000")
-    assert too_many.code == ExitCode.ERROR and "10000" in too_many.err
+    assert too_many.code == ExitCode.USAGE
+    assert "num.io.threads=10000" in too_many.err and "1 and 59" in too_many.err
     assert ctl(broker, "resize").code == ExitCode.USAGE
     nobody = ctl(broker, "restart", "handler", "55")
     assert nobody.code == ExitCode.ERROR and "55" in nobody.err

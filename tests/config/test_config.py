@@ -340,7 +340,8 @@ def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
         ({"log_dirs": "/a,/a"}, "named twice"),
         ({"log_dirs": ","}, "log.dirs: no directory is named"),
         ({"log_dirs": "/a/\udcff"}, "log.dirs: '/a/\\udcff' is not UTF-8"),
-        ({"log_retention_ms": "0"}, "-1 (no limit) or at least 1"),
+        ({"log_retention_ms": "0"}, "-1, or 1 or more"),
+        ({"log_retention_hours": "0"}, "-1, or 1 or more"),
         ({"group_min_session_timeout_ms": "9999999"}, "group.max.session.timeout.ms"),
         ({"inter_broker_listener_name": "X"}, "not among the listeners PLAINTEXT"),
         ({"max_connections_per_ip_overrides": "a:b"}, "each as host:count"),
@@ -352,6 +353,49 @@ def test_addresses_that_clients_cannot_use_are_refused(advertised, complaint):
 )
 def test_settings_that_contradict_are_refused(settings, complaint):
     assert complaint in refusal(**settings)
+
+
+TWO_LISTENERS = {
+    "listeners": "A://127.0.0.1:0,B://127.0.0.1:0",
+    "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "limit"),
+    [
+        ({}, "num.io.threads", "between 1 and 59"),
+        ({"control.plane.listener.name": "B"}, "num.io.threads", "between 1 and 58"),
+        ({}, "num.network.threads", "between 1 and 8, since 2 listeners share at most"),
+        (
+            {"listener.name.a.num.network.threads": "10"},
+            "num.network.threads",
+            "between 1 and 6, since 2 listeners share at most 16",
+        ),
+    ],
+)
+def test_all_that_is_said_about_a_setting_names_one_limit(more, name, limit):
+    settings = {**TWO_LISTENERS, **more}
+    for text in ("0", "99999", "four"):
+        with pytest.raises(ConfigError, match=f"^{name}={text}: .*{limit}"):
+            load({**settings, name: text})
+    assert limit in explain(name, load(settings)).limit
+
+
+def test_a_listeners_own_processors_may_be_more_than_each_may_have():
+    config = load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "14"})
+    assert config.own_processors() == {"A": 14}
+    now = DynamicConfig(
+        config, lambda name: {"listener.name.a.num.network.threads": "12"}
+    )
+    assert now.own_of_listener("A", "num.network.threads") == 12
+    with pytest.raises(ConfigError, match=r"^listener\.name\.a\..*between 1 and 16"):
+        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "17"})
+
+
+def test_listeners_with_too_many_processors_of_their_own_are_refused():
+    with pytest.raises(ConfigError, match="16 processors for 1 of 2 listeners"):
+        load({**TWO_LISTENERS, "listener.name.a.num.network.threads": "16"})
 
 
 # -- cores ----------------------------------------------------------------------------

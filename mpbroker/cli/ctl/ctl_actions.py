@@ -30,8 +30,26 @@ _ROLES = (
     "keeper",
 )
 
-# What a message can carry; how many are too many, the broker knows.
-_COUNT = click.IntRange(min=1, max=2**31 - 1)
+
+class SettingType(click.types.IntParamType):
+    """Values of a broker's setting, refused in its words."""
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        # Imported here: other commands do without the table of settings.
+        from mpbroker.config import BROKER_CONFIG_DEF, ConfigError
+
+        try:
+            return BROKER_CONFIG_DEF.key(self._setting).parse(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+# What a message can carry.
 _NUMBER = click.IntRange(min=0, max=2**31 - 1)
 
 wait_option = click.option(
@@ -45,9 +63,15 @@ wait_option = click.option(
 
 
 @click.command("resize")
-@click.option("--handlers", type=_COUNT, help="Processes that execute requests.")
 @click.option(
-    "--processors", type=_COUNT, help="Processes for connections, each listener."
+    "--handlers",
+    type=SettingType("num.io.threads"),
+    help="Processes that execute requests.",
+)
+@click.option(
+    "--processors",
+    type=SettingType("num.network.threads"),
+    help="Processes for connections, each listener.",
 )
 @wait_option
 @target_options
@@ -56,7 +80,8 @@ def resize(
 ) -> int:
     """Change the number of processes; clients notice nothing.
 
-    As num.io.threads and num.network.threads, and until the next start.
+    It is what setting num.io.threads and num.network.threads of this broker does, and
+    holds after the next start, too: `mpbroker config unset` takes it back.
     """
     if handlers is None and processors is None:
         raise click.UsageError("name --handlers, --processors or both")

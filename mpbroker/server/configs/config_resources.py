@@ -227,16 +227,10 @@ def _check_broker_configs(
                 raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
             _check_may_change(key, name, is_prefixed=False)
         try:
-            value = key.parse(text)
+            key.parse(text)
         except ConfigError as error:
             prefix = name.removesuffix(key.name) if prefixed else ""
             raise ApiError(ErrorCode.INVALID_REQUEST, f"{prefix}{error}") from None
-        if name == "log.retention.ms" and value == 0:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                "log.retention.ms must be unlimited (-1) or, greater than or equal to"
-                " 1",
-            )
 
 
 def _check_may_change(key: ConfigKey, name: str, *, is_prefixed: bool) -> None:

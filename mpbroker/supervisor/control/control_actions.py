@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from mpbroker.base.config_def import INT_MAX
 from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
 from mpbroker.inspect.broker_view import BrokerView
 from mpbroker.ipc.black_box import Fault
-from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PROCESSORS
 from mpbroker.supervisor.child import Child, Role
 from mpbroker.supervisor.control.control_commands import (
     ControlError,
@@ -73,12 +73,10 @@ class ControlActions:
 
     def _resize(self, arguments: dict[str, Any]) -> None:
         self._refuse_while_ending()
+        # Any number: the settings that a resize changes say which are too many.
         sizes = {
-            name: integer(arguments, name, 1, limit)
-            for name, limit in (
-                ("handlers", MAX_HANDLERS),
-                ("processors", MAX_PROCESSORS),
-            )
+            name: integer(arguments, name, -INT_MAX, INT_MAX)
+            for name in ("handlers", "processors")
             if arguments.get(name) is not None
         }
         if not sizes:
