@@ -34,7 +34,7 @@ from mpbroker.network.connection_rows import connection_name, peer_address
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.records.compression import Codec
-from mpbroker.server.apis import error_answer
+from mpbroker.server.api_messages import error_answer
 from mpbroker.server.group_commit import GroupCommit
 from mpbroker.server.purgatory import Purgatory
 from mpbroker.storage.log.disk_sync import DiskSync

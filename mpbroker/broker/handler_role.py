@@ -9,6 +9,7 @@ from mpbroker.ipc.layout import HANDLER_STEPS, handler_row
 from mpbroker.ipc.tables.client_software import ClientSoftware
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.server.api_messages import error_answer
 from mpbroker.server.apis import ApiTable, forwarded_apis
 from mpbroker.server.core_cache import PlainRequests
 from mpbroker.server.dispatcher import RequestDispatcher
@@ -72,7 +73,7 @@ class HandlerRole:
         dispatcher = self._make_dispatcher(
             apis.apis,
             apis.advertised_versions,
-            apis.error_answer,
+            error_answer,
             apis.connection_name,
             self._errors.count,
         )

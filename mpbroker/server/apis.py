@@ -6,7 +6,6 @@ handler's message module is imported when its API is first asked for.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +17,6 @@ from mpbroker.network.connection_rows import (
     local_address,
 )
 from mpbroker.protocol.api_key import ApiKey
-from mpbroker.protocol.error_code import ErrorCode
-from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.headers import FLEXIBLE_FROM
 from mpbroker.protocol.messages.metadata import MetadataRequest
 from mpbroker.server.acl_apis import AclApis
@@ -416,29 +413,3 @@ class ApiTable:
         self._logs.delete_topic(topic)
         for row in topic.partitions:
             self._changed(self._table.row(row))
-
-    # -- when a handler could not answer -----------------------------------------
-
-    def error_answer(self, request: Request, code: ErrorCode) -> bytes | None:
-        """The response that says ``code``, where the API has a place for it."""
-        return error_answer(request, code)
-
-
-def error_answer(request: Request, code: ErrorCode) -> bytes | None:
-    """The response that says ``code``, where the API has a place for it."""
-    api_key = ApiKey(request.api_key)
-    name = api_key.name.lower()
-    module = importlib.import_module(f"mpbroker.protocol.messages.{name}")
-    response = getattr(
-        module, "".join(word.title() for word in name.split("_")) + "Response"
-    )
-    message = response()
-    if not hasattr(message, "error_code"):
-        return None
-    message.error_code = code
-    try:
-        body: bytes = message.encode(request.api_version)
-        told = response.decode(request.api_version, memoryview(body)).error_code
-    except ProtocolError:
-        return None  # this version has no place for it
-    return body if told == code else None  # nor this one, which leaves it out

@@ -25,51 +25,50 @@ BEFORE_THE_FORK = """
     config.broker_key config.broker_keys config.broker_values config.consistency
     config.coordinator_keys config.cores config.dynamic config.dynamic_checks
     config.listeners config.machine config.metrics_keys config.quota_keys
-    config.security_keys config.sources config.telemetry_keys
-    exporter.metrics_listener ipc.arena
-    ipc.black_box ipc.compiled ipc.counters.error_counts ipc.counters.fetched_bytes
-    ipc.counters.network_costs ipc.counters.request_metrics ipc.doorbell ipc.errors
-    ipc.fdpass ipc.lane ipc.layout ipc.limits_page ipc.log_levels ipc.parts
-    ipc.quota_layout ipc.response_parts ipc.ring ipc.robust_mutex ipc.segment
-    ipc.session_layout ipc.tables.client_instances ipc.tables.client_software
-    ipc.tables.partition_table ipc.tables.principals ipc.tables.quota_table
-    ipc.tables.shared_log_cell ipc.tables.transaction_table metadata.acl_records
-    metadata.log_config metadata.log_config_def metadata.meta_properties
-    metadata.metadata_image metadata.metadata_log metadata.quota_records
-    metadata.scram_credentials metadata.topic_names metadata.topics native._core
-    native._records network.acceptor network.acceptor_guard network.channel
-    network.channel_selector network.compiled_turn network.connection_ledger
-    network.connection_quotas network.connection_rows network.connections network.errors
-    network.frame_length network.moves.arrivals network.moves.departures
-    network.moves.hand_over network.moves.succession network.moves.tcp_counters
-    network.polls network.processor network.request_channel network.request_reader
-    network.response_sender network.throttles protocol.acl protocol.api_key
-    protocol.error_code protocol.errors protocol.fast_produce protocol.fields
-    protocol.headers protocol.message protocol.messages.api_versions
+    config.security_keys config.sources config.telemetry_keys exporter.metrics_listener
+    ipc.arena ipc.black_box ipc.compiled ipc.counters.error_counts
+    ipc.counters.fetched_bytes ipc.counters.network_costs ipc.counters.request_metrics
+    ipc.doorbell ipc.errors ipc.fdpass ipc.lane ipc.layout ipc.limits_page
+    ipc.log_levels ipc.parts ipc.quota_layout ipc.response_parts ipc.ring
+    ipc.robust_mutex ipc.segment ipc.session_layout ipc.tables.client_instances
+    ipc.tables.client_software ipc.tables.partition_table ipc.tables.principals
+    ipc.tables.quota_table ipc.tables.shared_log_cell ipc.tables.transaction_table
+    metadata.acl_records metadata.log_config metadata.log_config_def
+    metadata.meta_properties metadata.metadata_image metadata.metadata_log
+    metadata.quota_records metadata.scram_credentials metadata.topic_names
+    metadata.topics native._core native._records network.acceptor network.acceptor_guard
+    network.channel network.channel_selector network.compiled_turn
+    network.connection_ledger network.connection_quotas network.connection_rows
+    network.connections network.errors network.frame_length network.moves.arrivals
+    network.moves.departures network.moves.hand_over network.moves.succession
+    network.moves.tcp_counters network.polls network.processor network.request_channel
+    network.request_reader network.response_sender network.throttles protocol.acl
+    protocol.api_key protocol.error_code protocol.errors protocol.fast_produce
+    protocol.fields protocol.headers protocol.message protocol.messages.api_versions
     protocol.messages.fetch protocol.messages.metadata protocol.messages.produce
     protocol.primitives protocol.records.batch_header protocol.records.compression
     protocol.records.crc32c protocol.records.log_validator protocol.records.record_batch
     protocol.records.record_walk protocol.source_writer protocol.transactional_produce
-    server.acl_apis server.admin_apis server.apis server.core_cache server.dispatcher
-    server.fetch.fetch_handler server.fetch.fetch_service server.fetch.fetch_session
-    server.group_commit server.handlers.api_versions server.handlers.metadata
-    server.intent server.produce.produce_handler server.produce.produce_service
-    server.purgatory server.quota_apis server.quotas.client_quotas server.request
-    server.request_handler server.sasl_apis storage.files.batch_scan
-    storage.files.checkpoints storage.files.leader_epochs storage.files.log_files
-    storage.files.log_segment storage.files.offset_index storage.files.segment_list
-    storage.files.segment_recovery storage.files.time_index storage.files.txn_index
-    storage.log.append_plan storage.log.disk_sync storage.log.log_loader
-    storage.log.log_lookup storage.log.log_producers storage.log.log_reader
-    storage.log.log_sync storage.log.partition_log storage.log.partition_view
-    storage.log.read_plan storage.log.sync_ring storage.log_directory
-    storage.log_manager storage.partition_directory storage.producers.producer_replay
-    storage.producers.producer_snapshot storage.producers.producer_state
-    supervisor.become_child supervisor.child supervisor.connection_moves
-    supervisor.listen_sockets supervisor.live_config supervisor.loop supervisor.memory
-    supervisor.pool_settings supervisor.pools supervisor.repair.last_tries
-    supervisor.repair.recovery supervisor.role_bodies supervisor.signals
-    supervisor.supervisor supervisor.systemd
+    server.acl_apis server.admin_apis server.api_messages server.apis server.core_cache
+    server.dispatcher server.fetch.fetch_handler server.fetch.fetch_service
+    server.fetch.fetch_session server.group_commit server.handlers.api_versions
+    server.handlers.metadata server.intent server.produce.produce_handler
+    server.produce.produce_service server.purgatory server.quota_apis
+    server.quotas.client_quotas server.request server.request_handler server.sasl_apis
+    storage.files.batch_scan storage.files.checkpoints storage.files.leader_epochs
+    storage.files.log_files storage.files.log_segment storage.files.offset_index
+    storage.files.segment_list storage.files.segment_recovery storage.files.time_index
+    storage.files.txn_index storage.log.append_plan storage.log.disk_sync
+    storage.log.log_loader storage.log.log_lookup storage.log.log_producers
+    storage.log.log_reader storage.log.log_sync storage.log.partition_log
+    storage.log.partition_view storage.log.read_plan storage.log.sync_ring
+    storage.log_directory storage.log_manager storage.partition_directory
+    storage.producers.producer_replay storage.producers.producer_snapshot
+    storage.producers.producer_state supervisor.become_child supervisor.child
+    supervisor.connection_moves supervisor.listen_sockets supervisor.live_config
+    supervisor.loop supervisor.memory supervisor.pool_settings supervisor.pools
+    supervisor.repair.last_tries supervisor.repair.recovery supervisor.role_bodies
+    supervisor.signals supervisor.supervisor supervisor.systemd
 """
 
 # While those get ready: what the supervisor alone needs to say that it serves, and to

@@ -40,7 +40,7 @@ from mpbroker.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from mpbroker.server.apis import error_answer
+from mpbroker.server.api_messages import error_answer
 from tests.coordinator.rig import FakeTopics
 from tests.coordinator.test_durability import FakeLog, FakeNotices
 

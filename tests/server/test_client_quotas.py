@@ -34,8 +34,8 @@ from mpbroker.protocol.headers import RequestHeader
 from mpbroker.protocol.messages.heartbeat import HeartbeatResponse
 from mpbroker.protocol.messages.metadata import MetadataResponse
 from mpbroker.protocol.messages.produce import ProduceResponse
+from mpbroker.server.api_messages import with_throttle_time
 from mpbroker.server.quotas.client_quotas import ClientQuotas
-from mpbroker.server.quotas.throttled_answers import with_throttle_time
 from mpbroker.server.request import CLOSE, FORWARDED, NO_RESPONSE, PARKED, Request
 
 S = 1_000_000_000

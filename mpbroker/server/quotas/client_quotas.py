@@ -396,7 +396,7 @@ def with_throttle(request: Request, body: bytes) -> bytes:
     if not request.throttle_ms:
         return body
     # Rare, and it costs what the answer did: who is told this may wait for it.
-    from mpbroker.server.quotas.throttled_answers import with_throttle_time
+    from mpbroker.server.api_messages import with_throttle_time
 
     return with_throttle_time(
         request.api_key, request.api_version, body, request.throttle_ms

@@ -31,7 +31,7 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ProtocolError
 from mpbroker.protocol.headers import parse_request_header, response_header_version
-from mpbroker.server.apis import error_answer
+from mpbroker.server.api_messages import error_answer
 from mpbroker.server.request import Request
 from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.repair.recovery import Repair

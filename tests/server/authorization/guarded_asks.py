@@ -8,8 +8,11 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
 from mpbroker.protocol.fields import Struct
-from mpbroker.server.api_messages import request_class, response_class
-from mpbroker.server.apis import error_answer
+from mpbroker.server.api_messages import (
+    error_answer,
+    request_class,
+    response_class,
+)
 from mpbroker.server.authorization.authorization_rules import guarded
 from tests.server.authorization.authorization_stage import (
     TOPIC_ID,
