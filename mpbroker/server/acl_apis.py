@@ -10,8 +10,7 @@ from mpbroker.server.intent import Intent, no_intent
 from mpbroker.server.request import CLOSE, Deferred, Request
 
 if TYPE_CHECKING:
-    from mpbroker.server.authorization.authorization import Authorization
-    from mpbroker.server.handlers.acls import Asker
+    from mpbroker.server.authorization.authorization import Access, Authorization
 
 
 class AclApis:
@@ -36,46 +35,40 @@ class AclApis:
             ApiKey.DELETE_ACLS: self._delete_acls,
         }
 
-    def _asker(self, request: Request) -> Asker | Deferred | None:
+    def _access(self, request: Request) -> Access | Deferred | None:
         """Who asks whom; CLOSE: nobody is there any more; None: nobody to be asked."""
-        from mpbroker.server.handlers.acls import Asker
-
-        authorization = self._authorization
-        if authorization is None:
+        if self._authorization is None:
             return None
-        access = authorization.access(request)
-        if access is None:
-            return CLOSE
-        return Asker(authorization.authorizer, access.client)
+        return self._authorization.access(request) or CLOSE
 
     def _describe_acls(self, request: Request) -> bytes | Deferred:
         from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
-        from mpbroker.server.handlers.acls import handle_describe_acls
+        from mpbroker.server.handlers.describe_acls import handle_describe_acls
 
         message = DescribeAclsRequest.decode(request.api_version, request.body)
-        asker = self._asker(request)
-        if isinstance(asker, Deferred):
-            return asker
-        return handle_describe_acls(message, asker).encode(request.api_version)
+        access = self._access(request)
+        if isinstance(access, Deferred):
+            return access
+        return handle_describe_acls(message, access).encode(request.api_version)
 
     def _create_acls(self, request: Request) -> bytes | Deferred:
         from mpbroker.protocol.messages.create_acls import CreateAclsRequest
-        from mpbroker.server.handlers.acls import handle_create_acls
+        from mpbroker.server.handlers.create_acls import handle_create_acls
 
         message = CreateAclsRequest.decode(request.api_version, request.body)
-        asker = self._asker(request)
-        if isinstance(asker, Deferred):
-            return asker
-        return handle_create_acls(message, asker).encode(request.api_version)
+        access = self._access(request)
+        if isinstance(access, Deferred):
+            return access
+        return handle_create_acls(message, access).encode(request.api_version)
 
     def _delete_acls(self, request: Request) -> bytes | Deferred:
         from mpbroker.protocol.messages.delete_acls import DeleteAclsRequest
-        from mpbroker.server.handlers.acls import handle_delete_acls
+        from mpbroker.server.handlers.delete_acls import handle_delete_acls
 
         message = DeleteAclsRequest.decode(request.api_version, request.body)
-        asker = self._asker(request)
-        if isinstance(asker, Deferred):
-            return asker
-        return handle_delete_acls(message, asker, self._intent(request)).encode(
+        access = self._access(request)
+        if isinstance(access, Deferred):
+            return access
+        return handle_delete_acls(message, access, self._intent(request)).encode(
             request.api_version
         )

@@ -60,6 +60,7 @@ class Access:
     """What the sender of one request may do.
 
     Attributes:
+        authorizer: decides.
         topics: for rules about topics that are named by id, or not at all.
         auto_create_topics: whether asking for a topic creates it.
         client: who it is.
@@ -68,9 +69,9 @@ class Access:
     """
 
     __slots__ = (
-        "_authorizer",
         "_decisions",
         "_denials",
+        "authorizer",
         "auto_create_topics",
         "client",
         "sender",
@@ -90,7 +91,7 @@ class Access:
         *,
         auto_create_topics: bool,
     ) -> None:
-        self._authorizer = authorizer
+        self.authorizer = authorizer
         self.sender = sender
         self.version = version
         self._decisions = decisions
@@ -127,10 +128,10 @@ class Access:
 
     def _ask(self, operation: AclOperation, resource: Resource) -> bool:
         try:
-            allowed = self._authorizer.authorize(self.client, operation, resource)
+            allowed = self.authorizer.authorize(self.client, operation, resource)
         except Exception as error:
             raise AuthorizerError(
-                f"{type(self._authorizer).__name__} raised {error!r} when asked for"
+                f"{type(self.authorizer).__name__} raised {error!r} when asked for"
                 f" {operation.name} of {resource.type.name}"
             ) from error
         # Not "truthy": what forgets to answer must not let anybody in by an object.
@@ -146,7 +147,7 @@ class Access:
 
     def may_some_topic(self, operation: AclOperation) -> bool:
         """Whether there is any topic that the sender may do it with."""
-        return self._authorizer.authorize_by_resource_type(
+        return self.authorizer.authorize_by_resource_type(
             self.client, operation, ResourceType.TOPIC
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from mpbroker.metadata.acl_records import MetadataAcls
@@ -21,23 +23,24 @@ from mpbroker.protocol.messages.delete_acls import (
     DeleteAclsRequest,
 )
 from mpbroker.protocol.messages.describe_acls import DescribeAclsRequest
+from mpbroker.server.authorization import acl_requests
 from mpbroker.server.authorization.authorizer import Authorizer, StandardAuthorizer
-from mpbroker.server.handlers import acls as handlers
-from mpbroker.server.handlers.acls import (
-    Asker,
-    handle_create_acls,
-    handle_delete_acls,
-    handle_describe_acls,
-)
+from mpbroker.server.handlers.create_acls import handle_create_acls
+from mpbroker.server.handlers.delete_acls import handle_delete_acls
+from mpbroker.server.handlers.describe_acls import handle_describe_acls
 from tests.server.authorization.test_authorizer import sender
 from tests.support.metadata import start
 
 INVALID = ErrorCode.INVALID_REQUEST
 
 
+def access_by(authorizer):
+    return SimpleNamespace(authorizer=authorizer, client=sender())
+
+
 @pytest.fixture
-def asker(tmp_path):
-    return Asker(StandardAuthorizer(MetadataAcls(start(tmp_path))), sender())
+def access(tmp_path):
+    return access_by(StandardAuthorizer(MetadataAcls(start(tmp_path))))
 
 
 def creation(**fields):
@@ -68,20 +71,20 @@ def wanted(**fields):
     }
 
 
-def create(asker, *creations):
-    answer = handle_create_acls(CreateAclsRequest(creations=list(creations)), asker)
+def create(access, *creations):
+    answer = handle_create_acls(CreateAclsRequest(creations=list(creations)), access)
     answer.encode(1)
     return [(result.error_code, result.error_message) for result in answer.results]
 
 
-def kept(asker):
-    return list(asker.authorizer.acls(AclFilter()))
+def kept(access):
+    return list(access.authorizer.acls(AclFilter()))
 
 
-def test_valid_entries_are_kept_and_shown_by_resource(asker):
+def test_valid_entries_are_kept_and_shown_by_resource(access):
     assert (
         create(
-            asker,
+            access,
             creation(),
             creation(operation=4, host="10.0.0.1"),
             creation(resource_type=3, resource_pattern_type=4, permission_type=2),
@@ -89,8 +92,8 @@ def test_valid_entries_are_kept_and_shown_by_resource(asker):
         )
         == [(0, None)] * 4
     )
-    assert len(kept(asker)) == 3
-    answer = handle_describe_acls(DescribeAclsRequest(**wanted()), asker)
+    assert len(kept(access)) == 3
+    answer = handle_describe_acls(DescribeAclsRequest(**wanted()), access)
     assert (answer.error_code, answer.error_message) == (0, None)
     topic, group = answer.resources
     assert (topic.resource_type, topic.resource_name, topic.pattern_type) == (2, "t", 3)
@@ -122,30 +125,30 @@ def test_valid_entries_are_kept_and_shown_by_resource(asker):
         ({"resource_name": "x" * 5000}, "5000 characters"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_the_rest_is_kept(asker, fields, words):
+def test_what_makes_no_sense_is_refused_and_the_rest_is_kept(access, fields, words):
     first, (code, message), last = create(
-        asker, creation(), creation(**fields), creation(operation=8)
+        access, creation(), creation(**fields), creation(operation=8)
     )
     assert first == last == (0, None)
     assert code == INVALID and words in message
-    assert len(kept(asker)) == 2
+    assert len(kept(access)) == 2
 
 
-def test_the_cluster_has_one_name(asker):
-    assert create(asker, creation(resource_type=4, resource_name="kafka-cluster")) == [
+def test_the_cluster_has_one_name(access):
+    assert create(access, creation(resource_type=4, resource_name="kafka-cluster")) == [
         (0, None)
     ]
 
 
-def test_too_many_at_once_are_refused(asker, monkeypatch):
-    monkeypatch.setattr(handlers, "MAX_ENTRIES", 2)
-    answers = create(asker, *[creation(operation=each) for each in (3, 4, 5)])
+def test_too_many_at_once_are_refused(access, monkeypatch):
+    monkeypatch.setattr(acl_requests, "MAX_ENTRIES", 2)
+    answers = create(access, *[creation(operation=each) for each in (3, 4, 5)])
     assert {code for code, _ in answers} == {ErrorCode.POLICY_VIOLATION}
-    assert kept(asker) == []
+    assert kept(access) == []
 
 
-def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(asker):
-    create(asker, creation(), creation(resource_name="u"), creation(operation=4))
+def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(access):
+    create(access, creation(), creation(resource_name="u"), creation(operation=4))
     request = DeleteAclsRequest(
         filters=[
             DeleteAclsFilter(**wanted(resource_name_filter="t", operation=3)),
@@ -153,7 +156,7 @@ def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(asker):
             DeleteAclsFilter(**wanted(resource_name_filter="missing")),
         ]
     )
-    answer = handle_delete_acls(request, asker)
+    answer = handle_delete_acls(request, access)
     answer.encode(1)
     one, wrong, none = answer.filter_results
     assert [(acl.resource_name, acl.operation) for acl in one.matching_acls] == [
@@ -161,7 +164,7 @@ def test_filters_take_away_what_they_mean_and_wrong_ones_nothing(asker):
     ]
     assert wrong.error_code == INVALID and "operation 99" in wrong.error_message
     assert (none.error_code, none.matching_acls) == (0, [])
-    assert [acl.resource_name for acl in kept(asker)] == ["u", "t"]
+    assert [acl.resource_name for acl in kept(access)] == ["u", "t"]
 
 
 class Notes:
@@ -177,43 +180,43 @@ class Notes:
         self.words = tuple(words)
 
 
-def deleted(asker, *filters, intent):
+def deleted(access, *filters, intent):
     request = DeleteAclsRequest(filters=[DeleteAclsFilter(**each) for each in filters])
-    answer = handle_delete_acls(request, asker, intent)
+    answer = handle_delete_acls(request, access, intent)
     return [
         [(acl.resource_name, acl.operation) for acl in result.matching_acls]
         for result in answer.filter_results
     ]
 
 
-def test_whoever_executes_it_again_is_told_of_what_went_and_takes_nothing_more(asker):
+def test_whoever_executes_it_again_is_told_of_what_went_and_takes_nothing_more(access):
     filters = [
         wanted(operation=3),
         wanted(resource_name_filter="u"),
         wanted(resource_name_filter="missing"),
     ]
-    create(asker, creation(operation=4), creation(resource_name="u"), creation())
+    create(access, creation(operation=4), creation(resource_name="u"), creation())
     notes = Notes()
-    answer = deleted(asker, *filters, intent=notes)
+    answer = deleted(access, *filters, intent=notes)
     assert answer == [[("u", 3), ("t", 3)], [("u", 3)], []]
-    create(asker, creation(resource_name="u", operation=5))  # by somebody else, since
-    assert deleted(asker, *filters, intent=notes) == answer
-    assert [(acl.resource_name, acl.operation) for acl in kept(asker)] == [
+    create(access, creation(resource_name="u", operation=5))  # by somebody else, since
+    assert deleted(access, *filters, intent=notes) == answer
+    assert [(acl.resource_name, acl.operation) for acl in kept(access)] == [
         ("t", 4),
         ("u", 5),
     ]
     # Another request finds what there is.
-    assert deleted(asker, *filters, intent=Notes()) == [[], [("u", 5)], []]
+    assert deleted(access, *filters, intent=Notes()) == [[], [("u", 5)], []]
 
 
-def test_a_deletion_that_was_noted_and_not_made_is_made(asker):
-    create(asker, creation())
+def test_a_deletion_that_was_noted_and_not_made_is_made(access):
+    create(access, creation())
     notes = Notes()
-    broken = Asker(StandardAuthorizer(Full()), sender())
+    broken = access_by(StandardAuthorizer(Full()))
     assert deleted(broken, wanted(), intent=notes) == [[]]
     assert notes.words
-    assert deleted(asker, wanted(), intent=notes) == [[("t", 3)]]
-    assert kept(asker) == []
+    assert deleted(access, wanted(), intent=notes) == [[("t", 3)]]
+    assert kept(access) == []
 
 
 def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
@@ -223,13 +226,13 @@ def test_an_authorizer_of_ones_own_need_not_know_of_second_executions():
         def delete_acls(self, context, filters):
             return [[] for _ in filters]
 
-    own = Asker(Own(Full()), sender())
+    own = access_by(Own(Full()))
     assert deleted(own, wanted(), wanted(), intent=Notes()) == [[], []]
 
 
-def test_a_filter_of_a_later_kafka_is_refused(asker):
+def test_a_filter_of_a_later_kafka_is_refused(access):
     answer = handle_describe_acls(
-        DescribeAclsRequest(**wanted(resource_type_filter=9)), asker
+        DescribeAclsRequest(**wanted(resource_type_filter=9)), access
     )
     assert answer.error_code == INVALID and "resource type 9" in answer.error_message
 
@@ -260,19 +263,19 @@ class Full:
 
 
 def test_what_cannot_be_written_is_said_for_each_valid_entry():
-    asker = Asker(StandardAuthorizer(Full()), sender())
-    wrong, valid = create(asker, creation(operation=1), creation())
+    access = access_by(StandardAuthorizer(Full()))
+    wrong, valid = create(access, creation(operation=1), creation())
     assert wrong[0] == INVALID
     assert valid == (ErrorCode.KAFKA_STORAGE_ERROR, "no room")
     answer = handle_delete_acls(
-        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), asker
+        DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted())]), access
     )
     assert [result.error_message for result in answer.filter_results] == ["no room"]
 
 
-def test_an_entry_is_kept_as_it_was_written(asker):
-    create(asker, creation(resource_name="größe", principal="User:CN=a, O=b:c"))
-    assert kept(asker) == [
+def test_an_entry_is_kept_as_it_was_written(access):
+    create(access, creation(resource_name="größe", principal="User:CN=a, O=b:c"))
+    assert kept(access) == [
         AclBinding(
             ResourceType.TOPIC,
             "größe",

@@ -1,0 +1,133 @@
+"""Checks that CreateAcls, DeleteAcls and DescribeAcls have in common.
+
+Kafka closes the connection over a number that names no resource, operation or pattern;
+here the answer is INVALID_REQUEST.
+
+Source: Kafka's AclApis, AclControlManager.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from mpbroker.protocol.acl import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    PatternType,
+    ResourceType,
+)
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.create_acls import AclCreation
+from mpbroker.server.authorization.authorization import Access
+
+# Kafka's MAX_RECORDS_PER_USER_OP.
+MAX_ENTRIES: Final = 10_000
+# Characters in each text of an entry: a topic's name has 249, an address fewer.
+MAX_TEXT: Final = 4096
+
+
+class RequestedFilter(Protocol):
+    """A filter as it stands in DescribeAcls and in DeleteAcls."""
+
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+
+
+def require_authorizer(access: Access | None) -> Access:
+    """Return ``access``, by which the authorizer is asked.
+
+    Raises:
+        ApiError: SECURITY_DISABLED: the broker has no authorizer.
+    """
+    if access is None:
+        raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
+    return access
+
+
+def check_count(count: int) -> None:
+    """Raise ApiError POLICY_VIOLATION if a request has too many entries or filters."""
+    if count > MAX_ENTRIES:
+        raise ApiError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{count} entries in one request; at most {MAX_ENTRIES}",
+        )
+
+
+def acl_filter(wanted: RequestedFilter) -> AclFilter:
+    """Return a filter that was asked for.
+
+    Raises:
+        ApiError: INVALID_REQUEST: a number in it is unknown.
+    """
+    found = AclFilter(
+        ResourceType.of(wanted.resource_type_filter),
+        wanted.resource_name_filter,
+        PatternType.of(wanted.pattern_type_filter),
+        wanted.principal_filter,
+        wanted.host_filter,
+        AclOperation.of(wanted.operation),
+        AclPermissionType.of(wanted.permission_type),
+    )
+    if found.is_unknown:
+        raise _invalid(
+            f"The filter has unknown elements: resource type"
+            f" {wanted.resource_type_filter}, pattern type"
+            f" {wanted.pattern_type_filter}, operation {wanted.operation},"
+            f" permission type {wanted.permission_type}."
+        )
+    return found
+
+
+def acl_binding(creation: AclCreation) -> AclBinding:
+    """Return the entry that is to be created.
+
+    Raises:
+        ApiError: INVALID_REQUEST: there can be no such entry.
+    """
+    acl = AclBinding(
+        ResourceType.of(creation.resource_type),
+        creation.resource_name,
+        PatternType.of(creation.resource_pattern_type),
+        creation.principal,
+        creation.host,
+        AclOperation.of(creation.operation),
+        AclPermissionType.of(creation.permission_type),
+    )
+    name = acl.resource_name
+    if acl.resource_type <= ResourceType.ANY:
+        raise _invalid(f"Invalid resourceType {creation.resource_type}.")
+    if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
+        raise _invalid(f"Invalid patternType {creation.resource_pattern_type}.")
+    if acl.operation <= AclOperation.ANY:
+        raise _invalid(f"Invalid operation {creation.operation}.")
+    if acl.permission_type <= AclPermissionType.ANY:
+        raise _invalid(f"Invalid permissionType {creation.permission_type}.")
+    if not name:
+        raise _invalid("Invalid empty resource name.")
+    if acl.resource_type is ResourceType.CLUSTER and name != CLUSTER_NAME:
+        raise _invalid(
+            f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}."
+        )
+    kind, colon, who = acl.principal.partition(":")
+    if not (kind and colon and who):
+        raise _invalid(
+            f"Could not parse principal from `{acl.principal:.100}`: it is a type, a"
+            " colon and a name, for example User:alice."
+        )
+    longest = max(len(name), len(acl.principal), len(acl.host))
+    if longest > MAX_TEXT:
+        raise _invalid(f"A text of {longest} characters; at most {MAX_TEXT}.")
+    return acl
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)

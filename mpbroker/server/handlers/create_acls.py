@@ -1,0 +1,46 @@
+"""CreateAcls: add access control entries.
+
+Source: Kafka protocol guide, "CreateAcls"; AclApis.handleCreateAcls.
+"""
+
+from __future__ import annotations
+
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.create_acls import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
+)
+from mpbroker.server.authorization.acl_requests import (
+    acl_binding,
+    check_count,
+    require_authorizer,
+)
+from mpbroker.server.authorization.authorization import Access
+
+
+def handle_create_acls(
+    request: CreateAclsRequest, access: Access | None
+) -> CreateAclsResponse:
+    """Add the valid entries, all of them or none; answer each entry."""
+    results: list[AclCreationResult | None] = []
+    valid = []
+    for creation in request.creations:
+        try:
+            require_authorizer(access)
+            check_count(len(request.creations))
+            valid.append(acl_binding(creation))
+            results.append(None)
+        except ApiError as error:
+            results.append(_refused(error))
+    created = AclCreationResult(error_message=None)
+    if valid and access is not None:
+        try:
+            access.authorizer.create_acls(access.client, valid)
+        except ApiError as error:
+            created = _refused(error)
+    return CreateAclsResponse(results=[each or created for each in results])
+
+
+def _refused(error: ApiError) -> AclCreationResult:
+    return AclCreationResult(error_code=error.error_code, error_message=error.message)

@@ -1,0 +1,94 @@
+"""DeleteAcls: remove the access control entries that filters match.
+
+Source: Kafka protocol guide, "DeleteAcls"; AclApis.handleDeleteAcls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpbroker.metadata.meta_properties import random_uuid
+from mpbroker.protocol.acl import AclBinding
+from mpbroker.protocol.errors import ApiError
+from mpbroker.protocol.messages.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsMatchingAcl,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from mpbroker.server.authorization.acl_requests import (
+    acl_filter,
+    check_count,
+    require_authorizer,
+)
+from mpbroker.server.authorization.authorization import Access
+from mpbroker.server.intent import NO_INTENT, Intent, id_words, noted_ids
+
+
+def handle_delete_acls(
+    request: DeleteAclsRequest, access: Access | None, intent: Intent = NO_INTENT
+) -> DeleteAclsResponse:
+    """Remove what the valid filters match, all of it or nothing; answer each filter.
+
+    Args:
+        intent: keeps the id of this request. The metadata log names it beside what was
+            removed, so that a second execution gives the same answer.
+    """
+    results: list[DeleteAclsFilterResult | None] = []
+    filters = []
+    for wanted in request.filters:
+        try:
+            require_authorizer(access)
+            check_count(len(request.filters))
+            filters.append(acl_filter(wanted))
+            results.append(None)
+        except ApiError as error:
+            results.append(_refused(error))
+    answers: Iterable[DeleteAclsFilterResult] = ()
+    if filters and access is not None:
+        try:
+            deleted = access.authorizer.delete_acls_once(
+                access.client, filters, _request_id(intent)
+            )
+            answers = [_deleted(acls) for acls in deleted]
+        except ApiError as error:
+            answers = [_refused(error) for _ in filters]
+    following = iter(answers)
+    return DeleteAclsResponse(
+        filter_results=[each or next(following) for each in results]
+    )
+
+
+def _request_id(intent: Intent) -> bytes:
+    """Return the id that an earlier execution has noted, or note a new one."""
+    noted = noted_ids(intent.earlier())
+    if noted:
+        return noted[0]
+    request_id = random_uuid()
+    intent.note(id_words([request_id]))
+    return request_id
+
+
+def _refused(error: ApiError) -> DeleteAclsFilterResult:
+    return DeleteAclsFilterResult(
+        error_code=error.error_code, error_message=error.message
+    )
+
+
+def _deleted(acls: Iterable[AclBinding]) -> DeleteAclsFilterResult:
+    return DeleteAclsFilterResult(
+        error_message=None,
+        matching_acls=[
+            DeleteAclsMatchingAcl(
+                error_message=None,
+                resource_type=acl.resource_type,
+                resource_name=acl.resource_name,
+                pattern_type=acl.pattern_type,
+                principal=acl.principal,
+                host=acl.host,
+                operation=acl.operation,
+                permission_type=acl.permission_type,
+            )
+            for acl in acls
+        ],
+    )
