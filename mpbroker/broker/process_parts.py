@@ -27,7 +27,7 @@ from mpbroker.supervisor.memory import BrokerMemory
 
 if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Authorization
-    from mpbroker.server.telemetry_apis import TelemetryApis
+    from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
 
 _LOG = get_logger(__name__)
 
@@ -187,14 +187,14 @@ class ProcessParts:
             ),
         )
 
-    def telemetry(self, registry: TopicRegistry) -> TelemetryApis | None:
+    def telemetry(self, registry: TopicRegistry) -> ClientTelemetry | None:
         """Make what takes clients' metrics; None: no receiver is configured."""
         if not self.config.has_telemetry_receiver:
             return None
         # Imported here: most brokers have no receiver.
-        from mpbroker.broker.telemetry_setup import telemetry_apis
+        from mpbroker.broker.telemetry_setup import client_telemetry
 
-        return telemetry_apis(self.config, self.memory, self.listeners, registry)
+        return client_telemetry(self.config, self.memory, self.listeners, registry)
 
 
 def _now_ms() -> int:

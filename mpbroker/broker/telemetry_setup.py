@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mpbroker.base.config_def import ConfigError
 from mpbroker.broker.authorizer_setup import request_contexts
 from mpbroker.config.telemetry_keys import RECEIVER_KEY, load_receiver_class
+from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
 from mpbroker.server.telemetry.client_telemetry_receiver import Receivers, TelemetryLog
-from mpbroker.server.telemetry_apis import TelemetryApis
 
 if TYPE_CHECKING:
     from mpbroker.config import BrokerConfig
@@ -42,20 +42,20 @@ def _foreign_receiver(config: BrokerConfig) -> ClientTelemetryReceiver:
     return receiver
 
 
-def telemetry_apis(
+def client_telemetry(
     config: BrokerConfig,
     memory: BrokerMemory,
     listeners: Sequence[Listener],
     registry: TopicRegistry,
-) -> TelemetryApis:
-    """Return what answers clients that have metrics; somebody must want them."""
+) -> ClientTelemetry:
+    """Return the part of a process that takes clients' metrics; a receiver is set."""
     path = config.client_telemetry_log_path
     receivers: list[ClientTelemetryReceiver] = []
     if path:
         receivers.append(TelemetryLog(path, config.client_telemetry_log_max_bytes))
     if config.client_telemetry_receiver_class_name:
         receivers.append(_foreign_receiver(config))
-    return TelemetryApis(
+    return ClientTelemetry(
         memory.control.words,
         registry,
         memory.client_instances,

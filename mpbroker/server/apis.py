@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Authorization
     from mpbroker.server.configs.broker_loggers import Levels as LoggerLevels
     from mpbroker.server.quotas.client_quotas import ClientQuotas
-    from mpbroker.server.telemetry_apis import TelemetryApis
+    from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
     from mpbroker.storage.log_manager import LogManager
 
 # Kept answers to ApiVersions: clients are of few kinds, and say little.
@@ -173,7 +173,7 @@ class ApiTable:
         authorization: Authorization | None = None,
         levels: LoggerLevels | None = None,
         intent: Callable[[Request], Intent] = no_intent,
-        telemetry: TelemetryApis | None = None,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         """Make the table.
 
@@ -243,7 +243,9 @@ class ApiTable:
         handlers |= SaslApis(registry, intent).handlers()
         handlers |= AclApis(authorization, intent).handlers()
         if telemetry is not None:
-            handlers |= telemetry.handlers()
+            from mpbroker.server.telemetry_apis import TelemetryApis
+
+            handlers |= TelemetryApis(telemetry).handlers()
         if authorization is not None:
             from mpbroker.server.authorization.authorization_rules import guarded
 

@@ -1,0 +1,100 @@
+"""GetTelemetrySubscriptions: which metrics a client shall push, and how often.
+
+Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mpbroker.metadata.meta_properties import random_uuid
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.messages.get_telemetry_subscriptions import (
+    GetTelemetrySubscriptionsRequest,
+    GetTelemetrySubscriptionsResponse,
+)
+from mpbroker.server.request import CLOSE, Deferred, Request
+from mpbroker.server.telemetry.client_telemetry import (
+    ACCEPTED_CODECS,
+    NO_INSTANCE,
+    NS_PER_MS,
+    ClientTelemetry,
+    PushState,
+    too_early,
+)
+
+if TYPE_CHECKING:
+    from mpbroker.server.configs.client_metrics_config import Subscription
+
+# A client whose push was refused for one of these has to ask again, and may at once.
+_ASK_AGAIN: Final = (
+    ErrorCode.UNKNOWN_SUBSCRIPTION_ID,
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+)
+
+
+def handle_get_telemetry_subscriptions(
+    request: GetTelemetrySubscriptionsRequest,
+    received: Request,
+    telemetry: ClientTelemetry,
+) -> GetTelemetrySubscriptionsResponse | Deferred:
+    """Answer with the client's subscription; a new client gets an instance id.
+
+    Raises:
+        ApiError: as `subscribe`.
+    """
+    instance_id = request.client_instance_id
+    if instance_id == NO_INSTANCE:
+        instance_id = random_uuid()
+    client = telemetry.client(received, instance_id)
+    if client is None:
+        return CLOSE
+    with telemetry.held(received, instance_id) as state:
+        return subscribe(
+            instance_id,
+            state,
+            client.subscription,
+            now_ns=received.received_ns,
+            max_bytes=telemetry.max_bytes,
+        )
+
+
+def subscribe(
+    instance_id: bytes,
+    state: PushState,
+    subscription: Subscription,
+    *,
+    now_ns: int,
+    max_bytes: int,
+) -> GetTelemetrySubscriptionsResponse:
+    """Tell a client its subscription, and note when.
+
+    Args:
+        now_ns: when the request was received. A request that is executed again after
+            the death of its handler has the same time, and is let pass for that.
+        max_bytes: telemetry.max.bytes.
+
+    Raises:
+        ApiError: THROTTLING_QUOTA_EXCEEDED: less than an interval after the client
+            last asked or pushed.
+    """
+    last_ns = max(state.asked_ns, state.pushed_ns)
+    is_early = now_ns - last_ns < subscription.interval_ms * NS_PER_MS
+    if (
+        last_ns
+        and is_early
+        and state.asked_ns != now_ns
+        and state.refusal not in _ASK_AGAIN
+    ):
+        raise too_early(instance_id)
+    state.asked_ns = now_ns
+    state.refusal = ErrorCode.NONE
+    return GetTelemetrySubscriptionsResponse(
+        client_instance_id=instance_id,
+        subscription_id=subscription.subscription_id,
+        accepted_compression_types=list(ACCEPTED_CODECS),
+        push_interval_ms=subscription.interval_ms,
+        telemetry_max_bytes=max_bytes,
+        delta_temporality=True,
+        requested_metrics=subscription.metrics,
+    )

@@ -1,0 +1,168 @@
+"""Clients that push metrics, as one handler process sees them: identity, subscription.
+
+Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from mpbroker.base.logger import get_logger
+from mpbroker.ipc.layout import CONNECTION_COOKIE, connection_row
+from mpbroker.ipc.tables.client_software import software_of
+from mpbroker.network.connection_rows import peer_address
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.protocol.records.compression import Codec
+
+if TYPE_CHECKING:
+    from mpbroker.ipc.tables.client_instances import ClientInstances
+    from mpbroker.metadata.topics import TopicRegistry
+    from mpbroker.server.configs.client_metrics_config import Subscription
+    from mpbroker.server.request import Request
+    from mpbroker.server.request_context import RequestContexts
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryContext,
+        ClientTelemetryPayload,
+        ClientTelemetryReceiver,
+    )
+
+_LOG = get_logger(__name__)
+
+# What a client may compress with, the best first; it takes the first that it can.
+ACCEPTED_CODECS: Final = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
+NO_INSTANCE: Final = bytes(16)  # a client that has no instance id yet
+RESERVED_INSTANCES: Final = (NO_INSTANCE, bytes(15) + b"\1")  # Kafka's Uuid.RESERVED
+NS_PER_MS: Final = 1_000_000
+_UNKNOWN: Final = "unknown"
+
+
+class PushState(Protocol):
+    """What all handlers know of a client; a handler changes it while it holds it.
+
+    Attributes:
+        asked_ns: when the client was last told its subscription; 0: never.
+        pushed_ns: when a push of the client was last accepted; 0: never.
+        refusal: the error code of its last push; 0: none.
+        is_terminating: whether its last push said that the client ends.
+    """
+
+    asked_ns: int
+    pushed_ns: int
+    refusal: int
+    is_terminating: bool
+
+
+class PushingClient(NamedTuple):
+    """The client behind a request, and what it is to push."""
+
+    context: ClientTelemetryContext
+    subscription: Subscription
+
+
+class ClientTelemetry:
+    """Finds the client of a request, and hands its metrics to the receiver.
+
+    Args:
+        words: of the control segment.
+        max_bytes: telemetry.max.bytes.
+    """
+
+    def __init__(
+        self,
+        words: memoryview,
+        registry: TopicRegistry,
+        instances: ClientInstances,
+        contexts: RequestContexts,
+        receiver: ClientTelemetryReceiver,
+        max_bytes: int,
+    ) -> None:
+        self._words = words
+        self._registry = registry
+        self._instances = instances
+        self._contexts = contexts
+        self._receiver = receiver
+        self.max_bytes = max_bytes
+
+    def client(self, request: Request, instance_id: bytes) -> PushingClient | None:
+        """Return the sender of a request; None: its connection has gone."""
+        from mpbroker.server.configs.client_metrics_config import (
+            Client,
+            subscription_of,
+        )
+
+        context = self._context(request, instance_id)
+        if context is None:
+            return None
+        client = Client(
+            context.client_instance_id,
+            context.client_id,
+            context.client_software_name,
+            context.client_software_version,
+            context.host,
+            str(peer_address(self._words, request.connection)[1]),
+        )
+        subscription = subscription_of(self._registry, client, instance_id)
+        return PushingClient(context, subscription)
+
+    def _context(
+        self, request: Request, instance_id: bytes
+    ) -> ClientTelemetryContext | None:
+        from mpbroker.metadata.meta_properties import uuid_to_text
+        from mpbroker.server.telemetry.client_telemetry_receiver import (
+            ClientTelemetryContext,
+        )
+
+        name, version = software_of(self._words, request.connection)
+        connection_id = self._contexts.name(request.connection)
+        # Last: what was read before is about the sender if it is still there.
+        sender = self._contexts.sender(request.connection, request.slot)
+        if sender is None:
+            return None
+        return ClientTelemetryContext(
+            uuid_to_text(instance_id),
+            request.client_id,
+            name or _UNKNOWN,
+            version or _UNKNOWN,
+            sender.principal,
+            sender.host,
+            sender.listener_name,
+            connection_id,
+        )
+
+    def held(
+        self, request: Request, instance_id: bytes
+    ) -> AbstractContextManager[PushState]:
+        """Hold what all handlers know of a client, so that no other changes it."""
+        row = connection_row(request.connection)
+        cookie = self._words[row + CONNECTION_COOKIE]
+        return self._instances.held(
+            instance_id, request.connection, cookie, request.received_ns
+        )
+
+    def export(
+        self, context: ClientTelemetryContext, payload: ClientTelemetryPayload
+    ) -> None:
+        """Hand metrics to the receiver.
+
+        Raises:
+            ApiError: INVALID_RECORD: they cannot be read, or the receiver failed.
+        """
+        try:
+            self._receiver.export_metrics(context, payload)
+        except ProtocolError as error:
+            raise ApiError(ErrorCode.INVALID_RECORD, str(error)) from None
+        except Exception:  # noqa: BLE001 - whatever it is, serving goes on
+            _LOG.exception("the receiver of clients' metrics failed")
+            raise ApiError(
+                ErrorCode.INVALID_RECORD, "the receiver of clients' metrics failed"
+            ) from None
+
+
+def too_early(instance_id: bytes) -> ApiError:
+    """Return the refusal of a client that comes before its interval is over."""
+    return ApiError(
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        f"client instance {instance_id.hex()} came before its interval was over",
+    )
