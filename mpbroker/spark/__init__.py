@@ -10,23 +10,6 @@ Needs ``pip install mpbroker[spark]`` and a Java runtime; nothing of the broker.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mpbroker.spark.session import SparkSetupError, session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from mpbroker.spark.session import SparkSetupError, register, session
 
 __all__ = ["SparkSetupError", "register", "session"]
-
-
-def register(spark: SparkSession) -> None:
-    """Make format("mpbroker") and format("mpbroker-segments") known to a session.
-
-    The package must be installed where executors run, too.
-    """
-    from mpbroker.spark.segments import SegmentsDataSource
-    from mpbroker.spark.source import MpbrokerDataSource
-
-    spark.dataSource.register(MpbrokerDataSource)
-    spark.dataSource.register(SegmentsDataSource)

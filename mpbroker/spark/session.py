@@ -139,10 +139,20 @@ def session(
             f"Spark cannot be started on {master or 'local[*]'}: {_first_line(error)}"
         ) from error
     spark.sparkContext.setLogLevel("ERROR")
-    from mpbroker.spark import register
-
     register(spark)
     return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make format("mpbroker") and format("mpbroker-segments") known to a session.
+
+    The package must be installed where executors run, too.
+    """
+    from mpbroker.spark.segments import SegmentsDataSource
+    from mpbroker.spark.source import MpbrokerDataSource
+
+    spark.dataSource.register(MpbrokerDataSource)
+    spark.dataSource.register(SegmentsDataSource)
 
 
 def _prepare_environment() -> None:

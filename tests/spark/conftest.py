@@ -98,8 +98,8 @@ def read_stream(spark: SparkSession, bootstrap: str) -> Callable[..., DataStream
 @pytest.fixture
 def finish() -> Callable[[Callable[[], StreamingQuery]], StreamingQuery]:
     """Run a stream to its end, however slow the machine: finish(writer.start)."""
-    from mpbroker.spark.pipeline.ingest import run_query
     from mpbroker.spark.pipeline.progress import Progress
+    from mpbroker.spark.pipeline.query import run_query
 
     return lambda begin: run_query(begin, Progress("stream", io.StringIO()))
 

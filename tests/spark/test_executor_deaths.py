@@ -107,7 +107,7 @@ DRIVER = """
         .option("checkpointLocation", scratch + "/checkpoint")
         .trigger(availableNow=True)
     )
-    from mpbroker.spark.pipeline.ingest import run_query
+    from mpbroker.spark.pipeline.query import run_query
     from mpbroker.spark.pipeline.progress import Progress
 
     run_query(writer.start, Progress("deaths"))

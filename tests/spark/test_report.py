@@ -12,7 +12,8 @@ import pytest
 from mpbroker.spark.pipeline.description import parse
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
-from mpbroker.spark.pipeline.report import Findings, examine, log_files, publish
+from mpbroker.spark.pipeline.report import log_files, publish
+from mpbroker.spark.pipeline.report_findings import Findings, examine
 from mpbroker.spark.pipeline.report_page import page
 from mpbroker.spark.pipeline.report_plots import bars, lines
 from mpbroker.spark.pipeline.run import preview, run_description

@@ -1,7 +1,6 @@
 """Windows over event time, from a topic to a table or to another topic.
 
     mpbroker pipeline run delays.toml
-    spark-submit .../mpbroker/spark/pipeline/aggregate.py delays.toml
 
 A window is written once, when the watermark (the latest event time, less
 ``aggregate.watermark``) has passed its end. What comes later than that is counted as
@@ -14,7 +13,6 @@ once with ``exactlyOnce = true`` in [topic].
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +22,16 @@ from mpbroker.spark.pipeline.columns import RECORD_COLUMNS
 from mpbroker.spark.pipeline.decode import Decoder
 from mpbroker.spark.pipeline.description import Description
 from mpbroker.spark.pipeline.errors import PipelineError
-from mpbroker.spark.pipeline.ingest import (
-    BatchSink,
-    main,
-    read_stream,
-    reason,
-    run_query,
-    start,
-)
+from mpbroker.spark.pipeline.ingest import BatchSink, write_stream
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.query import read_stream, reason, run_query, start
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
@@ -56,14 +49,18 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
             description, table=replace(description.table, event_time=by)
         )
         sink = BatchSink(described, schema, None, progress)
-        query = run_query(lambda: start(described, windows, sink), progress)
+        query = run_query(
+            lambda: start(described, write_stream(windows, sink)), progress
+        )
         _Seen(progress, to_topic=False).rest(query)
         if sink.rows.table.compact_every:
             sink.compact()
     else:
         seen = _Seen(progress, to_topic=True)
         query = run_query(
-            lambda: _to_topic(description, windows), progress, seen.newest
+            lambda: start(description, _to_topic(description, windows)),
+            progress,
+            seen.newest,
         )
         seen.rest(query)
 
@@ -135,7 +132,8 @@ def decoded(description: Description, stream: DataFrame) -> DataFrame:
     return rows.where("NOT _bad").drop("_bad")
 
 
-def _to_topic(description: Description, windows: DataFrame) -> StreamingQuery:
+def _to_topic(description: Description, windows: DataFrame) -> DataStreamWriter:
+    """Return a writer of records: the groups as the key, a whole row as JSON."""
     from pyspark.sql import functions as sql
 
     wanted = description.aggregate
@@ -151,13 +149,7 @@ def _to_topic(description: Description, windows: DataFrame) -> StreamingQuery:
         "kafka.bootstrap.servers": description.source["kafka.bootstrap.servers"],
         **description.topic,
     }
-    writer = records.writeStream.format("mpbroker").options(**options)
-    writer = writer.queryName(description.name)
-    writer = writer.option("checkpointLocation", description.checkpoint)
-    if description.trigger_s:
-        interval = f"{int(description.trigger_s * 1000)} milliseconds"
-        return writer.trigger(processingTime=interval).start()
-    return writer.trigger(availableNow=True).start()
+    return records.writeStream.format("mpbroker").options(**options)
 
 
 class _Seen:
@@ -200,7 +192,3 @@ class _Seen:
 
 def _cores(spark: SparkSession) -> int:
     return max(1, spark.sparkContext.defaultParallelism)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

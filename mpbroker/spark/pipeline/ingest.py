@@ -1,7 +1,6 @@
 """Topic to lake, each record once, whoever is killed.
 
     mpbroker pipeline run flights.toml
-    spark-submit .../mpbroker/spark/pipeline/ingest.py flights.toml    # likewise
 
 Three legs: offsets are in Spark's checkpoint, written before a batch runs; the same
 offsets bring the same records; a table drops a batch that it holds already (`lake`).
@@ -9,35 +8,23 @@ offsets bring the same records; a table drops a batch that it holds already (`la
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from mpbroker.base.errors import MpbrokerError
 from mpbroker.spark.checkpoint import query_id
 from mpbroker.spark.pipeline.decode import bad_schema, row_schema
 from mpbroker.spark.pipeline.description import Description, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.lake import LakeTable, open_table
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.query import read_stream, run_query, start
 from mpbroker.spark.pipeline.staging import BAD, FILES_DDL, ROWS, Stager, open_directory
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-_STARTS: Final = 30
-_LOOK_S: Final = 1
-_NO_PYTHON: Final = "failed to connect back"
-_DEFAULTS: Final = {
-    # All there is: a pipeline that is started late shall not begin in the middle.
-    "startingOffsets": "earliest",
-    # A broker that is restarted shall not end it: half a minute of patience.
-    "fetchOffset.numRetries": "60",
-    "fetchOffset.retryIntervalMs": "500",
-}
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class BatchSink:
@@ -161,7 +148,7 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
     """
     sink = open_sink(description, progress)
     stream = read_stream(description, spark)
-    run_query(lambda: start(description, stream, sink), progress)
+    run_query(lambda: start(description, write_stream(stream, sink)), progress)
     if sink.rows.table.compact_every:
         sink.compact()
 
@@ -173,99 +160,11 @@ def open_sink(description: Description, progress: Progress) -> BatchSink:
     return BatchSink(description, schema, description.value, progress)
 
 
-def read_stream(description: Description, spark: SparkSession) -> DataFrame:
-    """Return the source's rows; options that are not given are a pipeline's."""
-    reader = spark.readStream.format("mpbroker")
-    given = {name.lower() for name in description.source}
-    defaults = {
-        each: _DEFAULTS[each] for each in _DEFAULTS if each.lower() not in given
-    }
-    options: dict[str, Any] = {**defaults, **description.source}
-    return reader.options(**options).load()
+def write_stream(stream: DataFrame, sink: BatchSink) -> DataStreamWriter:
+    """Return a writer that brings a stream's batches to a sink."""
 
-
-def start(
-    description: Description, stream: DataFrame, sink: BatchSink
-) -> StreamingQuery:
-    """Start a query that brings its batches to a sink."""
-
+    # PySpark asks for a function: it looks at its arguments.
     def write(frame: DataFrame, batch_id: int) -> None:
         sink(frame, batch_id)
 
-    writer = stream.writeStream.foreachBatch(write).queryName(description.name)
-    writer = writer.option("checkpointLocation", description.checkpoint)
-    if description.trigger_s:
-        interval = f"{int(description.trigger_s * 1000)} milliseconds"
-        return writer.trigger(processingTime=interval).start()
-    return writer.trigger(availableNow=True).start()
-
-
-def run_query(
-    begin: Callable[[], StreamingQuery],
-    progress: Progress,
-    look: Callable[[StreamingQuery], None] | None = None,
-) -> StreamingQuery:
-    """Begin a query and wait for its end; a Ctrl-C stops it between batches.
-
-    Args:
-        look: called now and then while the query runs.
-
-    Raises:
-        PipelineError: it failed; the text is the reason, without Java's stack.
-    """
-    from pyspark.errors import PySparkException, StreamingQueryException
-
-    for attempt in range(1, _STARTS + 1):
-        try:
-            query = begin()
-        except PySparkException as error:
-            raise PipelineError(reason(error)) from error
-        try:
-            if look is None:
-                query.awaitTermination()
-            else:
-                while not query.awaitTermination(_LOOK_S):
-                    look(query)
-        except StreamingQueryException as error:
-            # Spark gives a Python process ten seconds to start, which no setting
-            # changes and a loaded machine needs more than. Nothing is lost by
-            # beginning again: the checkpoint knows where.
-            if _NO_PYTHON not in str(error) or attempt == _STARTS:
-                raise PipelineError(reason(error)) from error
-            progress.say("Python was too slow to start for Spark; trying again")
-        except KeyboardInterrupt:
-            progress.say("stopping")
-            query.stop()
-            return query
-        else:
-            return query
-    raise AssertionError("the loop above returns or raises")
-
-
-def reason(error: BaseException) -> str:
-    """Return the line of an error from Spark that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("mpbroker.", "pyspark.errors."))]
-    found = ours[-1] if ours else (lines[0] if lines else type(error).__name__)
-    name, _, text = found.partition(": ")
-    return text if text and name.startswith("mpbroker.") else found
-
-
-def main(arguments: list[str]) -> None:
-    """Run the file that is named, whatever its job is, as spark-submit does."""
-    from mpbroker.spark.pipeline.run import run_file
-
-    files = [each for each in arguments if each != "--dry-run"]
-    if len(files) != 1 or files[0].startswith("-"):
-        print(
-            "usage: spark-submit [OPTIONS] ingest.py FILE [--dry-run]", file=sys.stderr
-        )
-        sys.exit(2)
-    try:
-        run_file(files[0], dry_run="--dry-run" in arguments)
-    except MpbrokerError as error:
-        sys.exit(f"mpbroker: {error}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return stream.writeStream.foreachBatch(write)

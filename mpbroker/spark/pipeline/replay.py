@@ -1,7 +1,6 @@
 """Lake to topic: rows of a table that `ingest` wrote, as records again.
 
     mpbroker pipeline run again.toml
-    spark-submit .../mpbroker/spark/pipeline/replay.py again.toml
 
 Records keep key, value and timestamp, and their order in each original partition, so
 that of each key. Two headers say where they are from. A task that fails and is tried
@@ -10,7 +9,6 @@ again sends its records again: at least once.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,9 +29,9 @@ from mpbroker.spark.options import LATEST, parse_client_settings
 from mpbroker.spark.pipeline.decode import row_schema
 from mpbroker.spark.pipeline.description import Description, Replay
 from mpbroker.spark.pipeline.errors import PipelineError
-from mpbroker.spark.pipeline.ingest import main, reason
 from mpbroker.spark.pipeline.lake import LakeTable, as_stored, open_table
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.query import reason
 from mpbroker.spark.sink import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
@@ -348,7 +346,3 @@ def _ms(batch: pa.RecordBatch, name: str) -> list[int]:
     times = batch.column(name).cast(pa.timestamp("ms", tz="UTC"), safe=False)
     found: list[int] = times.cast(pa.int64()).to_pylist()
     return found
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -5,15 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from mpbroker.spark.pipeline.report_findings import LOOK_S, Findings, Row
 from mpbroker.spark.pipeline.report_plots import bars, lines
 
-if TYPE_CHECKING:
-    from mpbroker.spark.pipeline.report import Findings, Row
-
-# Seconds between two of the log's looks at errors.
-LOOK_S: Final = 5
 # Lines that can be told apart in one plot.
 _LINES: Final = 6
 _STYLE: Final = """

@@ -1,15 +1,20 @@
-"""Check a pipeline against the broker and the lake, show it, run it."""
+"""Check a pipeline against the broker and the lake, show it, run it.
+
+mpbroker pipeline run flights.toml
+spark-submit [OPTIONS] .../mpbroker/spark/pipeline/run.py flights.toml [--dry-run]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 from pyarrow import fs
 
+from mpbroker.base.errors import MpbrokerError
 from mpbroker.client.cluster import TopicPartition
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -21,14 +26,23 @@ from mpbroker.spark.options import (
     asks_for,
     parse_source_options,
 )
+from mpbroker.spark.pipeline import aggregate, ingest, replay, report
 from mpbroker.spark.pipeline.description import Description, load
 from mpbroker.spark.pipeline.errors import PipelineError
 from mpbroker.spark.pipeline.progress import Progress
+from mpbroker.spark.pipeline.query import reason
 from mpbroker.spark.pipeline.staging import open_directory
 from mpbroker.spark.session import check_java, check_master, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_RUN: Final[Mapping[str, Callable[[Description, SparkSession, Progress], None]]] = {
+    "ingest": ingest.run,
+    "aggregate": aggregate.run,
+    "replay": replay.run,
+    "report": report.run,
+}
 
 
 def run_file(
@@ -62,11 +76,8 @@ def run_description(
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from mpbroker.spark.pipeline.ingest import reason
-
-    job = import_module(f"mpbroker.spark.pipeline.{description.job}")
     try:
-        job.run(description, spark, progress)
+        _RUN[description.job](description, spark, progress)
     except (PySparkException, Py4JError) as error:
         raise PipelineError(f"{description.job}: {reason(error)}") from error
 
@@ -79,13 +90,9 @@ def preview(description: Description) -> Iterator[str]:
     """
     yield f"job {description.job}"
     if description.job == "replay":
-        from mpbroker.spark.pipeline import replay
-
         yield from replay.preview(description)
         return
     if description.job == "report":
-        from mpbroker.spark.pipeline import report
-
         yield from report.preview(description)
         return
     options = parse_source_options(
@@ -104,10 +111,8 @@ def preview(description: Description) -> Iterator[str]:
         if table is not None:
             yield f"{what} go to {table.path} ({table.format})"
     if description.topic:
-        from mpbroker.spark.pipeline.replay import sink_options, target_partitions
-
-        sink = sink_options(description)
-        count = target_partitions(sink)
+        sink = replay.sink_options(description)
+        count = replay.target_partitions(sink)
         yield f"results go to topic {sink.topic} ({count} partitions)"
     rest = "all there is now" if not description.trigger_s else "until it is stopped"
     yield f"checkpoint {description.checkpoint}; {rest}"
@@ -166,8 +171,6 @@ def _existing(
 def check_tables(description: Description) -> None:
     """Raise PipelineError if the job could not write to its tables; change nothing."""
     if description.job == "ingest":
-        from mpbroker.spark.pipeline import ingest
-
         ingest.open_sink(description, Progress(description.name))
 
 
@@ -188,3 +191,19 @@ def checkpoint_offsets(checkpoint: str) -> Offsets:
         except (ValueError, IndexError, AttributeError, TypeError):
             continue  # torn by a kill while it was planned
     return {}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the file that the arguments name, as a script of spark-submit."""
+    files = [each for each in arguments if each != "--dry-run"]
+    if len(files) != 1 or files[0].startswith("-"):
+        print("usage: spark-submit [OPTIONS] run.py FILE [--dry-run]", file=sys.stderr)
+        sys.exit(2)
+    try:
+        run_file(files[0], dry_run="--dry-run" in arguments)
+    except MpbrokerError as error:
+        sys.exit(f"mpbroker: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
