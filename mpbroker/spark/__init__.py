@@ -1,11 +1,12 @@
-"""The Spark wing: topics and archived segments as data sources, and pipelines.
+"""Read and write topics with Spark, read archived segments, and run pipelines.
 
     from mpbroker.spark import session
 
     spark = session("my job")  # local[*], or master="spark://..."
     spark.read.format("mpbroker").option("kafka.bootstrap.servers", ...)
 
-Needs ``pip install mpbroker[spark]`` and a Java runtime; nothing of the broker.
+Needs ``pip install mpbroker[spark]`` and a Java runtime. Imports no code of the broker
+beyond the wire protocol.
 """
 
 from __future__ import annotations

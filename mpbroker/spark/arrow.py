@@ -1,4 +1,4 @@
-"""Rows as Spark's Kafka connector has them, as Arrow record batches."""
+"""Build Arrow record batches with the columns of Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from mpbroker.protocol.records.record_columns import BinaryColumn, RecordColumns
 
-# Rows in one Arrow batch: producers that do not batch must not make Spark pay for each
-# record; more than this only takes memory (Spark's own default is 10,000).
+# Rows in one Arrow batch. Spark has a cost for each batch, so the batches of producers
+# that send single records are joined; more rows only take memory. Spark's own default.
 _BATCH_ROWS: Final = 10_000
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -33,11 +33,11 @@ def record_batch(
     timestamp_type: int,
     rows: int,
 ) -> pa.RecordBatch:
-    """Wrap columns; no field is copied.
+    """Return the first rows of decoded columns as an Arrow batch, without a copy.
 
     Args:
-        timestamp_type: 0 CreateTime, 1 LogAppendTime.
-        rows: take so many from the front.
+        timestamp_type: 0 for CreateTime, 1 for LogAppendTime.
+        rows: the number of rows to take.
     """
     timestamps = _numbers(columns.timestamps, pa.timestamp("ms", tz="UTC"), rows)
     arrays = [
@@ -64,7 +64,7 @@ def record_batch(
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of 10,000 and more."""
+    """Join small batches: yield the same rows in batches of 10,000 rows or more."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

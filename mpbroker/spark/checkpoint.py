@@ -1,4 +1,4 @@
-"""What Spark notes of a query in its checkpoint."""
+"""Read the id of a query from its checkpoint directory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _METADATA: Final = "metadata"
 
 
 def query_id(files: fs.FileSystem, directory: str) -> str | None:
-    """Return the id that Spark gave a checkpoint, None while it has none.
+    """Return the id that Spark gave a query; None before Spark has written it.
 
     Args:
-        directory: the checkpoint's, in the file system.
+        directory: the checkpoint's path in the file system.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: what is there is none of Spark's.
+        OSError: the file cannot be read.
+        ValueError: the file is not Spark's metadata.
     """
     path = f"{directory}/{_METADATA}"
     if files.get_file_info(path).type != fs.FileType.File:
@@ -30,5 +30,5 @@ def query_id(files: fs.FileSystem, directory: str) -> str | None:
     except orjson.JSONDecodeError:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("id"), str):
-        raise ValueError(f"{path} names no query")
+        raise ValueError(f"{path} is not the metadata of a Spark query: it has no id")
     return str(content["id"])

@@ -1,4 +1,4 @@
-"""Where a path leads, in Spark's spellings of it and in pyarrow's."""
+"""Find the file system of a path or URI, in Spark's spelling or pyarrow's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 
 from pyarrow import fs
 
-# Hadoop's names of what pyarrow has another name for.
+# Hadoop's URI schemes, and pyarrow's scheme for the same file system.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 _URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def find(path: str) -> tuple[fs.FileSystem, str]:
-    """Return a path's file system, and the path in it, without a slash at its end.
+    """Return a path's file system, and the path inside it without a final slash.
 
     Args:
-        path: a path here, or a URI: file:/x, s3://, s3a://, gs://, abfss://, hdfs://.
+        path: a local path, or a URI: file:/x, s3://, s3a://, gs://, abfss://, hdfs://.
 
     Raises:
-        pyarrow.ArrowInvalid, OSError, NotImplementedError: pyarrow knows no such URI,
-            or cannot use it.
+        pyarrow.ArrowInvalid, OSError, NotImplementedError: pyarrow does not know the
+            URI's scheme, or cannot connect to the file system.
     """
     match = _URI.match(path)
     if match is None:
@@ -35,9 +35,9 @@ def find(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def absolute(path: str) -> str:
-    """Return a path as it means the same to executors, which run somewhere else.
+    """Make a local path absolute: executors have another working directory.
 
     Args:
-        path: a path from here, "~" at its begin as in a shell; or a URI, left as it is.
+        path: a local path, which may begin with "~"; or a URI, returned unchanged.
     """
     return path if _URI.match(path) else os.path.abspath(os.path.expanduser(path))

@@ -1,4 +1,4 @@
-"""Which partitions there are, and between which offsets a query reads them."""
+"""Find the partitions of a query, and the offsets between which it reads them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ _NO_OFFSET: Final = -1
 
 
 class DataLossError(MpbrokerError):
-    """Records that were to be read are gone; see failOnDataLoss."""
+    """Records of the query's range no longer exist.
+
+    The user restores them, or sets failOnDataLoss=false to go on without them.
+    """
 
 
 class OffsetRange(NamedTuple):
-    """Part of a partition: offsets from ``start`` up to, not including, ``end``."""
+    """Part of a partition: offsets from ``start`` to ``end`` - 1."""
 
     partition: TopicPartition
     start: int
@@ -43,33 +46,35 @@ class OffsetRange(NamedTuple):
 
 
 class OffsetReader:
-    """Asks brokers for partitions and offsets, over one connection that is kept."""
+    """Asks brokers for partitions and offsets; keeps its connections until `close`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to executors without the connection."""
+        """Return a state that can be pickled: the options, without connections."""
         return {"_options": self._options, "_cluster": None}
 
     def partitions(self) -> dict[TopicPartition, int]:
-        """Return what is subscribed to, each with its leader's node id.
+        """Return the subscribed partitions with their leaders' node ids.
 
         Raises:
-            ApiError: a topic or partition that was named does not exist.
+            ApiError: a topic of the subscription does not exist.
+            OptionError: a partition of ``assign`` does not exist.
+            BrokerUnavailableError: no broker answers.
         """
         return self._retry(self._partitions)
 
     def offsets(self, leaders: Mapping[TopicPartition, int], which: int) -> Offsets:
-        """Return the EARLIEST or LATEST offset of each partition.
+        """Return the offset of each partition that EARLIEST or LATEST stands for.
 
-        LATEST is the end of what is committed if only that is read.
+        LATEST is the last stable offset if the query reads committed records only.
         """
         return self._retry(lambda: self._list(dict.fromkeys(leaders, which), leaders))
 
     def ends(self, leaders: Mapping[TopicPartition, int]) -> Offsets:
-        """Return where each partition's log ends, committed or not."""
+        """Return the log end offset of each partition, whatever the isolation level."""
         questions = dict.fromkeys(leaders, LATEST)
 
         def ask() -> Offsets:
@@ -84,14 +89,14 @@ class OffsetReader:
         *,
         unmatched: Callable[[TopicPartition, int], int | None],
     ) -> Offsets:
-        """Turn what the user asked for into offsets.
+        """Return the offsets that a request stands for.
 
         Args:
-            unmatched: called with a partition and a timestamp that no record is as
-                late as; returns LATEST, or raises.
+            unmatched: called with a partition and a timestamp if all its records are
+                older; returns LATEST, or raises.
 
         Raises:
-            OptionError: offsets are not given for exactly the partitions there are.
+            OptionError: the request names other partitions than those that exist.
         """
         if request.timestamp_ms is not None:
             questions = dict.fromkeys(leaders, request.timestamp_ms)
@@ -108,10 +113,11 @@ class OffsetReader:
         return self._fill_in(found, leaders)
 
     def store(self, group: str, offsets: Offsets) -> None:
-        """Store offsets as a consumer group's, which must have no members.
+        """Store offsets for a consumer group, which must have no members.
 
         Raises:
-            ApiError: refused. BrokerUnavailableError: no answer.
+            ApiError: the coordinator refuses.
+            BrokerUnavailableError: the coordinator does not answer.
         """
         from mpbroker.client.admin.group_admin import alter_offsets
 
@@ -165,7 +171,7 @@ class OffsetReader:
     def _fill_in(
         self, offsets: Offsets, leaders: Mapping[TopicPartition, int]
     ) -> Offsets:
-        """Replace EARLIEST and LATEST by the offsets they stand for."""
+        """Replace EARLIEST and LATEST by the offsets that they stand for."""
         questions = {
             partition: offset for partition, offset in offsets.items() if offset < 0
         }
@@ -181,12 +187,17 @@ class OffsetReader:
                 self._options.request_timeout_ms / 1000,
                 self._options.client,
             )
-            cluster.metadata([])  # learn which node is where
+            cluster.metadata([])  # learn the addresses of all nodes
             self._cluster = cluster
         return self._cluster
 
     def _retry(self, ask: Callable[[], T]) -> T:
-        """Ask again, over a new connection, fetchOffset.numRetries times in all."""
+        """Ask up to fetchOffset.numRetries times, each time over a new connection.
+
+        Raises:
+            BrokerUnavailableError, ApiError: of the last attempt, or at once if the
+                broker's refusal is final.
+        """
         attempt = 1
         while True:
             try:
@@ -214,7 +225,7 @@ def _same_partitions(
     return dict(given)
 
 
-# -- how offsets look in a checkpoint --------------------------------------------------
+# -- offsets as a checkpoint's JSON ----------------------------------------------------
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
@@ -226,7 +237,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Any]) -> Offsets:
-    """Read what `to_json` wrote."""
+    """Return the offsets of a document that `to_json` made."""
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, partitions in offsets.items()
@@ -242,12 +253,14 @@ def split_ranges(
     min_partitions: int | None,
     max_records: int | None,
 ) -> list[OffsetRange]:
-    """Cut ranges so that there are enough of them, and none is too long.
+    """Cut ranges into at least about ``min_partitions`` parts of limited size.
+
+    Empty ranges are left out.
 
     Args:
-        ranges: empty ones are left out.
-        min_partitions: about so many, in proportion to their sizes.
-        max_records: most offsets of one.
+        min_partitions: how many parts to aim at; a range is cut in proportion to its
+            size. None: no minimum.
+        max_records: the largest number of offsets in a part. None: no limit.
 
     Source: Spark's KafkaOffsetRangeCalculator.
     """
@@ -273,9 +286,9 @@ def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """Move ``end`` back so that at most about ``max_rows`` lie before it.
+    """Move ``end`` back so that about ``max_rows`` offsets remain after ``start``.
 
-    In proportion to what each partition has; one that has little is not starved.
+    Each partition keeps a share in proportion to its offsets, and at least one offset.
 
     Source: Spark's KafkaMicroBatchStream.rateLimit.
     """

@@ -1,7 +1,8 @@
-"""Options of ``format("mpbroker")``: names, defaults, rules of Spark's connector.
+"""Parse the options of ``format("mpbroker")``.
 
-So code moves between the two by changing one word. Option names come in any case;
-``kafka.`` options that have no meaning here are let pass, as a consumer would.
+Names, defaults and rules are those of Spark's Kafka connector, so a query moves between
+the two by changing the format's name. Option names are case-insensitive. An unknown
+``kafka.`` option is ignored with a warning, as Kafka's consumer does.
 
 Source: Spark's "Structured Streaming + Kafka Integration Guide".
 """
@@ -30,7 +31,7 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 
 _PREFIX: Final = "kafka."
-# What Spark's connector sets itself, and refuses from the user.
+# Options that Spark's connector refuses because it sets them itself, and what to use.
 _REFUSED: Final = {
     "kafka.auto.offset.reset": "use startingOffsets, or a checkpoint",
     "kafka.key.deserializer": "keys are bytes; convert the column",
@@ -45,11 +46,17 @@ _INTEGER_MAX: Final = (1 << 63) - 1
 
 
 class OptionError(MpbrokerError):
-    """An option that cannot be used; the text names it, its value and what is right."""
+    """An option is missing or wrong; the text names it, its value and what to give."""
 
 
 class Subscription(NamedTuple):
-    """Which partitions are read: of named topics, of a pattern's, or just these."""
+    """Which partitions a query reads; one of the three fields is set.
+
+    Attributes:
+        topics: read all partitions of these topics.
+        pattern: read all topics whose whole name matches this regular expression.
+        partitions: read these partitions only.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -57,10 +64,11 @@ class Subscription(NamedTuple):
 
 
 class OffsetRequest(NamedTuple):
-    """Where to start or end.
+    """Where a query starts or ends.
 
-    Exactly one applies, in this order: one timestamp for all, timestamps by partition,
-    offsets by partition, one of EARLIEST and LATEST for all.
+    The first field that is set applies, in this order: ``timestamp_ms`` for all
+    partitions, ``timestamps`` by partition, ``offsets`` by partition, ``everywhere``
+    (EARLIEST or LATEST) for all partitions. Timestamps are in ms since 1970.
     """
 
     everywhere: int = LATEST
@@ -71,7 +79,7 @@ class OffsetRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a reader needs to know; plain values that travel to executors."""
+    """The checked options of a query; Spark pickles them to its executors."""
 
     bootstrap: tuple[Address, ...]
     subscription: Subscription
@@ -98,10 +106,14 @@ class SourceOptions:
 def parse_source_options(
     options: Mapping[str, str], *, streaming: bool
 ) -> SourceOptions:
-    """Read and check the options of a query.
+    """Parse and check the options of a query.
+
+    Args:
+        streaming: refuse an end, and start at LATEST by default. A batch query starts
+            at EARLIEST and ends at LATEST.
 
     Raises:
-        OptionError: names the option, its value and what is expected.
+        OptionError: an option is missing or wrong.
     """
     given = {name.lower(): value for name, value in options.items()}
     refuse_reserved(given)
@@ -175,10 +187,13 @@ def _commit_group(given: Mapping[str, str]) -> str | None:
 
 
 def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
-    """Read the kafka. options that any client understands, as of its security.
+    """Parse the ``kafka.`` options of every client: addresses, timeouts, security.
 
     Args:
         given: options by name in lower case.
+
+    Raises:
+        OptionError: an option is missing or wrong.
     """
     parse_bootstrap(given)
     settings = {
@@ -193,10 +208,13 @@ def parse_client_settings(given: Mapping[str, str]) -> ClientSettings:
 
 
 def refuse_reserved(given: Mapping[str, str]) -> None:
-    """Refuse what the source and the sink decide themselves.
+    """Refuse options that the source and the sink set themselves.
 
     Args:
         given: options by name in lower case.
+
+    Raises:
+        OptionError: one of these options is given.
     """
     for name, reason in _REFUSED.items():
         if name in given:
@@ -212,10 +230,13 @@ _UNDERSTOOD: Final = {
 
 
 def parse_bootstrap(given: Mapping[str, str]) -> tuple[Address, ...]:
-    """Read kafka.bootstrap.servers.
+    """Parse kafka.bootstrap.servers.
 
     Args:
         given: options by name in lower case.
+
+    Raises:
+        OptionError: the option is not set, or holds no addresses.
     """
     text = given.get("kafka.bootstrap.servers")
     if not text:
@@ -229,6 +250,14 @@ def parse_bootstrap(given: Mapping[str, str]) -> tuple[Address, ...]:
 
 
 def parse_subscription(given: Mapping[str, str]) -> Subscription:
+    """Parse the one of subscribe, subscribePattern and assign that is given.
+
+    Args:
+        given: options by name in lower case.
+
+    Raises:
+        OptionError: none or several are given, or the value is wrong.
+    """
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
         found = f"{', '.join(chosen)} are given" if chosen else "none is given"
@@ -265,6 +294,16 @@ def parse_subscription(given: Mapping[str, str]) -> Subscription:
 def parse_offset_request(
     given: Mapping[str, str], side: str, default: int
 ) -> OffsetRequest:
+    """Parse the options that say where a query starts or ends.
+
+    Args:
+        given: options by name in lower case.
+        side: "starting" or "ending", with which the options' names begin.
+        default: EARLIEST or LATEST, where no option is given.
+
+    Raises:
+        OptionError: a value is wrong.
+    """
     timestamp = parse_integer(given, f"{side}Timestamp", 0)
     if timestamp is not None:
         return OffsetRequest(timestamp_ms=timestamp)
@@ -283,6 +322,7 @@ def parse_offset_request(
 
 
 def asks_for(request: OffsetRequest, word: int) -> bool:
+    """Return whether a request names EARLIEST or LATEST for any partition."""
     if request.timestamp_ms is not None or request.timestamps is not None:
         return False
     if request.offsets is not None:
@@ -326,6 +366,11 @@ def _is_partition(value: object) -> bool:
 
 
 def parse_integer(given: Mapping[str, str], name: str, lowest: int) -> int | None:
+    """Parse an integer option; return None if it is not given.
+
+    Raises:
+        OptionError: the value is not an integer from ``lowest`` to 2**63 - 1.
+    """
     text = given.get(name.lower())
     if text is None:
         return None
@@ -339,6 +384,7 @@ def parse_integer(given: Mapping[str, str], name: str, lowest: int) -> int | Non
 
 
 def or_default(value: int | None, default: int) -> int:
+    """Return a value, or the default for None; ``or`` would replace 0 too."""
     return default if value is None else value
 
 
@@ -350,7 +396,11 @@ def parse_boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def parse_choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """Return what is given, or the first choice."""
+    """Return an option's value in lower case; the first choice if it is not given.
+
+    Raises:
+        OptionError: the value is none of the choices.
+    """
     value = given.get(name.lower(), choices[0]).lower()
     if value not in choices:
         raise OptionError(f"{name}={value!r} is none of {', '.join(choices)}")

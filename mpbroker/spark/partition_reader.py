@@ -1,4 +1,7 @@
-"""Read one range of offsets on an executor, the next answer on its way meanwhile."""
+"""Read one range of offsets on an executor.
+
+The next Fetch is in flight while rows of the last one are decoded.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,13 @@ _RETRY_S: Final = 0.1
 def read_range(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range, in order.
 
-    A connection that is lost is made again, from the offset reached; so is a leader.
+    After a lost connection or a change of the leader, reading goes on at the offset
+    reached.
 
     Raises:
-        DataLossError: part of the range is gone, and fail_on_data_loss.
-        BrokerUnavailableError: no progress for poll_timeout_ms.
-        ApiError: refused by the broker.
+        DataLossError: part of the range is gone, and ``fail_on_data_loss`` is set.
+        BrokerUnavailableError: no progress for ``poll_timeout_ms``.
+        ApiError: the broker refuses.
         RecordBatchError, ProtocolError: a batch is corrupt.
     """
     return joined(_read(range_, options))
@@ -80,7 +84,11 @@ def _read(range_: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatc
 def _read_connected(
     range_: OffsetRange, position: int, options: SourceOptions
 ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-    """Yield what one connection brings, each time with the offset reached."""
+    """Yield the rows that one connection fetches, with the offset reached after them.
+
+    Ends when the range is read, or raises when the connection is of no more use. None
+    instead of rows reports progress alone.
+    """
     partition = range_.partition
     timeout_s = options.request_timeout_ms / 1000
     with Cluster(options.bootstrap, timeout_s, options.client) as cluster:
@@ -148,7 +156,11 @@ def _after_loss(
     position: int,
     options: SourceOptions,
 ) -> int:
-    """Say where to go on after offsets that are gone, or raise."""
+    """Return the offset at which to go on where the log lacks ``position``.
+
+    Raises:
+        DataLossError: ``fail_on_data_loss`` is set.
+    """
     partition = range_.partition
     ends = {}
     for which in (EARLIEST, LATEST):

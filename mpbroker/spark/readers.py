@@ -1,7 +1,7 @@
-"""Readers of `MpbrokerDataSource`: batch queries and streams.
+"""Read topics for `MpbrokerDataSource`: in batch queries and in streams.
 
-Spark plans each query in a new process, and reads in others: each imports what it needs
-and no more, since that is felt in every query.
+Spark plans each query in a new process and reads in others. Every import adds to each
+query's time, so a module that only one kind of process needs is imported in a function.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of offsets that one task reads."""
 
     def __init__(self, range_: OffsetRange) -> None:
         super().__init__(tuple(range_))
@@ -57,7 +57,7 @@ class RangePartition(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """Everything between two offsets of each partition, once."""
+    """Reads each partition from one offset to another, once."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -86,12 +86,13 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches; the offsets are Spark's to keep, in the checkpoint."""
+    """Reads micro-batches; Spark keeps the offsets in the query's checkpoint."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._offsets = OffsetReader(options)
-        self._target: Offsets | None = None  # of Trigger.AvailableNow
+        # Where Trigger.AvailableNow ends; None with other triggers.
+        self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._last_trigger_s = time.monotonic()
 
@@ -147,10 +148,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._too_few(begun, latest):
             return start
         self._last_trigger_s = time.monotonic()
-        # A partition that metadata forgot for a moment must not look new again.
+        # Keep partitions that are missing from the metadata for a moment: they would
+        # look new when they come back, and be read again from their beginning.
         return to_json({**before, **latest})
 
     def _too_few(self, begun: Offsets, latest: Offsets) -> bool:
+        """Return whether to wait for minOffsetsPerTrigger before the next batch."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._target is not None:
             return False
@@ -183,7 +186,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_new_partitions(
         self, before: Offsets, leaders: dict[TopicPartition, int]
     ) -> Offsets:
-        """Add partitions that are new since: they are read from their beginning."""
+        """Return offsets with those of new partitions added: their earliest ones.
+
+        Raises:
+            DataLossError: a new partition begins above 0, and ``fail_on_data_loss``.
+        """
         new = {
             partition: leader
             for partition, leader in leaders.items()
@@ -204,10 +211,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read_partition(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let lag tools see how far the stream is, if a group is named for that.
+        """Store the offsets for the group of ``commitGroup``, for tools that show lag.
 
-        Spark says so when it plans the next batch. The checkpoint alone counts, so
-        what goes wrong here stops nothing.
+        Spark calls this when it plans the next batch. Only the checkpoint decides what
+        is read, so an error here is logged and the stream goes on.
         """
         group = self._options.commit_group
         if group is None:
@@ -231,12 +238,13 @@ def _within(
     offsets: Offsets,
     leaders: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """Return offsets, and where a user named one beyond a log's end, that end.
+    """Return offsets, with those beyond the end of a log replaced by that end.
 
-    Below its start is for those who read to say: what is gone is data loss anyway.
+    Only offsets that the user named can lie beyond. Offsets below the start of a log
+    stay: the tasks that read them report the data loss.
 
     Raises:
-        DataLossError: there is such a one, and fail_on_data_loss.
+        DataLossError: an offset lies beyond the end, and ``fail_on_data_loss`` is set.
     """
     request = options.starting if side == "starting" else options.ending
     if request.offsets is None:
@@ -253,7 +261,11 @@ def _within(
 
 
 def report_loss(options: SourceOptions, text: str) -> None:
-    """Raise DataLossError, or say it in the log if that is allowed."""
+    """Report lost records: log a warning if failOnDataLoss is false.
+
+    Raises:
+        DataLossError: failOnDataLoss is true.
+    """
     if options.fail_on_data_loss:
         raise DataLossError(
             f"{text}. Some data may have been lost; set failOnDataLoss=false to go"
@@ -265,7 +277,11 @@ def report_loss(options: SourceOptions, text: str) -> None:
 def unmatched_start(
     options: SourceOptions, partition: TopicPartition, timestamp_ms: int
 ) -> int:
-    """Answer for a starting timestamp that no record is as late as."""
+    """Return LATEST for a starting timestamp that is later than all records.
+
+    Raises:
+        OptionError: startingOffsetsByTimestampStrategy is not ``latest``.
+    """
     if options.unmatched_timestamp_is_latest:
         return LATEST
     raise OptionError(
@@ -278,7 +294,7 @@ def _read_partition(
     partition: InputPartition | None, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     if partition is None or partition.value is None:
-        return iter(())  # what Spark runs where there are no partitions at all
+        return iter(())  # Spark reads one empty partition where the plan has none
     assert isinstance(partition, RangePartition)
     from mpbroker.spark.partition_reader import read_range
 

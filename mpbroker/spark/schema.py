@@ -1,4 +1,4 @@
-"""The columns of our sources, as Spark's Kafka connector has them."""
+"""The columns of both sources: those of Spark's Kafka connector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start Spark so that it works at once, or say in one line what is missing."""
+"""Start a Spark session with our formats, or say in one line what is missing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _MASTERS: Final = re.compile(
     r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[\d+,\d+,\d+\]"
     r"|spark://[^\s:/]+:\d+(,[^\s:/]+:\d+)*|yarn|k8s://\S+"
 )
-# Spark itself asks for a minute, and then says little of why.
+# Seconds to wait for a connection to a master. Spark itself tries for a minute, and its
+# error does not give the reason.
 _REACH_S: Final = 10.0
-# What a session has that nobody asked otherwise for. Loopback where all is local: no
-# look-up of the host's own name, no port open to others.
+# Settings of a session unless the caller gives others.
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A pipeline's final report adds up what its batches said of themselves.
+    # A pipeline's final report adds up the figures of its recent batches.
     "spark.sql.streaming.numRecentProgressUpdates": "2000",
 }
+# With a local master: use the loopback interface, so that Spark does not look up the
+# host's name and opens no port to other machines.
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -43,11 +45,11 @@ _LOCAL: Final[Mapping[str, str]] = {
 
 
 class SparkSetupError(MpbrokerError):
-    """Spark cannot be started here; the text says what to install or to set."""
+    """Spark cannot be started; the text says what to install or to set."""
 
 
 def check_java() -> None:
-    """Raise SparkSetupError if there is no Java where Spark looks for it."""
+    """Raise SparkSetupError if Spark would find no Java in JAVA_HOME or PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         if not os.access(Path(home) / "bin" / "java", os.X_OK):
@@ -57,18 +59,18 @@ def check_java() -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise SparkSetupError if this is no address of a Spark master."""
+    """Raise SparkSetupError if Spark knows no master of this form."""
     if not _MASTERS.fullmatch(master):
         raise SparkSetupError(
-            f"master {master!r} is none that Spark knows: give local[N], local[*],"
+            f"Spark knows no master {master!r}: give local[N], local[*],"
             " spark://HOST:PORT, yarn or k8s://URL"
         )
 
 
 def reach_master(master: str) -> None:
-    """Raise SparkSetupError if nobody listens where a standalone cluster's master is.
+    """Raise SparkSetupError if a standalone cluster's master cannot be reached.
 
-    One of several is enough. Other masters are Spark's to find.
+    One of several addresses is enough. Other kinds of masters are not tried.
     """
     if not master.startswith("spark://"):
         return
@@ -93,21 +95,21 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session that knows our formats; the one that runs already, if one does.
+    """Return a session with our formats; the running session, if there is one.
 
     Args:
-        name: what Spark's own pages show.
-        master: local[*] if neither this, spark-submit nor a setting names another.
-        config: Spark settings, which win over our defaults.
+        name: the application's name on Spark's pages.
+        master: None: the master of spark-submit or of ``config``, else local[*].
+        config: Spark settings, which replace our defaults.
 
     Raises:
-        SparkSetupError: no PySpark, no Java, no such master, or it cannot be reached.
+        SparkSetupError: PySpark or Java is missing, or the master cannot be used.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkSetupError(
-            f"PySpark is not here ({error}): pip install 'mpbroker[spark]'"
+            f"PySpark is not installed ({error}): pip install 'mpbroker[spark]'"
         ) from None
     check_java()
     if master is not None:
@@ -116,7 +118,7 @@ def session(
     _prepare_environment()
     builder = SparkSession.builder.appName(name)
     settings = dict(_DEFAULTS)
-    # spark-submit names the master itself, and it does so by this variable.
+    # spark-submit sets this variable, and chooses the master itself.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = False
     if master is not None or not submitted:
@@ -131,7 +133,8 @@ def session(
     from mpbroker.spark.worker_python import quick_worker_python
 
     try:
-        # Executors elsewhere have nothing of this driver's memory.
+        # The launcher is a file in this process's memory: executors on other machines
+        # cannot run it.
         with quick_worker_python() if local else nullcontext():
             spark = builder.getOrCreate()
     except Exception as error:
@@ -144,9 +147,9 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("mpbroker") and format("mpbroker-segments") known to a session.
+    """Register format("mpbroker") and format("mpbroker-segments") with a session.
 
-    The package must be installed where executors run, too.
+    The package must also be installed on the machines of the executors.
     """
     from mpbroker.spark.segments import SegmentsDataSource
     from mpbroker.spark.source import MpbrokerDataSource
@@ -156,7 +159,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _prepare_environment() -> None:
-    """Let executors on this machine run this Python, and find this package."""
+    """Make executors on this machine run this Python and find this package."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = str(Path(__file__).resolve().parents[2])

@@ -1,10 +1,10 @@
-"""``format("mpbroker")``: topics in and out of Spark, with no jar.
+"""Define ``format("mpbroker")``, which reads and writes topics without a jar.
 
     spark.dataSource.register(MpbrokerDataSource)
     spark.read.format("mpbroker").option("kafka.bootstrap.servers", ...)...
 
-Spark imports this module in several new processes for each query: what some of them do
-not need is imported where it is used.
+Spark imports this module in several new processes for each query. Modules that only
+some of these processes need are imported in the methods that use them.
 
 Source: PySpark's Python Data Source API, with Arrow record batches.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MpbrokerDataSource(DataSource):
-    """Topics of a Kafka-compatible broker; options and columns as Spark's ``kafka``."""
+    """Reads and writes topics, with the options and columns of Spark's ``kafka``."""
 
     @classmethod
     def name(cls) -> str:

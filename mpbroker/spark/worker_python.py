@@ -1,13 +1,14 @@
-"""Let Spark's Python processes import PySpark from where it is compiled already.
+"""Make Spark's Python processes import the installed PySpark, which is compiled.
 
-Spark puts its own pyspark.zip in front of their PYTHONPATH. That has sources only, so
-each new process compiles all that it imports: 1.9 s of CPU where the installed package
-takes 0.5 s. Queries start several such processes, and Spark waits ten seconds for those
-of a stream, which no setting changes.
+Spark puts its own pyspark.zip in front of their PYTHONPATH. The archive has sources
+only, so each new process compiles every module that it imports: 1.9 s of CPU where the
+installed package takes 0.5 s. A query starts several such processes, and a stream fails
+if one of them takes more than ten seconds, a limit that no setting changes.
 
-So on one machine PYSPARK_PYTHON is a few lines of shell that take the archives out and
-become Python. They lie in memory of the driver, named by its descriptor: nothing is
-left behind, whoever is killed.
+With a local master, PYSPARK_PYTHON is therefore a short shell script that removes the
+archives from PYTHONPATH and then executes Python. The script is a file in the driver's
+memory (memfd), named by its path below /proc: no file is left behind, even by a driver
+that is killed.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ done
 export PYTHONPATH
 exec %s "$@"
 """
-# Of this process, made once: sessions that follow one another share it.
+# The script's path by the id of the process that made it: all sessions of a process use
+# one script, and a forked process makes its own.
 _made: dict[int, str] = {}
 
 
 @contextmanager
 def quick_worker_python() -> Iterator[None]:
-    """Have a session that is made meanwhile start its workers so.
+    """Set PYSPARK_PYTHON to the script while a session is created.
 
-    PYSPARK_PYTHON is as before afterwards: it would mean nothing to other processes.
-    Nothing is done where somebody else has set it to another Python than this one, or
-    where workers would not find PySpark without the archives.
+    Afterwards the variable has its old value: other processes could not use the path.
+    The variable is not changed if the user has set it to another Python, or if workers
+    would not find PySpark without the archives.
     """
     before = os.environ.get(_VARIABLE)
     if before not in (None, sys.executable) or not _is_installed():
@@ -62,7 +64,7 @@ def quick_worker_python() -> Iterator[None]:
 
 
 def _is_installed() -> bool:
-    """Return whether PySpark and Py4J are directories that any Python here finds."""
+    """Return whether PySpark and Py4J are installed as directories on sys.path."""
     found = {
         Path(import_module(name).__file__ or "").parent.parent
         for name in ("pyspark", "py4j")
@@ -71,7 +73,7 @@ def _is_installed() -> bool:
 
 
 def _launcher() -> str | None:
-    """Return the script's path, None if this system runs no script from memory."""
+    """Return the script's path; None if the kernel forbids files in memory to run."""
     pid = os.getpid()
     if pid not in _made:
         try:

@@ -53,7 +53,9 @@ def test_a_checkpoint_says_whose_it_is_or_that_it_is_none(tmp_path):
     assert ask() == "q-1"
     for content in ("", "[]", '{"id":1}'):
         (tmp_path / "metadata").write_text(content)
-        with pytest.raises(ValueError, match="metadata names no query"):
+        with pytest.raises(
+            ValueError, match="metadata is not the metadata of a Spark query"
+        ):
             ask()
 
 

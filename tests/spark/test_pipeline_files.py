@@ -182,7 +182,7 @@ def test_a_dry_run_asks_the_broker_and_changes_nothing(bootstrap, make_topic, tm
     assert "apt-get install openjdk-17" in real.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["p.toml"]
     other = _mpbroker("run", "--dry-run", "--master", "sparc://h:1", str(path))
-    assert "master 'sparc://h:1' is none that Spark knows" in other.stderr
+    assert "Spark knows no master 'sparc://h:1'" in other.stderr
 
 
 def test_a_missing_topic_is_named_before_spark_is_started(bootstrap, tmp_path):
