@@ -1,30 +1,36 @@
-"""Each batch once in a topic: tasks prepare transactions, the driver commits them.
+"""Write each batch once: tasks prepare transactions, the driver commits them.
 
-    task      init (aborts what its predecessor left open, and fences it); if the batch
-              is marked as committed: nothing. Else all rows, and the mark, in one
-              transaction that is left open.
-    driver    all tasks done: commits their transactions. A task failed for good: says
-              that the write is abandoned, and then aborts them: a task that begins too
-              late to be aborted reads that it is, and opens nothing. What neither hears
-              of (a killed driver's) the broker aborts after transaction.timeout.ms.
+    task      takes its transactional id (InitProducerId), which aborts the transaction
+              that an earlier try left open, and fences that try. If the mark says that
+              the batch is committed, the task writes nothing. Otherwise it writes all
+              its rows and the mark in one transaction, and leaves the transaction open.
+    driver    If all tasks have ended, it commits their transactions. If a task has
+              failed for good, it first records that the write is abandoned and then
+              aborts the transactions: a task that starts too late to be aborted reads
+              the record and opens no transaction. The broker aborts a killed driver's
+              transactions after transaction.timeout.ms.
 
-A transactional id is named by the query's id and the task's number. Spark tells the id
-to tasks, and not to whoever commits or aborts a stream's batch, in a process of its own
-that has the sink's options alone: that one reads it from the checkpoint.
+A transactional id consists of the query's id and the task's number. Spark gives the
+query's id to tasks only. A stream's batch is committed or aborted in another process,
+which has the sink's options and nothing else: it reads the id from the checkpoint.
 
-Abandoned is a write whose count of that (`Coordinators.times_abandoned`) is not what it
-was when the batch's tasks were planned: the batch that comes again is another write.
+The record of abandoned writes is a counter (`Coordinators.times_abandoned`). A task
+compares it with the value at the time when the batch was planned; a batch that is tried
+again is planned again, with the new value.
 
-The mark is a consumer group's offset, committed in the same transaction: "of this query
-and task, all batches below are in". So a driver that dies between two commits leaves no
-doubt: the batch comes again with the same rows for the same tasks, and those that are
-marked are left out. That rests on Spark making the same tasks of a batch again, which
-it does from the checkpoint, as long as neither minPartitions nor the number of shuffle
-partitions is changed between a kill and the restart, and on the marks, which brokers
-keep for offsets.retention.minutes (a week). Speculative execution must be off: two
-tries of a task at once fence each other.
+The mark is an offset of a consumer group, committed in the same transaction: it says
+that all batches below that number of this query and task are written. If a driver dies
+between two commits, the batch comes again with the same rows for the same tasks, and
+the tasks whose mark is there write nothing. This needs three things:
 
-Read the topic with read_committed: others see open and aborted transactions' records.
+- Spark plans the same tasks for a batch that comes again. It does so from the
+  checkpoint unless minPartitions or the number of shuffle partitions changes between
+  the kill and the restart.
+- The mark still exists. Brokers keep it for offsets.retention.minutes (a week).
+- Speculative execution is off: two tries of a task at the same time fence each other.
+
+Read the topic with read_committed: other readers see the records of open and aborted
+transactions.
 """
 
 from __future__ import annotations
@@ -67,29 +73,31 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Set by Spark for each task of a micro-batch.
+# Local properties that Spark sets for each task of a micro-batch.
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
-# A session's settings are of each of its tasks.
+# A setting of the session, which Spark copies to the properties of each task.
 _SPECULATION: Final = "spark.speculation"
 _PREFIX: Final = "mpbroker-spark-"
-_TRANSACTION: Final = 1  # of FindCoordinator's kinds of keys
+_TRANSACTION: Final = 1  # FindCoordinator's key type for transactional ids
 _ONE_COORDINATOR_MAX_VERSION: Final = 3
-# Of clients of the first transaction version: the epoch stays what it is.
+# The last versions before KIP-890's second transaction version, with which the end of a
+# transaction raises the producer's epoch.
 _END_MAX_VERSION: Final = 4
 _INIT_MAX_VERSION: Final = 5
-_FENCE_TIMEOUT_MS: Final = 1  # no broker's limit is lower; nothing is written with it
+# The timeout of a transaction that is never begun: no broker's maximum is lower.
+_FENCE_TIMEOUT_MS: Final = 1
 _REQUEST_TIMEOUT_S: Final = 30.0
-_PATIENCE_S: Final = 60.0  # a broker that is being restarted
+_PATIENCE_S: Final = 60.0  # long enough for a broker to restart
 _RETRY_S: Final = 0.1
 
 
 class CommitError(MpbrokerError):
-    """A batch's transactions cannot be committed: the batch has to come again."""
+    """A batch's transactions cannot be committed; Spark has to run the batch again."""
 
 
 class Task(NamedTuple):
-    """Which part of which batch a task writes."""
+    """The part of a batch that one task writes: query id, batch id, task number."""
 
     query: str
     batch: int
@@ -101,7 +109,7 @@ class Task(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """How often a query's writes were abandoned; another value each time."""
+    """A value that is different after each abandoned write of a query."""
 
     producer_id: int = -1
     producer_epoch: int = -1
@@ -109,16 +117,20 @@ class Abandoned(NamedTuple):
 
 @dataclass(frozen=True)
 class Coordinators:
-    """Whoever knows of transactions and marks; plain values that travel.
+    """Asks the coordinators of transactions and of groups; can be pickled.
 
     Attributes:
-        client: where they are, and how connections are secured.
+        client: the cluster's addresses and the security of connections.
     """
 
     client: ClientSettings
 
     def has(self, task: Task) -> bool:
-        """Return whether a task's batch is committed, as its mark says."""
+        """Return whether the mark says that a task's batch is committed.
+
+        Raises:
+            ApiError, BrokerUnavailableError: no answer within a minute.
+        """
         with _Talk(self.client) as talk:
             marks = talk.ask(lambda it: committed_offsets(it, task.transactional_id))
         return max(marks.values(), default=0) > task.batch
@@ -127,7 +139,8 @@ class Coordinators:
         """Commit prepared transactions, one after the other.
 
         Raises:
-            CommitError: one is gone already, or cannot be committed in a minute.
+            CommitError: a transaction was aborted, or cannot be committed within a
+                minute. Those before it are committed.
         """
         with _Talk(self.client) as talk:
             for transaction in transactions:
@@ -137,15 +150,15 @@ class Coordinators:
                     raise CommitError(
                         f"transaction {transaction.transactional_id} cannot be"
                         f" committed: {error}. If the batch took longer than"
-                        " kafka.transaction.timeout.ms, raise it; Spark brings the"
-                        " batch again, and what is committed is left out"
+                        " kafka.transaction.timeout.ms, raise it. Spark runs the"
+                        " batch again, and skips the parts that are committed"
                     ) from error
 
     def fence(self, transactional_ids: Iterable[str]) -> None:
-        """Abort whatever these have open; whoever opened it can do no more.
+        """Abort the open transactions of these ids, and fence their producers.
 
         Raises:
-            CommitError: not so in a minute.
+            CommitError: an id cannot be fenced within a minute.
         """
         with _Talk(self.client) as talk:
             for name in transactional_ids:
@@ -157,27 +170,30 @@ class Coordinators:
                     ) from error
 
     def abandon(self, query: str) -> None:
-        """Say of a query's write that no task of it may begin any more.
+        """Record that no further task of a query's current write may begin.
 
-        It is said by the epoch of a transactional id, which needs no topic and no more
-        rights than the tasks' own.
+        The record is the epoch of a transactional id of its own, which rises each time.
+        It needs no topic, and no rights beyond those of the tasks.
 
         Raises:
-            CommitError: not said in a minute.
+            CommitError: the record cannot be written within a minute.
         """
         self.fence([_abandoned(query)])
 
     def times_abandoned(self, query: str) -> Abandoned:
         """Return a value that changes with each `abandon`.
 
-        Brokers older than Kafka 3.0 cannot be asked: to them it is always the same.
+        Brokers older than Kafka 3.0 cannot be asked: with them it never changes.
+
+        Raises:
+            ApiError, BrokerUnavailableError: no answer within a minute.
         """
         with _Talk(self.client) as talk:
             return talk.ask(partial(_epoch, _abandoned(query)))
 
 
 class _Talk:
-    """Questions to a cluster, over a connection that is made again when it is lost."""
+    """Sends requests to a cluster, and connects again after an error."""
 
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
@@ -190,7 +206,12 @@ class _Talk:
         self._close()
 
     def ask(self, question: Callable[[Cluster], T]) -> T:
-        """Ask until there is an answer that stays, up to a minute."""
+        """Repeat a request for up to a minute, until it succeeds or is refused.
+
+        Raises:
+            ApiError: the refusal is final, or a minute is over.
+            BrokerUnavailableError: no broker has answered for a minute.
+        """
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -266,22 +287,23 @@ def _coordinator(cluster: Cluster, transactional_id: str) -> Broker:
 
 
 def mark(task: Task, topic: str) -> tuple[dict[TopicPartition, int], str]:
-    """Return the offsets, and the group, that say that a task's batch is in.
+    """Return the mark of a task's batch: offsets, and the group to commit them for.
 
     Args:
-        topic: any that exists; a group's offsets need one.
+        topic: any topic that exists; a group's offsets need one.
     """
     return {TopicPartition(topic, 0): task.batch + 1}, task.transactional_id
 
 
 def this_task(write: str | None) -> Task:
-    """Return what the task that calls is.
+    """Return the identity of the task that is running.
 
     Args:
-        write: the name of a write that is no stream's.
+        write: the name of a batch write; None in a stream, where Spark gives the query
+            and the batch.
 
     Raises:
-        CommitError: there may be two tries of it at once.
+        CommitError: speculative execution is on, or Spark gives no query and batch.
     """
     from pyspark import TaskContext
 
@@ -300,14 +322,13 @@ def this_task(write: str | None) -> Task:
         batch = context.getLocalProperty(_BATCH_PROPERTY)
     if query is None or batch is None:
         raise CommitError(
-            "Spark says of no query or batch that this task is of; exactlyOnce needs"
-            " them"
+            "Spark gives this task no query id and batch id; exactlyOnce needs them"
         )
     return Task(query, int(batch), number)
 
 
 def checkpoint_query(checkpoint: str) -> str | None:
-    """Return the id of a checkpoint's query, None if it cannot be read from here."""
+    """Return the id of a checkpoint's query; None if it cannot be read here."""
     from mpbroker.spark.checkpoint import query_id
     from mpbroker.spark.file_systems import find
 
@@ -324,11 +345,11 @@ def task_ids(query: str, count: int) -> list[str]:
 
 
 def query_of(transaction: PreparedTransaction) -> str:
-    """Return the query whose task has prepared a transaction."""
+    """Return the query id in a prepared transaction's transactional id."""
     name = transaction.transactional_id.rpartition("-")[0]
     return name.removeprefix(_PREFIX)
 
 
 def new_name() -> str:
-    """Return what stands for a query's id in a write that is no stream's."""
+    """Return a unique name for a batch write, used where a stream has its query id."""
     return uuid.uuid4().hex

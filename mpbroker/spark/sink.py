@@ -1,18 +1,18 @@
-"""Rows into topics, with the columns that Spark's Kafka sink has.
+"""Write rows to topics, from the columns that Spark's Kafka sink takes.
 
     value    STRING or BINARY, required
     key      STRING or BINARY
-    topic    STRING, unless the option ``topic`` names one for all
+    topic    STRING, unless the option ``topic`` names one for all rows
     partition INT
     headers  ARRAY<STRUCT<key: STRING, value: BINARY>>
 
-Other columns are left out, as by Spark's sink: what is read of a topic can be written
-as it is.
+Other columns are ignored, as by Spark's sink, so rows that were read from a topic can
+be written unchanged.
 
-A task's records are on disk when it ends (acks=all, idempotent producer). A task that
-is tried again, or a batch after a failure, writes its rows again: at least once, as
-with Spark's own sink. With the option ``exactlyOnce`` set to true each batch is in the
-topics once, and whole (see `exactly_once`), for those who read what is committed.
+When a task ends, its records are on disk (acks=all, idempotent producer). If a task or
+a batch is tried again, its rows are written again: at least once, as with Spark's own
+sink. With the option ``exactlyOnce`` set to true, readers of committed records see each
+batch once and as a whole (see `exactly_once`).
 
 Source: Spark's "Structured Streaming + Kafka Integration Guide", "Writing Data".
 """
@@ -71,34 +71,42 @@ logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "kafka."
 _TEXT: Final = (StringType, BinaryType)
-_ONLY_READ: Final = ("offset", "timestamp", "timestamptype")  # of our own rows
-# What Spark's producers are set to; the user's own word wins.
+# Columns of the source that a record cannot take: ignored without a warning.
+_ONLY_READ: Final = ("offset", "timestamp", "timestamptype")
+# Producer settings unless the user gives others.
 _DEFAULTS: Final[Mapping[str, str]] = {"linger.ms": "20", "batch.size": "262144"}
-# A task's transaction is open until the slowest task of its batch is done.
+# Ten minutes: a task's transaction stays open until the slowest task of the batch ends.
 _TRANSACTION_TIMEOUT: Final = {"transaction.timeout.ms": "600000"}
 
 
 class SinkError(MpbrokerError):
-    """Rows that cannot become records; the text names the column and what is right."""
+    """Rows cannot become records; the text names the column and its right type."""
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a writer needs to know; plain values that travel to executors."""
+    """The checked options of a write; Spark pickles them to its executors.
+
+    Attributes:
+        settings: of the producer.
+        topic: for all rows; None: each row's column.
+        checkpoint: a stream's directory, if the option is given.
+    """
 
     settings: Mapping[str, str]
     topic: str | None
     client: ClientSettings
     exactly_once: bool = False
-    checkpoint: str | None = None  # a stream's
+    checkpoint: str | None = None
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many records a task has written.
+    """A task's result.
 
     Attributes:
-        prepared: the transaction they are in, None if they are there already.
+        records: how many it has written.
+        prepared: their open transaction; None if there is nothing to commit.
     """
 
     records: int
@@ -106,10 +114,10 @@ class Written(WriterCommitMessage):
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Read and check the options of a write.
+    """Parse and check the options of a write.
 
     Raises:
-        OptionError: names the option, its value and what is expected.
+        OptionError: an option is missing or wrong.
     """
     given = {name.lower(): value for name, value in options.items()}
     refuse_reserved(given)
@@ -124,13 +132,14 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
             else:
                 logger.warning("option %s has no meaning here and is ignored", name)
     try:
-        # Before any task is started, though nothing but the text is checked.
+        # Refuse a wrong value here, before tasks start. No connection is made.
         ProducerSettings.parse(settings)
     except ConfigError as error:
         raise OptionError(f"kafka.{error}") from None
     if exactly_once and "transactional.id" in settings:
         raise OptionError(
-            "kafka.transactional.id is chosen by exactlyOnce, one a task; remove it"
+            "kafka.transactional.id: exactlyOnce chooses one for each task; remove the"
+            " option"
         )
     client = parse_client_settings(given)
     return SinkOptions(
@@ -143,10 +152,10 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """Refuse columns that records cannot be made of.
+    """Check that records can be made of the columns.
 
     Raises:
-        SinkError: names the column, its type and what it must be.
+        SinkError: a column is missing or has another type.
     """
     kinds: dict[str, tuple[type[DataType], ...]] = {
         "value": _TEXT,
@@ -165,7 +174,7 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
     for name, kind in found.items():
         if name not in kinds:
             if name not in _ONLY_READ:
-                logger.warning("column %r has no place in a record: left out", name)
+                logger.warning("column %r is ignored: a record has no such field", name)
             continue
         if not isinstance(kind, kinds[name]):
             wanted = " or ".join(each.typeName().upper() for each in kinds[name])
@@ -188,26 +197,27 @@ def _are_headers(kind: ArrayType) -> bool:
 
 
 class _Sink:
-    """Writes one task's rows; on the driver, ends what tasks have prepared.
+    """Writes the rows of a task; on the driver, commits or aborts all tasks' rows.
 
     Args:
-        name: of a write that is no stream's.
+        name: a batch write's unique name; None for a stream.
     """
 
     def __init__(self, options: SinkOptions, name: str | None = None) -> None:
         self._options = options
         self._coordinators = Coordinators(options.client)
         self._name = name
-        # Before there were tasks; None: whoever planned them could not say.
+        # The count of abandoned writes when the batch was planned; None: not known.
         self._abandoned: Abandoned | None = None if name is None else Abandoned()
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Send all rows and wait until all are acknowledged.
 
         Raises:
-            ProducerError: a record was refused or not delivered in time; its text says
-                which and what to do. The task fails, and Spark tries it again.
-            SinkError: a row without a topic.
+            ProducerError: a record was refused or not delivered in time. The task
+                fails, and Spark tries it again.
+            SinkError: a row has no topic.
+            CommitError: see `_prepare`.
         """
         options = self._options
         if options.exactly_once:
@@ -217,32 +227,38 @@ class _Sink:
         return Written(count)
 
     def _prepare(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Write the rows in a transaction that stays open, unless they are in."""
+        """Write the rows in a transaction and leave it open; skip committed rows.
+
+        Raises:
+            CommitError: the write was abandoned, or speculative execution is on.
+        """
         task = this_task(self._name)
         settings = {**self._options.settings, "transactional.id": task.transactional_id}
         producer = Producer(settings)
         try:
-            # First of all: what another try of this task has left open is aborted now,
-            # so that its mark is not taken for ours, nor ours for its.
+            # First abort the transaction of an earlier try of this task: after that,
+            # its mark can no longer be committed between our look at it and our rows.
             producer.init_transactions()
             if self._coordinators.has(task):
                 for _ in batches:
-                    pass  # whoever makes them expects that they are taken
+                    pass  # Spark requires that the rows are consumed
                 return Written(0)
-            # Asked after the ids are ours: who abandons says so before it fences them.
+            # Look after the id is ours. The driver counts first and fences then, so
+            # either this sees the new count or the fence ends this producer.
             if self._is_abandoned(task):
                 raise CommitError(
-                    "the write was abandoned before this task began, since another task"
-                    " of it failed for good; that task's error says why"
+                    "the write was abandoned before this task began, because another"
+                    " task failed for good; that task's error says why"
                 )
             producer.begin_transaction()
             count, topic = self._send(producer, batches)
             if topic is None:
-                return Written(0)  # the broker knows of no transaction
+                return Written(0)  # there were no rows: no transaction was opened
             producer.send_offsets_to_transaction(*mark(task, topic))
             return Written(count, producer.prepare_transaction())
         finally:
-            # Aborts what is open and was not prepared: it would be in readers' way.
+            # Aborts an open transaction that was not prepared: until it ends, readers
+            # of committed records would wait.
             producer.close()
 
     def _is_abandoned(self, task: Task) -> bool:
@@ -254,7 +270,7 @@ class _Sink:
     def _send(
         self, producer: Producer, batches: Iterator[pa.RecordBatch]
     ) -> tuple[int, str | None]:
-        """Send all rows; return how many there were, and a topic of theirs."""
+        """Send all rows; return their number and the topic of the last one, if any."""
         failures: list[Exception] = []
 
         def done(_: object, error: Exception | None) -> None:
@@ -283,18 +299,19 @@ class _Sink:
         return count, topic
 
     def commit_all(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit what tasks have prepared.
+        """Commit the transactions that tasks have prepared.
 
         Raises:
-            CommitError: not all is committed; Spark calls `abandon_all` then.
+            CommitError: some are not committed; Spark then calls `abandon_all`.
         """
         if self._options.exactly_once:
             self._coordinators.commit(_prepared(messages))
 
     def abandon_all(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what tasks have open, as far as that can be done now.
+        """Abort the transactions of all tasks; log what cannot be aborted now.
 
-        Tasks without a message too: Spark ends their process wherever it is.
+        A task without a message may have a transaction too: Spark may have ended its
+        process at any line.
         """
         if not self._options.exactly_once:
             return
@@ -303,21 +320,22 @@ class _Sink:
             query = query_of(each)
         if query is None:
             logger.warning(
-                "transactions of this batch are in the way of readers until it comes"
-                " again, or until kafka.transaction.timeout.ms: they are named by the"
-                " query's id, which only the checkpoint says; give its path as the"
-                " option checkpointLocation of this writer"
+                "transactions of this batch stay open, and readers of committed records"
+                " wait, until the batch runs again or kafka.transaction.timeout.ms has"
+                " passed. To abort them, the query's id in the checkpoint is needed:"
+                " give this writer the checkpoint's path as the option"
+                " checkpointLocation"
             )
             return
         try:
             self._coordinators.abandon(query)
             self._coordinators.fence(task_ids(query, len(messages)))
         except CommitError as error:
-            # The broker does it after transaction.timeout.ms, or has done so.
+            # The broker aborts the rest after transaction.timeout.ms.
             logger.warning("%s", error)
 
     def _query(self) -> str | None:
-        """Return what names the write's transactions, None if it cannot be known."""
+        """Return the name in the write's transactional ids; None if it is not known."""
         if self._name is not None or self._options.checkpoint is None:
             return self._name
         return checkpoint_query(self._options.checkpoint)
@@ -349,7 +367,7 @@ def _rows(
         values: list[Any] = found.to_pylist()
         return values
 
-    # The option is for all rows, whatever the column says, as with Spark's sink.
+    # The option takes precedence over the column, as with Spark's sink.
     topics = column("topic") if topic is None else [topic] * rows
     for name, key, value, headers, partition in zip(
         topics,
@@ -366,9 +384,9 @@ def _rows(
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """``df.write.format("mpbroker")``.
+    """Serves ``df.write.format("mpbroker")``.
 
-    A stream's foreachBatch may write several frames so: each is a write of its own.
+    Each write has a name of its own, also within a stream's foreachBatch.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -385,13 +403,15 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """``df.writeStream.format("mpbroker")``; Spark makes several for each batch."""
+    """Serves ``df.writeStream.format("mpbroker")``; Spark makes several per batch."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Set off to the tasks of a batch, knowing what was abandoned before them.
+        """Return the state for a batch's tasks, with the count of abandoned writes.
+
+        Spark pickles the writer when it plans a batch.
 
         Raises:
-            ApiError, BrokerUnavailableError: the coordinator does not say, in a minute.
+            ApiError, BrokerUnavailableError: no answer within a minute.
         """
         if self._options.exactly_once and self._abandoned is None:
             query = self._query()
