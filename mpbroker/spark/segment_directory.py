@@ -1,4 +1,7 @@
-"""The segments of a broker's data directory, here or in an object store."""
+"""List and read the segments of a broker's data directory or a copy of it.
+
+The directory may be local or in an object store.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,24 @@ SNAPSHOT: Final = ".snapshot"
 _PARTITION: Final = re.compile(r"([A-Za-z0-9._-]{1,249})-(\d{1,10})")
 _FILE: Final = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 _LOG_START: Final = "log-start-offset-checkpoint"
-# One request to an object store brings so much; a disk does not care.
+# How much is read at once: each read of an object store is a request.
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
 class SegmentError(MpbrokerError):
-    """Segments that are not there, or not what they should be; the text says which."""
+    """Segments are missing or damaged; the text names the path.
+
+    The user gives another directory, or runs the query again if a file was deleted.
+    """
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A `.log` file; offsets from ``base_offset`` up to, not including, ``end``.
+    """A `.log` file with the offsets from ``base_offset`` to ``end`` - 1.
 
     Attributes:
-        end: the next segment's base offset; None for the last one of its partition.
-        size: in bytes, when it was listed.
+        end: the next segment's base offset; None for the partition's last segment.
+        size: in bytes, at the time of listing.
     """
 
     partition: TopicPartition
@@ -54,17 +60,19 @@ class Segment:
     size: int
 
     def beside(self, suffix: str) -> str:
+        """Return the path of the segment's file with another suffix."""
         return self.path.removesuffix(LOG) + suffix
 
 
 @dataclass
 class PartitionFiles:
-    """What there is of one partition.
+    """The files of one partition.
 
     Attributes:
-        segments: in order of their offsets; the last one is the active one.
-        snapshots: paths by offset.
-        log_start_offset: records below it were deleted, though they may lie there yet.
+        segments: in order of their offsets; the last one is the active segment.
+        snapshots: paths of producer snapshots by offset.
+        log_start_offset: records below it are deleted, even if their bytes remain.
+        sizes: of all files by path, in bytes.
     """
 
     partition: TopicPartition
@@ -74,14 +82,18 @@ class PartitionFiles:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def has(self, path: str) -> bool:
+        """Return whether a file was there when the directory was listed."""
         return path in self.sizes
 
 
 def open_path(path: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system that a path or URI is in, and the path in it.
+    """Return the file system of a directory, and the directory's path inside it.
+
+    Args:
+        path: a local path or a URI.
 
     Raises:
-        SegmentError: there is no such directory, or the URI is of an unknown kind.
+        SegmentError: there is no such directory, or pyarrow cannot use the URI.
     """
     try:
         found, inside = find(path)
@@ -90,8 +102,8 @@ def open_path(path: str) -> tuple[fs.FileSystem, str]:
         raise SegmentError(f"path={path!r} cannot be read: {error}") from error
     if info.type != fs.FileType.Directory:
         raise SegmentError(
-            f"path={path!r} is no directory; give a broker's log.dirs, or a copy of it"
-            " in a file system that pyarrow knows (file, s3, gs, abfs, hdfs URIs)"
+            f"path={path!r} is not a directory; give a broker's log.dirs, or a copy of"
+            " it in a file system that pyarrow knows (file, s3, gs, abfs, hdfs URIs)"
         )
     return found, inside
 
@@ -99,11 +111,13 @@ def open_path(path: str) -> tuple[fs.FileSystem, str]:
 def list_partitions(
     files: fs.FileSystem, root: str
 ) -> dict[TopicPartition, PartitionFiles]:
-    """Return what lies in a data directory. Files being deleted or written are not it.
+    """Return the files of each partition that has segments in a data directory.
+
+    Files under other names, such as those being deleted or written, are not listed.
 
     Raises:
         SegmentError: the checkpoint of log start offsets is damaged.
-        OSError: it cannot be read.
+        OSError: the directory cannot be read.
     """
     found: dict[TopicPartition, PartitionFiles] = {}
     for info in files.get_file_info(fs.FileSelector(root, recursive=True)):
@@ -169,23 +183,23 @@ class SegmentReader:
         self._file.close()
 
     def header(self, position: int) -> BatchHeader | None:
-        """Return the header of the batch there, None at or too near the end.
+        """Return the header at a position; None if the file ends before its end.
 
         Raises:
-            RecordBatchError: there is none.
+            RecordBatchError: the bytes are not a batch header.
         """
         if self.size - position < BATCH_HEADER_SIZE:
             return None
         return parse_batch_header(self._bytes(position, BATCH_HEADER_SIZE))
 
     def batch(self, position: int, header: BatchHeader) -> memoryview | None:
-        """Return a whole batch, None if the file ends inside it."""
+        """Return a whole batch; None if the file ends inside it."""
         if self.size - position < header.size_in_bytes:
             return None
         return self._bytes(position, header.size_in_bytes)
 
     def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield positions and headers of whole batches, up to what is none."""
+        """Yield positions and headers of whole batches, until there is none."""
         while True:
             try:
                 header = self.header(position)
@@ -203,6 +217,7 @@ class SegmentReader:
             self._chunk = memoryview(self._file.read_at(wanted, position))
             self._chunk_at, start = position, 0
             if len(self._chunk) < size:
-                # Cut since it was opened.
+                # The file was truncated after it was opened: read zeros, which no
+                # header and no CRC accepts.
                 self._chunk = memoryview(bytes(self._chunk) + bytes(size))
         return self._chunk[start : start + size]

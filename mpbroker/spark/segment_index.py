@@ -1,15 +1,15 @@
-"""What lies beside a segment, read: its indexes, snapshots and checkpoints.
+"""Parse the files beside a segment: its indexes, producer snapshots, checkpoints.
 
-Bytes in, values out; whoever has the files reads them. These are Kafka's own formats,
-so archives of Apache Kafka's segments are read as well.
+Bytes in, values out; the caller reads the files. The formats are Kafka's, so archives
+of Apache Kafka's segments are read too.
 
     .index      int32 relative offset (a batch's last), int32 its position
     .timeindex  int64 largest timestamp so far (ms), int32 relative offset
     .txnindex   int16 version 0, int64 producer id, first, last and last stable offset
     .snapshot   int16 version 1, uint32 CRC-32C, int32 count, entries: the producers
 
-All are hints or proofs beside the log. A torn tail is left out; so is an index entry
-that does not rise, since everything from there on may be a dead writer's.
+An incomplete entry at the end is ignored. From the first index entry that does not
+rise, all entries are ignored: a writer that was killed may have left them.
 
 Source: Kafka's OffsetIndex, TimeIndex, AbortedTxn, ProducerSnapshot.json and
 OffsetCheckpointFile.
@@ -47,7 +47,7 @@ class TimeEntry(NamedTuple):
 
 
 class AbortedRange(NamedTuple):
-    """What a producer wrote in a transaction from first to last offset is void."""
+    """An aborted transaction: its producer, and its first and last offset."""
 
     producer_id: int
     first_offset: int
@@ -55,12 +55,12 @@ class AbortedRange(NamedTuple):
 
 
 def parse_offset_index(content: bytes, base_offset: int) -> list[IndexEntry]:
-    """Return the entries that rise in both offset and position."""
+    """Return the entries up to the first whose offset or position does not rise."""
     found: list[IndexEntry] = []
     last = IndexEntry(base_offset - 1, -1)
     for relative, position in _OFFSET_ENTRY.iter_unpack(_whole(content, _OFFSET_ENTRY)):
         entry = IndexEntry(base_offset + relative, position)
-        # Kafka reserves an active segment's index with zeros behind the entries.
+        # Kafka fills the index of an active segment with zeros behind the entries.
         if entry.offset <= last.offset or position <= last.position:
             break
         found.append(entry)
@@ -69,7 +69,7 @@ def parse_offset_index(content: bytes, base_offset: int) -> list[IndexEntry]:
 
 
 def parse_time_index(content: bytes, base_offset: int) -> list[TimeEntry]:
-    """Return the entries, of which neither part ever falls."""
+    """Return the entries up to the first whose timestamp or offset falls."""
     found: list[TimeEntry] = []
     last = TimeEntry(-1, base_offset - 1)
     for timestamp, relative in _TIME_ENTRY.iter_unpack(_whole(content, _TIME_ENTRY)):
@@ -93,9 +93,10 @@ def parse_aborted(content: bytes) -> list[AbortedRange]:
 
 
 def parse_open_transactions(content: bytes) -> dict[int, int] | None:
-    """Return first offsets of open transactions by producer id, as a snapshot has them.
+    """Return the first offsets of open transactions in a snapshot, by producer id.
 
-    None if it is torn or of another version: an older one serves as well.
+    None if the snapshot is incomplete or of another version: the caller tries an older
+    one.
     """
     if len(content) < _SNAPSHOT_HEAD.size:
         return None
@@ -116,13 +117,13 @@ def parse_offset_checkpoint(text: str) -> dict[tuple[str, int], int]:
     """Return offsets by topic and partition.
 
     Raises:
-        ValueError: this is no version 0 checkpoint.
+        ValueError: the text is not a whole checkpoint of version 0.
     """
     lines = text.splitlines()
     if not lines:
         return {}
     if lines[0] != "0" or len(lines) < 2 or int(lines[1]) != len(lines) - 2:
-        raise ValueError("no version 0 checkpoint, or one that was cut off")
+        raise ValueError("not a checkpoint of version 0, or a truncated one")
     found = {}
     for line in lines[2:]:
         topic, partition, offset = line.split()

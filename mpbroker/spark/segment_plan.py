@@ -1,7 +1,7 @@
-"""Which parts of which segments a query reads: pruned by offset, time and transaction.
+"""Plan which parts of which segments a query reads, by offset, time and transaction.
 
-Runs on the driver. Closed segments never change but by compaction and deletion, so
-what is planned here holds while tasks run; a task filters by its own offsets again.
+Runs on the driver. A closed segment changes by compaction and deletion only, so the
+plan stays valid while tasks run. Each task filters rows by its own offsets again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from mpbroker.spark.segment_index import (
 )
 
 _INTERNAL: Final = {"__consumer_offsets", "__transaction_state", "__cluster_metadata"}
-_TASK_BYTES: Final = 128 * 1024 * 1024  # as spark.sql.files.maxPartitionBytes
+_TASK_BYTES: Final = 128 * 1024 * 1024  # the default of Spark's maxPartitionBytes
 
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """What a reader of segments needs to know; plain values that travel."""
+    """The checked options of a query; Spark pickles them to its executors."""
 
     paths: tuple[str, ...]
     subscription: Subscription
@@ -73,15 +73,17 @@ class SegmentOptions:
 
 
 class SegmentTask(NamedTuple):
-    """What one task reads: a segment's batches from position to position.
+    """The part of a segment that one task reads.
 
     Attributes:
-        first: rows below this offset are left out.
-        end: and rows from this one on, which are other tasks'.
-        size: of the file when it was planned; another one now means it was replaced,
-            and ``position`` means nothing.
-        is_active: its end may be torn.
-        aborted: transactions whose rows must not be seen.
+        root: the data directory, as the user gave it.
+        first: the offset of the first row; earlier ones are other tasks'.
+        end: the offset behind the last row.
+        size: the file's, in bytes, when the query was planned. If a task finds another
+            size, the file was replaced, and the task reads it from its beginning.
+        position: where to begin in the file; at or before ``first``.
+        is_active: the file may end with an incomplete batch.
+        aborted: transactions whose rows are skipped.
     """
 
     root: str
@@ -96,10 +98,10 @@ class SegmentTask(NamedTuple):
 
 
 def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
-    """Read and check the options of a query.
+    """Parse and check the options of a query.
 
     Raises:
-        OptionError: names the option, its value and what is expected.
+        OptionError: an option is missing or wrong.
     """
     given = {name.lower(): value for name, value in options.items()}
     paths = tuple(each.strip() for each in given.get("path", "").split(",") if each)
@@ -137,11 +139,14 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
 
 
 def plan(options: SegmentOptions) -> list[SegmentTask]:
-    """Return what has to be read, part by part.
+    """Return the tasks of a query.
 
     Raises:
-        SegmentError: a directory that is none; OptionError: a topic that is not there.
-        DataLossError: offsets were asked for that are not there.
+        SegmentError: a path is not a directory.
+        OptionError: a topic or partition has no segments, or no offsets are given for
+            it.
+        DataLossError: the requested offsets are not in the segments, and
+            ``fail_on_data_loss`` is set.
     """
     chosen = list(_chosen(options))
     tasks = []
@@ -156,6 +161,10 @@ def plan(options: SegmentOptions) -> list[SegmentTask]:
 def _chosen(
     options: SegmentOptions,
 ) -> Iterator[tuple[str, fs.FileSystem, PartitionFiles]]:
+    """Yield path, file system and files of each partition that the query reads.
+
+    A partition that lies under several paths is read from the last of them.
+    """
     wanted = options.subscription
     found: dict[TopicPartition, tuple[str, fs.FileSystem, PartitionFiles]] = {}
     for path in options.paths:
@@ -187,7 +196,11 @@ def _chosen(
 def _request_for(
     request: OffsetRequest, partition: TopicPartition, side: str
 ) -> tuple[bool, int]:
-    """Return (is a timestamp, offset or timestamp) for one partition."""
+    """Return a partition's part of a request.
+
+    Returns:
+        Whether the value is a timestamp in ms, and the value: a timestamp or an offset.
+    """
     if request.timestamp_ms is not None:
         return True, request.timestamp_ms
     given = request.timestamps if request.timestamps is not None else request.offsets
@@ -233,6 +246,15 @@ class PartitionPlan:
     def tasks(
         self, start: tuple[bool, int], end: tuple[bool, int]
     ) -> list[SegmentTask]:
+        """Return the tasks that read the partition from start to end.
+
+        Args:
+            start: whether the value is a timestamp, and the value; ``end`` likewise.
+
+        Raises:
+            OptionError: all records are older than a starting timestamp.
+            DataLossError: an offset is not in the segments, and ``fail_on_data_loss``.
+        """
         first, until = self._first(*start), self._until(*end)
         found: list[SegmentTask] = []
         for segment in self._segments:
@@ -280,14 +302,15 @@ class PartitionPlan:
         return min(max(offset, self._start), self._end)
 
     def _offset_of(self, timestamp: int) -> int | None:
-        """Return the offset of the first record that is not older."""
+        """Return the first offset with this timestamp (ms) or a later one, if any."""
         for segment in self._segments:
             entries = []
             path = segment.beside(TIME_INDEX)
             if self._here.has(path):
                 content = read_file(self._files, path)
                 entries = parse_time_index(content, segment.base_offset)
-            # Only a closed segment's last entry is its largest timestamp.
+            # The last entry has the largest timestamp in closed segments only: a broker
+            # adds it when it closes the segment.
             closed = segment is not self._active
             if closed and entries and entries[-1].timestamp < timestamp:
                 continue
@@ -298,6 +321,11 @@ class PartitionPlan:
         return None
 
     def _search(self, segment: Segment, timestamp: int, after: int) -> int | None:
+        """Return the first offset in a segment with this timestamp (ms) or a later one.
+
+        Args:
+            after: records up to this offset are older, by the time index.
+        """
         position = 0
         for entry in self._index(segment):
             if entry.offset <= after:
@@ -321,17 +349,23 @@ class PartitionPlan:
     # -- transactions ------------------------------------------------------------------
 
     def _read_aborted(self) -> list[AbortedRange]:
+        """Return the partition's aborted transactions, from the segments' indexes."""
         found: list[AbortedRange] = []
         log_end = self._log_end()
         for segment in self._here.segments:
             path = segment.beside(TXN_INDEX)
             if self._here.has(path):
                 found += parse_aborted(read_file(self._files, path))
-        # Written before their marker: what lies above the end was never aborted.
+        # A broker writes the entry before the abort marker. If it was killed in
+        # between, the entry lies beyond the log's end: the transaction is not aborted.
         return [each for each in found if each.last_offset < log_end]
 
     def _last_stable_offset(self) -> int:
-        """Return where the first transaction begins that is not decided."""
+        """Return the first offset of the earliest open transaction, or the log end.
+
+        Starts from the newest readable producer snapshot, and follows the headers of
+        the batches behind it.
+        """
         open_transactions: dict[int, int] = {}
         scan_from = -1
         for offset in sorted(self._here.snapshots, reverse=True):
@@ -348,6 +382,7 @@ class PartitionPlan:
         return min(open_transactions.values(), default=self._log_end())
 
     def _headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        """Yield the headers of all batches whose base offset is not below an offset."""
         for segment in self._here.segments:
             if segment.end is not None and segment.end <= offset:
                 continue
@@ -364,7 +399,7 @@ class PartitionPlan:
                 reader.close()
 
     def _log_end(self) -> int:
-        """Return the end of the last segment's last whole batch."""
+        """Return the offset behind the last whole batch of the active segment."""
         if self._known_log_end is None:
             self._known_log_end = self._find_log_end()
         return self._known_log_end
@@ -373,12 +408,13 @@ class PartitionPlan:
         entries = self._index(self._active)
         reader = SegmentReader(self._files, self._active.path)
         try:
-            # The last entry's batch may be the one that is not whole.
+            # The batch of the last index entry may be incomplete: then try the entry
+            # before it.
             for position in [*(each.position for each in reversed(entries)), 0]:
                 end = -1
                 for _, header in reader.headers(position):
                     if header.base_offset < end:
-                        break  # what a dead writer left behind the end
+                        break  # old bytes behind the end, left by a killed writer
                     end = header.next_offset
                 if end >= 0:
                     return end
@@ -395,7 +431,12 @@ class PartitionPlan:
         return parse_offset_index(read_file(self._files, path), segment.base_offset)
 
     def _cut(self, segment: Segment, first: int, until: int) -> Iterator[SegmentTask]:
-        """Yield the parts of a segment, cut where its index knows a batch begins."""
+        """Yield tasks for a segment, cut at batches of its index.
+
+        Args:
+            first: the query's first offset.
+            until: the offset behind the query's last one.
+        """
         first = max(first, segment.base_offset)
         until = until if segment.end is None else min(until, segment.end)
         position = 0

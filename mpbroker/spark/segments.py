@@ -1,15 +1,15 @@
-"""``format("mpbroker-segments")``: a broker's segments, read without the broker.
+"""Define ``format("mpbroker-segments")``, which reads segments without the broker.
 
     spark.read.format("mpbroker-segments")
         .option("path", "/var/lib/mpbroker").option("subscribe", "events").load()
 
-Rows are those of format("mpbroker"). The last segment of a partition is being written
-to, so it is left out unless ``includeActive``: say that for a stopped broker's
-directory, and for an archive that holds closed segments only.
+Rows have the columns of format("mpbroker"). A running broker writes to the last segment
+of each partition, so that segment is skipped. Set ``includeActive`` to read it: for the
+directory of a stopped broker, and for an archive that holds closed segments only.
 
-Tombstones are rows with a null value, and compaction shows as missing offsets, as to
-any consumer. Every CRC is verified; damage fails the query, or with
-failOnDataLoss=false costs the batches up to where the index finds the next.
+Tombstones are rows with a null value, and compaction leaves gaps between offsets, as
+for any consumer. Every CRC is verified. Damage fails the query; with
+failOnDataLoss=false reading goes on at the next batch that the index knows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class SegmentPartition(InputPartition):
-    """What one task reads."""
+    """The part of a segment that one task reads."""
 
     def __init__(self, task: SegmentTask) -> None:
         super().__init__(tuple(task))
@@ -64,7 +64,7 @@ class SegmentPartition(InputPartition):
 
 
 class SegmentsDataSource(DataSource):
-    """Segments of a data directory or an archive of it."""
+    """Reads the segments of a data directory or of an archive."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,7 +85,7 @@ class SegmentsDataSource(DataSource):
 
 
 class SegmentsReader(DataSourceReader):
-    """One task a segment, or several for a large one."""
+    """Plans one task for a segment, several for a large one, and reads them."""
 
     def __init__(self, options: SegmentOptions) -> None:
         self._options = options
@@ -95,7 +95,7 @@ class SegmentsReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if partition is None or partition.value is None:
-            return iter(())  # what Spark runs where there are no partitions at all
+            return iter(())  # Spark reads one empty partition where the plan has none
         assert isinstance(partition, SegmentPartition)
         return joined(read_task(partition.task, self._options))
 
@@ -104,8 +104,9 @@ def read_task(task: SegmentTask, options: SegmentOptions) -> Iterator[pa.RecordB
     """Yield a task's rows, in order.
 
     Raises:
-        DataLossError: bytes that are no batch, or a wrong CRC, and fail_on_data_loss.
-        SegmentError: the file is gone.
+        DataLossError: bytes are not a batch or a CRC is wrong, and
+            ``fail_on_data_loss`` is set.
+        SegmentError: the file was deleted since the query was planned.
     """
     files, _ = open_path(task.root)
     try:
@@ -140,7 +141,8 @@ def _read(
             rows = _rows(header, batch, task, options)
         except ProtocolError as error:
             if task.is_active:
-                # The end of what the broker has committed; recovery would cut here.
+                # Behind the last committed batch there may be anything: a broker's
+                # recovery truncates the log here.
                 logger.warning("%s ends at position %d", task.path, position)
                 return
             position = _after_damage(files, task, position, error, options)
@@ -153,7 +155,11 @@ def _read(
 def _rows(
     header: BatchHeader, batch: memoryview, task: SegmentTask, options: SegmentOptions
 ) -> pa.RecordBatch | None:
-    """Return the rows of a batch that this task is to show."""
+    """Return those rows of a batch that belong to the task; None if none does.
+
+    Raises:
+        RecordBatchError: the CRC is wrong, or the records are corrupt.
+    """
     if header.next_offset <= task.first:
         return None
     if compute_crc(batch) != header.crc:
@@ -188,7 +194,11 @@ def _after_damage(
     error: ProtocolError,
     options: SegmentOptions,
 ) -> int:
-    """Return where to go on after damage, or raise."""
+    """Return the position at which to go on after damage: the next index entry's.
+
+    Raises:
+        DataLossError: ``fail_on_data_loss`` is set.
+    """
     base_offset = int(task.path.rpartition("/")[2].removesuffix(LOG))
     resume = task.size
     try:
@@ -202,8 +212,8 @@ def _after_damage(
     text = f"{task.partition}: {task.path} is damaged at position {position}: {error}"
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}. Read an undamaged copy, or set failOnDataLoss=false to go on at"
-            f" position {resume} without what lies between"
+            f"{text}. Read an undamaged copy, or set failOnDataLoss=false to skip the"
+            f" batches up to position {resume}"
         )
     logger.warning("%s; going on at position %d", text, resume)
     return resume

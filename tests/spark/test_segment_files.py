@@ -172,7 +172,7 @@ def test_an_object_store_is_asked_for_what_is_needed_and_no_more(
         assert {key for key, _, _ in store.ranges} <= {
             f"data/t-0/{2_000:020d}{suffix}" for suffix in (".log", ".index")
         }
-        with pytest.raises(MpbrokerError, match="is no directory"):
+        with pytest.raises(MpbrokerError, match="is not a directory"):
             offsets(path=store.uri("nothing"))
 
 
@@ -300,7 +300,7 @@ def test_a_segment_that_compaction_replaced_since_planning_is_filtered_again(
     [
         ({"subscribe": "u"}, "no segments of topic 'u'.*there are some of t"),
         ({"subscribe": "t", "path": ""}, "path is not set"),
-        ({"subscribe": "t", "path": "/no/such/place"}, "'/no/such/place' is no direct"),
+        ({"subscribe": "t", "path": "/no/such/place"}, "'/no/such/place' is not a di"),
         ({"subscribe": "t", "path": "gopher://x/y"}, "gopher"),
         ({"assign": '{"t":[9]}'}, "no segments of t-9"),
         (
