@@ -149,7 +149,7 @@ def test_what_is_no_request_log_is_refused_and_no_page_written(spark, tmp_path):
     other = tmp_path / "other.log"
     other.write_text("INFO started\n")
     description = describe(other, tmp_path)
-    with pytest.raises(PipelineError, match=r"no request in .*1 lines are no JSON"):
+    with pytest.raises(PipelineError, match=r"no request in .*1 lines are not JSON"):
         run_description(description, spark, Progress("p", io.StringIO()))
     assert not (tmp_path / "report.html").exists()
 

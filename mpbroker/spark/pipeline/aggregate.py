@@ -1,14 +1,14 @@
-"""Windows over event time, from a topic to a table or to another topic.
+"""Job ``aggregate``: compute windows over event time, into a table or a topic.
 
     mpbroker pipeline run delays.toml
 
-A window is written once, when the watermark (the latest event time, less
-``aggregate.watermark``) has passed its end. What comes later than that is counted as
-late, not added. With trigger "once" the last windows stay in the checkpoint's state
-until a later run has seen later events.
+A window is written once, when the watermark has passed its end. The watermark is the
+latest event time less ``aggregate.watermark``. Rows behind the watermark are counted as
+late and not added. With trigger "once", the last windows stay in the checkpoint's state
+until a later run has read later events.
 
-To a table each window is written once, whoever is killed; to a topic at least once, or
-once with ``exactlyOnce = true`` in [topic].
+A table has each window once, even if a process is killed. A topic has it at least once,
+or exactly once with ``exactlyOnce = true`` in [topic].
 """
 
 from __future__ import annotations
@@ -35,15 +35,20 @@ if TYPE_CHECKING:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Run until there is no more (trigger "once"), or for ever."""
+    """Aggregate what is in the topic (trigger "once"), or go on until it is stopped.
+
+    Raises:
+        PipelineError: Spark refuses an expression, the table cannot be used, or the
+            query failed.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", str(_cores(spark)))
     windows = aggregated(description, read_stream(description, spark))
     if description.table is not None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        # Times as the tables of `ingest` have them.
+        # In UTC, as in the tables of `ingest`.
         schema = to_arrow_schema(windows.schema, timezone="UTC")
-        # What a table's date is of, unless a column is named.
+        # The column that "date" in partition_by is computed from.
         by = description.table.event_time or "window_start"
         described = replace(
             description, table=replace(description.table, event_time=by)
@@ -69,7 +74,7 @@ def aggregated(description: Description, stream: DataFrame) -> DataFrame:
     """Return the windows: window_start, window_end, the groups and the measures.
 
     Raises:
-        PipelineError: Spark understands a measure or a duration not.
+        PipelineError: Spark does not understand a measure or a duration.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sql
@@ -99,7 +104,10 @@ def aggregated(description: Description, stream: DataFrame) -> DataFrame:
 
 
 def decoded(description: Description, stream: DataFrame) -> DataFrame:
-    """Return values as columns; what cannot be read is counted, and left out."""
+    """Return the decoded rows of a stream.
+
+    Values that cannot be decoded are dropped, and counted in the metric "values".
+    """
     from pyspark.sql import functions as sql
 
     value = description.value
@@ -118,7 +126,7 @@ def decoded(description: Description, stream: DataFrame) -> DataFrame:
             )
             yield from rows.to_batches()
             if found.bad.num_rows:
-                # Only their number matters here: ingest keeps them.
+                # Only their number matters here, so all columns are null.
                 nothing = [
                     arrow.repeat(True, found.bad.num_rows)
                     if field.name == "_bad"
@@ -153,10 +161,10 @@ def _to_topic(description: Description, windows: DataFrame) -> DataStreamWriter:
 
 
 class _Seen:
-    """Takes what Spark counted in each batch: bad values, late rows, and windows.
+    """Adds what Spark counts in each batch to the progress.
 
-    Args:
-        to_topic: a table's sink has said itself what it wrote.
+    These are bad values and late rows, and windows if they go to a topic: the sink of a
+    table counts its rows itself.
     """
 
     def __init__(self, progress: Progress, *, to_topic: bool) -> None:
@@ -164,17 +172,17 @@ class _Seen:
         self._triggers: set[str] = set()
 
     def newest(self, query: StreamingQuery) -> None:
-        """Take the newest batch, unless it was seen."""
+        """Add the newest batch, unless it was added before."""
         done = query.lastProgress
         if done is not None:
-            self._take(done)
+            self._add(done)
 
     def rest(self, query: StreamingQuery) -> None:
-        """Take what was not seen of the last 2,000 batches."""
+        """Add those of the last 2,000 batches that were not added before."""
         for done in query.recentProgress:
-            self._take(done)
+            self._add(done)
 
-    def _take(self, done: StreamingQueryProgress) -> None:
+    def _add(self, done: StreamingQueryProgress) -> None:
         if done.timestamp in self._triggers:
             return
         self._triggers.add(done.timestamp)
@@ -185,7 +193,7 @@ class _Seen:
         if not self._to_topic:
             self._progress.late += late
             self._progress.bad += bad
-        elif done.numInputRows or written:  # and not one that waited for records
+        elif done.numInputRows or written:  # a batch, not a wait for records
             seconds = done.batchDuration / 1000
             self._progress.batch(done.batchId, written, seconds, bad=bad, late=late)
 

@@ -1,4 +1,4 @@
-"""Avro: the columns of a record schema, and values read by it (with fastavro)."""
+"""Read Avro values with fastavro, and derive columns from an Avro schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOGICAL: Final[Mapping[str, str]] = {
     "date": "date",
     "uuid": "string",
 }
-# What fastavro makes objects of that no column's type holds.
+# Logical types that fastavro decodes to objects of a type that no column has.
 _NO_COLUMN: Final = (
     "decimal",
     "time-millis",
@@ -37,7 +37,7 @@ _NO_COLUMN: Final = (
     "duration",
 )
 _CONFLUENT_HEADER_BYTES: Final = 5
-# What a value that is none by this schema makes fastavro raise.
+# The exceptions that fastavro raises for bytes that do not match the schema.
 AVRO_ERRORS: Final = (
     EOFError,
     ValueError,
@@ -50,10 +50,14 @@ AVRO_ERRORS: Final = (
 
 
 def fields_of(schema: str) -> dict[str, str]:
-    """Return the columns' types by name.
+    """Return the column types of a record schema's fields, by name.
+
+    Args:
+        schema: JSON.
 
     Raises:
-        PipelineError: no record schema, or a field of a type with no column's.
+        PipelineError: the text is not an Avro record schema, or there is no column type
+            for a field.
     """
     try:
         record = orjson.loads(schema)
@@ -68,15 +72,15 @@ def fields_of(schema: str) -> dict[str, str]:
         if kind is None:
             raise PipelineError(
                 f"value.schema: field {field.get('name')!r} is"
-                f" {field.get('type')!r}; columns are {', '.join(_TYPES)}, timestamps,"
-                " dates and UUIDs, each or null"
+                f" {field.get('type')!r}; a column can be {', '.join(_TYPES)}, a"
+                " timestamp, date or UUID, or a union of one of these and null"
             )
         found[str(field["name"])] = kind
     return found
 
 
 def _check(record: Mapping[str, Any]) -> None:
-    """Raise PipelineError if this is no schema to read by."""
+    """Raise PipelineError if fastavro cannot read by this schema."""
     from fastavro import parse_schema
     from fastavro.schema import SchemaParseException, UnknownType
 
@@ -89,6 +93,7 @@ def _check(record: Mapping[str, Any]) -> None:
 
 
 def _column_type(kind: Any) -> str | None:
+    """Return the column type of an Avro type, or of its union with null, if any."""
     if isinstance(kind, list):
         others = [each for each in kind if each != "null"]
         return _column_type(others[0]) if len(others) == 1 else None
@@ -107,7 +112,11 @@ def _is_uuid(kind: Any) -> bool:
 
 
 def reader(schema: str, confluent_header: bool) -> Callable[[bytes], Any]:
-    """Return a function that reads a value, or raises one of AVRO_ERRORS."""
+    """Return a function that decodes a value, and raises AVRO_ERRORS if it cannot.
+
+    Args:
+        confluent_header: five bytes of a schema registry stand before each value.
+    """
     from fastavro import parse_schema, schemaless_reader
 
     record = orjson.loads(schema)
@@ -117,12 +126,16 @@ def reader(schema: str, confluent_header: bool) -> Callable[[bytes], Any]:
     def read(value: bytes) -> Any:
         if confluent_header:
             if len(value) < _CONFLUENT_HEADER_BYTES or value[0]:
-                raise ValueError("no schema id before it (confluent_header)")
+                raise ValueError(
+                    "it does not begin with a schema id (confluent_header)"
+                )
             value = value[_CONFLUENT_HEADER_BYTES:]
         stream = io.BytesIO(value)
         found: Any = schemaless_reader(stream, parsed, None)
         if stream.tell() != len(value):
-            raise ValueError(f"{len(value) - stream.tell()} bytes after its last field")
+            raise ValueError(
+                f"{len(value) - stream.tell()} bytes follow its last field"
+            )
         for name in uuids:
             found[name] = str(found[name]) if found[name] is not None else None
         return found

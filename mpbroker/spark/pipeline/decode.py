@@ -1,4 +1,7 @@
-"""Values into columns, on executors: one row in, one row or one reason out."""
+"""Decode records' values into columns, on executors.
+
+Each record becomes a row, or an entry of the dead letters with the reason.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,19 @@ _ERRORS: Final = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError)
 
 
 class Decoded(NamedTuple):
-    """A batch's rows that could be read, and those that could not, with the reason."""
+    """The records of a batch, parted by whether their value could be decoded.
+
+    Attributes:
+        rows: decoded, with the columns of `row_schema`.
+        bad: not decoded, with the columns of `bad_schema`.
+    """
 
     rows: pa.Table
     bad: pa.Table
 
 
 def row_schema(value: ValueFormat, *, with_headers: bool) -> pa.Schema:
-    """Return the columns that values of this format become."""
+    """Return the columns of decoded records: the value's fields, then the record's."""
     fields = [pa.field(name, TYPES[kind]) for name, kind in value.fields.items()]
     if value.format == "raw":
         fields = [pa.field("value", pa.binary())]
@@ -32,13 +40,17 @@ def row_schema(value: ValueFormat, *, with_headers: bool) -> pa.Schema:
 
 
 def bad_schema() -> pa.Schema:
-    """Return the columns of a dead-letter table: the record, and why."""
+    """Return the columns of a dead-letter table: the record, and the reason."""
     head = [pa.field("value", pa.binary()), pa.field("_error", pa.string())]
     return pa.schema(head + record_fields())
 
 
 class Decoder:
-    """Reads batches with format("mpbroker")'s columns."""
+    """Decodes batches that have the columns of format("mpbroker").
+
+    Attributes:
+        schema: of decoded rows.
+    """
 
     def __init__(self, value: ValueFormat, *, with_headers: bool) -> None:
         self._value = value
@@ -47,7 +59,7 @@ class Decoder:
         self._parse = _parser(value)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        """Return the batch's rows, in order."""
+        """Return the batch's decoded rows and its bad records, each in order."""
         own = {
             field.name: batch.column(field.name[1:]).cast(field.type)
             for field in self._record_fields
@@ -73,8 +85,13 @@ class Decoder:
         return self._parted(table, batch, own, errors)
 
     def _document(self, value: bytes | None) -> Any:
+        """Return a value's fields by name; None for a tombstone.
+
+        Raises:
+            ValueError: and the other AVRO_ERRORS, or RecursionError: not such a value.
+        """
         if value is None:
-            return None  # a tombstone: a row without fields
+            return None  # a tombstone becomes a row whose fields are null
         document = self._parse(value)
         if not isinstance(document, dict):
             raise ValueError(f"{type(document).__name__} where an object is expected")
@@ -93,7 +110,7 @@ class Decoder:
             return pa.array([convert(value) for value in values], TYPES[kind])
         except _ERRORS:
             pass
-        # One of them does not fit: find out which, and leave it empty.
+        # At least one value does not fit: try each, and leave those that do not null.
         fitting: list[Any] = []
         for index, value in enumerate(values):
             try:
@@ -112,6 +129,7 @@ class Decoder:
         own: Mapping[str, pa.Array],
         errors: Mapping[int, str],
     ) -> Decoded:
+        """Move the rows at the indexes of errors to the bad records."""
         if not errors:
             return Decoded(table, bad_schema().empty_table())
         schema = bad_schema()
@@ -140,7 +158,7 @@ def _parser(value: ValueFormat) -> Callable[[bytes], Any]:
 
 
 def _timestamp(value: Any) -> datetime.datetime | None:
-    """Read ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."""
+    """Convert ISO 8601 text (UTC if it has no offset) or milliseconds since 1970."""
     if value is None or isinstance(value, datetime.datetime):
         return value
     if isinstance(value, str):
@@ -148,7 +166,7 @@ def _timestamp(value: Any) -> datetime.datetime | None:
         return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _EPOCH + datetime.timedelta(milliseconds=value)
-    raise ValueError(f"{value!r} is no time")
+    raise ValueError(f"{value!r} is not a timestamp")
 
 
 def _date(value: Any) -> datetime.date | None:
@@ -156,17 +174,19 @@ def _date(value: Any) -> datetime.date | None:
         return value
     if isinstance(value, str):
         return datetime.date.fromisoformat(value)
-    raise ValueError(f"{value!r} is no date")
-
-
-# Arrow by itself would cut 1.5 to 1, make 1 of true and text of bytes.
+    raise ValueError(f"{value!r} is not a date")
 
 
 def _of(*kinds: type) -> Callable[[Any], Any]:
+    """Return a function that refuses values of other types.
+
+    Arrow alone would convert 1.5 to 1, true to 1, and bytes to text.
+    """
+
     def check(value: Any) -> Any:
         if value is None or type(value) in kinds:
             return value
-        raise ValueError(f"{value!r} is another type")
+        raise ValueError(f"{value!r} has another type")
 
     return check
 

@@ -1,9 +1,10 @@
-"""Topic to lake, each record once, whoever is killed.
+"""Job ``ingest``: write a topic's records to a table, each record once.
 
     mpbroker pipeline run flights.toml
 
-Three legs: offsets are in Spark's checkpoint, written before a batch runs; the same
-offsets bring the same records; a table drops a batch that it holds already (`lake`).
+This holds even if the driver, an executor or the broker is killed, for three reasons.
+Spark stores the offsets of a batch in its checkpoint before the batch runs. The same
+offsets bring the same records. A table ignores a batch that it already has (`lake`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BatchSink:
-    """What Spark calls with each batch, on the driver."""
+    """Writes batches to the tables, on the driver; Spark calls it with each batch."""
 
     def __init__(
         self,
@@ -37,14 +38,15 @@ class BatchSink:
         value: ValueFormat | None,
         progress: Progress,
     ) -> None:
-        """Open the tables.
+        """Open the tables; change nothing.
 
         Args:
-            schema: of the rows that are written.
-            value: how to read values; None if the rows are columns already.
+            schema: the columns of the rows to write.
+            value: how values are decoded; None if the rows have the columns already.
 
         Raises:
-            PipelineError: a table is another pipeline's, or has other columns.
+            PipelineError: a table was filled from another checkpoint, has other columns
+                or cannot be opened.
         """
         assert description.table is not None
         self._description = description
@@ -62,7 +64,11 @@ class BatchSink:
         self._claimed = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch, unless it is written."""
+        """Write a batch to the tables that do not have it yet, and count its rows.
+
+        Raises:
+            PipelineError: a table was filled from another checkpoint.
+        """
         self._claim()
         started = time.monotonic()
         if all(table.has_batch(batch_id) for table in self._tables()):
@@ -86,7 +92,7 @@ class BatchSink:
             self.compact()
 
     def compact(self) -> None:
-        """Merge small files of all tables."""
+        """Merge small files in all tables."""
         for table in self._tables():
             before, after = table.compact()
             if after < before:
@@ -97,6 +103,7 @@ class BatchSink:
         return [self.rows, *([self.bad] if self.bad is not None else [])]
 
     def _claim(self) -> None:
+        """Bind the tables to the checkpoint, which has an id once a query has begun."""
         if self._claimed:
             return
         query = checkpoint_query(self._description.checkpoint)
@@ -107,6 +114,7 @@ class BatchSink:
         self._claimed = True
 
     def _stage(self, frame: DataFrame, batch_id: int) -> list[dict[str, Any]]:
+        """Have executors write a batch's files; return what they report (FILES_DDL)."""
         directories = {ROWS: self.rows.staging(batch_id)}
         if self.bad is not None:
             directories[BAD] = self.bad.staging(batch_id)
@@ -128,10 +136,10 @@ class BatchSink:
 
 
 def checkpoint_query(checkpoint: str) -> str | None:
-    """Return the id that Spark gave a checkpoint, None while it has none.
+    """Return the id that Spark gave a checkpoint's query; None before there is one.
 
     Raises:
-        PipelineError: it cannot be read, or is none of Spark's.
+        PipelineError: the checkpoint cannot be read, or is not Spark's.
     """
     files, inside = open_directory(checkpoint)
     try:
@@ -141,10 +149,10 @@ def checkpoint_query(checkpoint: str) -> str | None:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Run until there is no more (trigger "once"), or for ever.
+    """Write what is in the topic (trigger "once"), or go on until it is stopped.
 
     Raises:
-        PipelineError: nothing was started.
+        PipelineError: the tables cannot be used, or the query failed.
     """
     sink = open_sink(description, progress)
     stream = read_stream(description, spark)
@@ -154,16 +162,20 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
 
 
 def open_sink(description: Description, progress: Progress) -> BatchSink:
-    """Open the description's tables; see `BatchSink`."""
+    """Open the description's tables.
+
+    Raises:
+        PipelineError: see `BatchSink`.
+    """
     with_headers = description.source.get("includeHeaders", "false").lower() == "true"
     schema = row_schema(description.value, with_headers=with_headers)
     return BatchSink(description, schema, description.value, progress)
 
 
 def write_stream(stream: DataFrame, sink: BatchSink) -> DataStreamWriter:
-    """Return a writer that brings a stream's batches to a sink."""
+    """Return a writer that calls the sink with each of the stream's batches."""
 
-    # PySpark asks for a function: it looks at its arguments.
+    # foreachBatch wants a plain function, whose arguments it counts.
     def write(frame: DataFrame, batch_id: int) -> None:
         sink(frame, batch_id)
 

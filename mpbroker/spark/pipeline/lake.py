@@ -1,16 +1,18 @@
-"""Tables that take a batch once, however often it is brought, and whoever is killed.
+"""Commit batches to tables, each batch once, even if processes are killed.
 
-A batch is known by (checkpoint's query id, batch id). Executors stage its files; one
-file that the driver writes by rename is the commit:
+A batch is identified by the id of the checkpoint's query and the batch id. Executors
+write its files to a staging area (`staging`). The driver then commits them by creating
+one file with a rename:
 
-    parquet   <table>/_mpbroker/<pipeline>/<batch>.json says which staged files belong
-              where; they are moved then. Killed in between, the next start moves the
-              rest. Readers see a batch's files come one by one.
-    delta     the table's own log, with delta-rs; the batch id goes into the commit as
-              an application transaction. Readers see all of a batch or nothing.
+    parquet   <table>/_mpbroker/<pipeline>/batch-<id>.json, a manifest: it lists staged
+              files and their places in the table. The driver moves the files after the
+              commit; if it is killed, the next start moves the rest. Readers see the
+              files of a batch appear one by one.
+    delta     an entry of the table's own log, with delta-rs. The batch id is stored in
+              the entry as an application transaction. Readers see a batch as a whole.
 
-A batch that is committed already is dropped. Names that begin with "_" are not looked
-at by readers of Parquet directories, Spark's among them, nor by Delta's vacuum.
+A batch that is already committed is ignored. Readers of Parquet directories, such as
+Spark, and Delta's vacuum ignore names that begin with "_".
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ from mpbroker.spark.pipeline.staging import (
 
 _OWN: Final = "_mpbroker"
 _SUFFIX: Final = ".parquet"
-_KEPT_MANIFESTS: Final = 20  # the newest counts; some more for whoever looks into it
+_KEPT_MANIFESTS: Final = 20  # only the newest is used; the others help to find faults
 
 
 class LakeTable(ABC):
-    """One table, as one pipeline's driver writes it."""
+    """A table that one pipeline's driver writes to."""
 
     def __init__(self, table: Table, schema: pa.Schema, name: str) -> None:
-        """Look at what is there; change nothing.
+        """Open the table and check its columns; change nothing.
 
         Args:
-            schema: of the rows, without columns that are computed for partitions.
+            schema: the rows' columns, without the computed partition column "date".
             name: the pipeline's.
 
         Raises:
@@ -64,21 +66,24 @@ class LakeTable(ABC):
         self._query = ""
         self.check_schema()
 
-    # -- whose it is -------------------------------------------------------------------
+    # -- the pipeline that owns the table ----------------------------------------------
 
     def claim(self, query: str) -> None:
-        """Bind the table to a checkpoint, and finish what a killed driver began.
+        """Bind the table to a checkpoint, and finish a killed driver's commit.
+
+        Args:
+            query: the id of the checkpoint's query.
 
         Raises:
-            PipelineError: another checkpoint's batches are in it.
+            PipelineError: the table has batches of another checkpoint.
         """
         path = f"{self._own}/query.json"
         known = self._read_json(path)
         if known is not None and known["query"] != query:
             raise PipelineError(
                 f"{self.table.path} was filled by pipeline {self.name!r} with another"
-                f" checkpoint (query {known['query']}): going on with this one would"
-                " double its rows. Put the checkpoint back, or choose another"
+                f" checkpoint (query {known['query']}): with this one its rows would be"
+                " written twice. Restore that checkpoint, or choose another"
                 " pipeline.name or table"
             )
         self._query = query
@@ -88,34 +93,37 @@ class LakeTable(ABC):
         self.sweep()
 
     def check_claim(self, query: str | None) -> None:
-        """Say what `claim` would, and change nothing.
+        """Check whether `claim` would succeed; change nothing.
 
         Args:
-            query: None if the checkpoint is new.
+            query: the id of the checkpoint's query; None if the checkpoint is new.
+
+        Raises:
+            PipelineError: the table has batches of another checkpoint.
         """
         known = self._read_json(f"{self._own}/query.json")
         if known is not None and known["query"] != query:
             raise PipelineError(
                 f"{self.table.path} holds rows of pipeline {self.name!r} and another"
-                " checkpoint: starting anew would double them. Put the checkpoint"
-                " back, or choose another pipeline.name or table"
+                " checkpoint: with this one they would be written twice. Restore that"
+                " checkpoint, or choose another pipeline.name or table"
             )
 
     def staging(self, batch_id: int) -> str:
-        """Return where a batch's tasks put their files, as path or URI."""
+        """Return the directory for the files of a batch's tasks, as a path or URI."""
         return f"{self.table.path}/{_OWN}/{self.name}/staging/{batch_id}"
 
     def sweep(self) -> None:
-        """Remove what was staged and never committed."""
+        """Remove staged files that were never committed."""
         path = f"{self._own}/staging"
         if self.files.get_file_info(path).type == fs.FileType.Directory:
             self.files.delete_dir(path)
 
-    # -- what each kind does in its own way --------------------------------------------
+    # -- different for each format -----------------------------------------------------
 
     @abstractmethod
     def check_schema(self) -> None:
-        """Raise PipelineError if the table that is there has other columns."""
+        """Raise PipelineError if the table exists and has other columns."""
 
     @abstractmethod
     def recover(self) -> None:
@@ -127,24 +135,28 @@ class LakeTable(ABC):
 
     @abstractmethod
     def commit(self, batch_id: int, files: Sequence[dict[str, Any]]) -> None:
-        """Make staged files part of the table, all of them and once."""
+        """Make all staged files of a batch part of the table.
+
+        Args:
+            files: what the tasks have reported, with the columns of FILES_DDL.
+        """
 
     @abstractmethod
     def compact(self) -> tuple[int, int]:
-        """Merge small files; return how many there were and are now."""
+        """Merge small files; return the number of files before and after."""
 
     @abstractmethod
     def data_files(self) -> list[str]:
-        """Return the paths of the files that count."""
+        """Return the paths of the files that belong to the table."""
 
     def uris(self) -> list[str]:
-        """Return the files that count as Spark is to be told of them."""
+        """Return the same files as `data_files`, as paths or URIs for Spark."""
         return [
             self.table.path + each.removeprefix(self.root) for each in self.data_files()
         ]
 
     def values_by_file(self) -> dict[str, dict[str, Any]] | None:
-        """Return each file's partition values; None if its directories say them all."""
+        """Return each file's partition values; None if the directories give them."""
         return None
 
     # -- files -------------------------------------------------------------------------
@@ -154,11 +166,15 @@ class LakeTable(ABC):
         return "/".join(filter(None, [hive_directory(values), f"{self.name}-{name}"]))
 
     def _move(self, staged: str, final: str) -> None:
-        """Move a staged file to its place, unless that was done."""
+        """Move a staged file to its place, unless it is already there.
+
+        Raises:
+            PipelineError: the file is in neither place.
+        """
         target = f"{self.root}/{final}"
         if self.files.get_file_info(staged).type == fs.FileType.NotFound:
             if self.files.get_file_info(target).type == fs.FileType.NotFound:
-                raise PipelineError(f"{staged} is gone before it was committed")
+                raise PipelineError(f"{staged} was deleted before it was committed")
             return
         self.files.create_dir(target.rpartition("/")[0], recursive=True)
         self.files.move(staged, target)
@@ -170,7 +186,7 @@ class LakeTable(ABC):
             return orjson.loads(stream.read())
 
     def _write_json(self, path: str, content: Any) -> None:
-        """Write a file that is there whole, or not at all."""
+        """Create a file by rename: readers find it complete, or do not find it."""
         self.files.create_dir(path.rpartition("/")[0], recursive=True)
         temporary = f"{path}.{uuid.uuid4().hex}.tmp"
         with self.files.open_output_stream(temporary) as stream:
@@ -178,6 +194,7 @@ class LakeTable(ABC):
         self.files.move(temporary, path)
 
     def _refuse_schema(self, found: pa.Schema) -> None:
+        """Raise PipelineError if a column differs in name or type."""
         wanted = {field.name: field.type for field in self.schema}
         there = {field.name: field.type for field in found}
         for name in wanted.keys() | there.keys():
@@ -191,7 +208,7 @@ class LakeTable(ABC):
 
 
 def _same_type(one: pa.DataType | None, other: pa.DataType | None) -> bool:
-    # Delta hands back large and view types, which hold the same.
+    # delta-rs returns "large" and "view" types, which hold the same values.
     def plain(kind: pa.DataType | None) -> str:
         return (
             str(kind)
@@ -204,7 +221,7 @@ def _same_type(one: pa.DataType | None, other: pa.DataType | None) -> bool:
 
 
 class ParquetTable(LakeTable):
-    """A directory of Parquet files, with what was committed beside them."""
+    """A directory of Parquet files, with the manifests of commits beside them."""
 
     def check_schema(self) -> None:
         found = self.data_files()
@@ -222,7 +239,7 @@ class ParquetTable(LakeTable):
                 )
             if len(names) != found[0].removeprefix(self.root).count("="):
                 raise PipelineError(
-                    f"{self.table.path} is partitioned otherwise: {found[0]}"
+                    f"{self.table.path} is partitioned by other columns: {found[0]}"
                 )
             self._refuse_schema(inside)
 
@@ -260,14 +277,19 @@ class ParquetTable(LakeTable):
         self._apply(manifest)
 
     def _apply(self, manifest: dict[str, Any], *, again: bool = False) -> None:
-        """Do what a manifest says, or what a killed driver left of it."""
-        # Compaction's old files first: a reader in between misses rows for a moment,
-        # rather than count them twice.
+        """Carry out a manifest: remove and move its files.
+
+        Args:
+            again: a killed driver may have carried out a part of it.
+        """
+        # Remove the old files of a compaction before the merged file is in place: a
+        # reader in between misses rows, which is better than to count them twice.
         for path in manifest["remove"]:
             if self.files.get_file_info(f"{self.root}/{path}").type == fs.FileType.File:
                 self.files.delete_file(f"{self.root}/{path}")
         for staged, final in manifest["add"]:
-            # Not there any more: moved by who was killed, and compacted since, maybe.
+            # A missing file was moved by the killed driver, and may have been merged
+            # into another one since: it need not be in the table.
             if again and self.files.get_file_info(staged).type != fs.FileType.File:
                 continue
             self._move(staged, final)
@@ -328,7 +350,7 @@ class ParquetTable(LakeTable):
 
 
 class DeltaTable(LakeTable):
-    """A Delta table, through delta-rs."""
+    """A Delta table, written with delta-rs."""
 
     def check_schema(self) -> None:
         table = self._open()
@@ -343,7 +365,7 @@ class DeltaTable(LakeTable):
                 )
 
     def recover(self) -> None:
-        """A commit is one file of Delta's log: there or not."""
+        """Do nothing: a commit is one file of Delta's log, which exists or does not."""
 
     def has_batch(self, batch_id: int) -> bool:
         table = self._open()
@@ -362,7 +384,7 @@ class DeltaTable(LakeTable):
         for each in files:
             values = orjson.loads(each["partition"])
             final = self._final_path(each["path"], values)
-            # Moved before the commit: until then nobody's log names it.
+            # Move the file before the commit: readers see it once the log names it.
             self._move(each["path"], final)
             stats = orjson.dumps({"numRecords": each["rows"]}).decode()
             actions.append(AddAction(final, each["bytes"], values, now_ms, True, stats))
@@ -382,7 +404,8 @@ class DeltaTable(LakeTable):
             return 0, 0
         before = len(table.file_uris())
         table.optimize.compact(target_size=int(self.table.compact_mb * 1024 * 1024))
-        table.vacuum(dry_run=False)  # what nobody has needed for a week
+        # Delete files that the table has not named for a week.
+        table.vacuum(dry_run=False)
         return before, len(table.file_uris())
 
     def data_files(self) -> list[str]:
@@ -393,7 +416,7 @@ class DeltaTable(LakeTable):
         return self.data_files()
 
     def values_by_file(self) -> dict[str, dict[str, Any]] | None:
-        # Directories say them too, which delta-rs spells otherwise than Spark.
+        # From the log: delta-rs spells the directories' names otherwise than Spark.
         table = self._open()
         if table is None or not self.table.partition_by:
             return None
@@ -424,12 +447,13 @@ class DeltaTable(LakeTable):
 
 
 def as_stored(table: Table) -> tuple[Table, bool]:
-    """Return a table as it lies there, and whether its rows have headers.
+    """Return a table with the partitioning that is stored, for a job that reads it.
 
-    For who reads it: what it is partitioned by need not be said again.
+    Returns:
+        The table, and whether its rows have headers. An empty table is unchanged.
 
     Raises:
-        PipelineError: it cannot be read.
+        PipelineError: the table cannot be read.
     """
     if table.format == "delta":
         _check_delta()
@@ -450,7 +474,7 @@ def as_stored(table: Table) -> tuple[Table, bool]:
 
 
 def parquet_files(files: fs.FileSystem, root: str) -> list[str]:
-    """Return the files that a directory of Parquet consists of."""
+    """Return the paths of a Parquet directory's data files, sorted."""
     selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
     return sorted(
         info.path
@@ -462,14 +486,14 @@ def parquet_files(files: fs.FileSystem, root: str) -> list[str]:
 
 
 def _is_read(path: str) -> bool:
-    """Return whether readers look at a file: not below "_name", but below "_name=x"."""
+    """Return whether readers look at a file: below "_name=x", but not below "_name"."""
     return not any(
         part.startswith("_") and "=" not in part for part in path.strip("/").split("/")
     )
 
 
 def _open_delta(path: str) -> Any:
-    """Return delta-rs' table, None if there is none."""
+    """Return delta-rs' table; None if there is none at the path."""
     from deltalake import DeltaTable as Stored
     from deltalake.exceptions import TableNotFoundError
 
@@ -485,15 +509,19 @@ def _check_delta() -> None:
     except ImportError as error:
         raise PipelineError(
             f"Delta tables need delta-rs ({error}): pip install 'mpbroker[spark]', or"
-            ' say table.format = "parquet"'
+            ' set table.format = "parquet"'
         ) from None
 
 
 def open_table(table: Table, schema: pa.Schema, name: str) -> LakeTable:
-    """Return a table of the description's format.
+    """Open a table in the format that the description gives.
+
+    Args:
+        schema: the rows' columns, without computed ones.
+        name: the pipeline's.
 
     Raises:
-        PipelineError: see `LakeTable`; or delta-rs is not here.
+        PipelineError: see `LakeTable`; or delta-rs is not installed.
     """
     if table.format == "parquet":
         return ParquetTable(table, schema, name)

@@ -1,4 +1,4 @@
-"""What a pipeline says while it runs, and at its end."""
+"""Report what a pipeline has done: a line for each batch, and a summary."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TextIO
 
 @dataclass
 class Progress:
-    """Counts what is done; a line for each batch, and a report.
+    """Adds up the figures of a run, and prints a line for each batch.
 
     Attributes:
-        rows: written, or records sent.
-        bad: values that could not be read.
+        name: of the pipeline; begins each line.
+        rows: rows written, or records sent.
+        bad: values that could not be decoded.
         late: rows older than the description allows.
-        skipped: batches that were committed already, by a run that was killed.
+        skipped: batches that an earlier run had already committed.
+        notes: lines to print after the summary.
     """
 
     name: str
@@ -31,10 +33,16 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
+        """Print a line."""
         print(f"{self.name}: {text}", file=self.out, flush=True)
 
     def batch(self, batch_id: int, rows: int, seconds: float, **more: int) -> None:
-        """Say that a batch is done; ``more`` are counts to be named if not 0."""
+        """Add up and print a finished batch.
+
+        Args:
+            seconds: how long the batch took.
+            more: other counts by name, such as ``bad`` and ``late``; 0 is not printed.
+        """
         self.batches += 1
         self.rows += rows
         self.bad += more.get("bad", 0)
@@ -46,11 +54,12 @@ class Progress:
         )
 
     def skip(self, batch_id: int) -> None:
+        """Count and print a batch that was committed before."""
         self.skipped += 1
         self.say(f"batch {batch_id} was committed before: nothing to do")
 
     def report(self) -> Mapping[str, object]:
-        """Say the final report; return it."""
+        """Print the summary and return its figures."""
         seconds = time.monotonic() - self.started
         found: dict[str, object] = {
             "pipeline": self.name,
@@ -61,7 +70,7 @@ class Progress:
             "skipped_batches": self.skipped,
             "seconds": round(seconds, 1),
         }
-        # A report is made without any, and a replay in one.
+        # A report has no batches, a replay has one.
         plural = "" if self.batches == 1 else "es"
         batches = f" in {self.batches} batch{plural}" if self.batches else ""
         self.say(

@@ -14,20 +14,23 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+# How often a query is started if Spark's Python processes start too slowly.
 _STARTS: Final = 30
 _LOOK_S: Final = 1
+# Spark's error for a Python process that took more than ten seconds to start.
 _NO_PYTHON: Final = "failed to connect back"
+# Options of the source unless the description gives others.
 _DEFAULTS: Final = {
-    # All there is: a pipeline that is started late shall not begin in the middle.
+    # A pipeline reads the whole topic, also if it is started late.
     "startingOffsets": "earliest",
-    # A broker that is restarted shall not end it: half a minute of patience.
+    # Wait half a minute for a broker that restarts.
     "fetchOffset.numRetries": "60",
     "fetchOffset.retryIntervalMs": "500",
 }
 
 
 def read_stream(description: Description, spark: SparkSession) -> DataFrame:
-    """Return the source's rows; options that are not given are a pipeline's."""
+    """Return a stream of the source's rows, with the defaults of pipelines."""
     reader = spark.readStream.format("mpbroker")
     given = {name.lower() for name in description.source}
     defaults = {
@@ -52,13 +55,14 @@ def run_query(
     progress: Progress,
     look: Callable[[StreamingQuery], None] | None = None,
 ) -> StreamingQuery:
-    """Begin a query and wait for its end; a Ctrl-C stops it between batches.
+    """Start a query, wait until it ends, and return it. Ctrl-C stops the query.
 
     Args:
-        look: called now and then while the query runs.
+        begin: starts the query.
+        look: called about once a second while the query runs.
 
     Raises:
-        PipelineError: it failed; the text is the reason, without Java's stack.
+        PipelineError: the query failed; the text is the reason, without Java's stack.
     """
     from pyspark.errors import PySparkException, StreamingQueryException
 
@@ -74,9 +78,9 @@ def run_query(
                 while not query.awaitTermination(_LOOK_S):
                     look(query)
         except StreamingQueryException as error:
-            # Spark gives a Python process ten seconds to start, which no setting
-            # changes and a loaded machine needs more than. Nothing is lost by
-            # beginning again: the checkpoint knows where.
+            # A loaded machine may need more than Spark's ten seconds to start Python,
+            # and no setting changes the limit. A new start goes on at the checkpoint,
+            # so nothing is lost.
             if _NO_PYTHON not in str(error) or attempt == _STARTS:
                 raise PipelineError(reason(error)) from error
             progress.say("Python was too slow to start for Spark; trying again")
@@ -90,7 +94,7 @@ def run_query(
 
 
 def reason(error: BaseException) -> str:
-    """Return the line of an error from Spark that says what happened."""
+    """Return the one line of a Spark error that gives the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith(("mpbroker.", "pyspark.errors."))]
     found = ours[-1] if ours else (lines[0] if lines else type(error).__name__)

@@ -1,10 +1,10 @@
-"""Lake to topic: rows of a table that `ingest` wrote, as records again.
+"""Job ``replay``: send the rows of a table that `ingest` wrote to a topic.
 
     mpbroker pipeline run again.toml
 
-Records keep key, value and timestamp, and their order in each original partition, so
-that of each key. Two headers say where they are from. A task that fails and is tried
-again sends its records again: at least once.
+Records keep their key, value and timestamp, and the order of their original partition.
+Two headers name the run and the original topic, partition and offset. A task that fails
+is tried again and sends its records again: at least once.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 _RUN_HEADER: Final = "mpbroker.replay.run"
 _FROM_HEADER: Final = "mpbroker.replay.from"
 _TIMEOUT_S: Final = 30
-_SAY_S = 10.0
+_SAY_S = 10.0  # between two lines of progress
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield what will be done; see `run.preview`."""
+    """Yield lines that say what `run` would do.
+
+    Raises:
+        PipelineError, OptionError, ApiError, BrokerUnavailableError: `run` would fail.
+    """
     assert description.table is not None and description.replay is not None
     options = sink_options(description)
     _, files = open_stored(description)
@@ -61,6 +65,11 @@ def preview(description: Description) -> Iterator[str]:
 
 
 def sink_options(description: Description) -> SinkOptions:
+    """Return the options of [topic]; the addresses may stand in [source].
+
+    Raises:
+        OptionError: an option is missing or wrong.
+    """
     given = dict(description.topic)
     bootstrap = description.source.get("kafka.bootstrap.servers")
     if bootstrap:
@@ -69,10 +78,10 @@ def sink_options(description: Description) -> SinkOptions:
 
 
 def open_stored(description: Description) -> tuple[LakeTable, list[str]]:
-    """Return the table, partitioned as it is, and its files as Spark is told of them.
+    """Return the table with the partitioning that it has, and the URIs of its files.
 
     Raises:
-        PipelineError: it has other columns than the description, or no rows.
+        PipelineError: the table has no rows, or other columns than the description.
     """
     assert description.table is not None
     table, with_headers = as_stored(description.table)
@@ -86,15 +95,16 @@ def open_stored(description: Description) -> tuple[LakeTable, list[str]]:
     stored = open_table(table, schema, description.name)
     files = stored.uris()
     if not files:
-        raise PipelineError(f"{table.path} has no rows to be replayed")
+        raise PipelineError(f"{table.path} has no rows to replay")
     return stored, files
 
 
 def target_partitions(options: SinkOptions) -> int:
-    """Return how many partitions the topic has that is written to.
+    """Return the number of partitions of the topic that is written to.
 
     Raises:
-        ApiError: there is no such topic. BrokerUnavailableError: nobody answers.
+        ApiError: the topic does not exist.
+        BrokerUnavailableError: no broker answers.
     """
     with _cluster(options) as cluster:
         try:
@@ -116,11 +126,11 @@ def _cluster(options: SinkOptions) -> Cluster:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Send all rows that are chosen, and wait until all are acknowledged.
+    """Send the rows that [replay] selects, and wait until all are acknowledged.
 
     Raises:
-        PipelineError: an SQL condition that Spark does not understand; more original
-            partitions than the target has.
+        PipelineError: Spark does not understand the SQL condition, the target topic has
+            too few partitions, or a record cannot be sent.
     """
     from pyspark.errors import PySparkException
 
@@ -135,26 +145,26 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
         raise PipelineError(f"replay: {reason(error)}") from error
     last = highest.column("max(_partition)")[0].as_py()
     if last is None:
-        progress.say("no row is chosen")
+        progress.say("no row is selected")
         return
     targets = target_partitions(options)
     if description.replay.partitions == "original" and last >= targets:
         raise PipelineError(
             f"rows are of partition {last}, and topic {options.topic} has {targets}"
-            ' partitions: give it more, or say replay.partitions = "key"'
+            ' partitions: give it more, or set replay.partitions = "key"'
         )
     tasks = max(1, spark.sparkContext.defaultParallelism)
     first = highest.column("min(_timestamp)").cast(
         pa.timestamp("ms", tz="UTC"), safe=False
     )
     sender = Sender(
-        options,
-        description.replay,
-        tuple(description.value.fields),
-        tasks,
-        time.time(),
-        first.cast(pa.int64())[0].as_py() or 0,
-        f"{description.name}-{time.time_ns()}",
+        options=options,
+        replay=description.replay,
+        fields=tuple(description.value.fields),
+        tasks=tasks,
+        started=time.time(),
+        first_ms=first.cast(pa.int64())[0].as_py() or 0,
+        run_id=f"{description.name}-{time.time_ns()}",
     )
 
     def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -173,10 +183,13 @@ def run(description: Description, spark: SparkSession, progress: Progress) -> No
 
 
 class _Watch:
-    """Says now and then how much has come to the topic; Spark tells at the end only.
+    """Prints how many records have reached the topic, while Spark sends them.
+
+    Spark returns the tasks' counts at the end only, so a thread asks for the topic's
+    end offsets every ten seconds.
 
     Args:
-        total: how many records are sent.
+        total: the number of records to send.
     """
 
     def __init__(self, options: SinkOptions, total: int, progress: Progress) -> None:
@@ -203,10 +216,10 @@ class _Watch:
                             f" {self._options.topic}"
                         )
         except MpbrokerError as error:
-            self._progress.say(f"no more is said until the end: {error}")
+            self._progress.say(f"no progress is shown until the end: {error}")
 
     def _end(self, cluster: Cluster) -> int:
-        """Return the sum of the ends of the topic's partitions."""
+        """Return the sum of the end offsets of the topic's partitions."""
         name = self._options.topic or ""
         leaders = {
             TopicPartition(name, each.partition_index): each.leader_id
@@ -217,12 +230,14 @@ class _Watch:
 
 
 def in_order(rows: DataFrame, tasks: int, *, by_time: bool) -> DataFrame:
-    """Give each task whole partitions, each in the order of its offsets.
+    """Give each task whole original partitions, each in the order of its offsets.
+
+    Adds a column ``_due``: the time at which a row is due, for `Sender`.
 
     Args:
-        by_time: and partitions of one task side by side, as they were written. A
-            record waits for the latest timestamp before it: timestamps may go back,
-            offsets must not.
+        by_time: interleave the partitions of a task by timestamp. Timestamps of a
+            partition may fall, so a row is due at the largest one up to it: the order
+            of offsets is kept.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
@@ -238,6 +253,11 @@ def in_order(rows: DataFrame, tasks: int, *, by_time: bool) -> DataFrame:
 
 
 def chosen(description: Description, spark: SparkSession) -> DataFrame:
+    """Return the rows of the table that [replay] selects.
+
+    Raises:
+        PipelineError: see `open_stored`.
+    """
     assert description.table is not None and description.replay is not None
     stored, files = open_stored(description)
     rows = _read(stored, files, spark)
@@ -252,7 +272,7 @@ def _read(stored: LakeTable, files: list[str], spark: SparkSession) -> DataFrame
 
     values = stored.values_by_file()
     if values is None:
-        # Directories' names have no types: Spark would read a number out of "007".
+        # Give Spark the types: it would read the number 7 from a directory "x=007".
         reader = spark.read.schema(from_arrow_schema(stored.schema))
         return reader.option("basePath", stored.table.path).parquet(*files)
     by = list(stored.table.partition_by)
@@ -268,18 +288,30 @@ def _read(stored: LakeTable, files: list[str], spark: SparkSession) -> DataFrame
 
 @dataclass(frozen=True)
 class Sender:
-    """What a task does; plain values that travel."""
+    """Sends the rows of a task; Spark pickles it to its executors.
+
+    Attributes:
+        fields: names of the value's fields; empty: values are bytes.
+        tasks: how many tasks send at the same time and share the rate.
+        started: wall clock in seconds, from which all tasks count.
+        first_ms: the earliest timestamp of all rows.
+        run_id: the header that names this run.
+    """
 
     options: SinkOptions
     replay: Replay
     fields: tuple[str, ...]
     tasks: int
-    started: float  # wall clock, s: all tasks count from there
-    first_ms: int  # the earliest record's timestamp
+    started: float
+    first_ms: int
     run_id: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send rows in order, at the speed that is asked for; yield their number."""
+        """Send rows in order at the wanted rate or speed, and yield their number.
+
+        Raises:
+            ProducerError: a record was refused or not delivered in time.
+        """
         failures: list[Exception] = []
 
         def done(_: object, error: Exception | None) -> None:
@@ -303,6 +335,12 @@ class Sender:
         yield pa.RecordBatch.from_pydict({"sent": pa.array([count], pa.int64())})
 
     def _wait(self, count: int, due_ms: int) -> None:
+        """Sleep until the next row is due.
+
+        Args:
+            count: how many rows this task has sent.
+            due_ms: the row's timestamp, in original time.
+        """
         if self.replay.rate:
             due = self.started + count * self.tasks / self.replay.rate
         elif self.replay.speed:
@@ -337,7 +375,7 @@ class Sender:
     def _value(self, row: Mapping[str, Any]) -> bytes | None:
         if not self.fields:
             return row["value"]  # type: ignore[no-any-return]
-        # Fields that were absent are absent again; a tombstone had none at all.
+        # Leave out null fields, as the original value did; in a tombstone all are null.
         found = {name: row[name] for name in self.fields if row[name] is not None}
         return orjson.dumps(found) if found else None
 

@@ -1,9 +1,11 @@
-"""A broker's request log into a page: who was slow, what was hot, what failed.
+"""Job ``report``: make a page from a broker's request log.
+
+The page shows latency by API and client, hot partitions and error bursts.
 
     mpbroker pipeline run report.toml
 
-The log is what ``request.log.path`` names. Spark reads it (`report_findings`), so a
-month of it is no matter; what is left for the page (`report_page`) is small.
+The log is the file that ``request.log.path`` names. Spark sums it up, so that it may be
+large (`report_findings`); the sums fit on one page (`report_page`).
 """
 
 from __future__ import annotations
@@ -30,24 +32,25 @@ if TYPE_CHECKING:
 
 
 def run(description: Description, spark: SparkSession, progress: Progress) -> None:
-    """Write the page, and the table if one is asked for.
+    """Sum up the log and write the page, and the table if the description names one.
 
     Raises:
-        PipelineError: no log, nothing in it, or the page cannot be written.
+        PipelineError: there is no log or no request in it, or the page or table cannot
+            be written.
     """
     wanted = description.report
     assert wanted is not None
-    # There is little to shuffle: Spark's 200 parts would be 200 tasks a query.
+    # Little is shuffled, and Spark's default of 200 parts means 200 tasks a query.
     cores = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(max(1, cores)))
     publish(description, examine(spark, log_files(wanted)), progress)
 
 
 def publish(description: Description, found: Findings, progress: Progress) -> None:
-    """Write the page, and the table if one is asked for.
+    """Write the page, and the table if the description names one.
 
     Raises:
-        PipelineError: they cannot be written.
+        PipelineError: a file cannot be written.
     """
     wanted = description.report
     assert wanted is not None
@@ -64,10 +67,10 @@ def publish(description: Description, found: Findings, progress: Progress) -> No
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield what `run` would do.
+    """Yield lines that say what `run` would do.
 
     Raises:
-        PipelineError: as `run`.
+        PipelineError: there is no log, or a directory cannot be written to.
     """
     wanted = description.report
     assert wanted is not None
@@ -82,22 +85,22 @@ def preview(description: Description) -> Iterator[str]:
 
 
 def log_files(wanted: Report) -> list[str]:
-    """Return the log's files, rotated ones too if the pattern says so.
+    """Return the files that match the log's patterns, sorted.
 
     Raises:
-        PipelineError: there is none.
+        PipelineError: no file matches.
     """
     found = sorted({path for each in wanted.patterns for path in glob.glob(each)})
     if not found:
         raise PipelineError(
-            f"report.log: there is no file {', '.join(wanted.patterns)}; it is what the"
-            " broker's request.log.path names"
+            f"report.log: there is no file {', '.join(wanted.patterns)}; give the file"
+            " that the broker's request.log.path names"
         )
     return found
 
 
 def _flat(row: Row) -> Row:
-    """Name each percentile, as a table's column."""
+    """Replace the lists of percentiles by a column for each, named by its rank."""
     flat = {name: value for name, value in row.items() if not isinstance(value, list)}
     for kind in ("total", "served"):
         for rank, value in zip(PERCENTILES, row[kind], strict=True):
@@ -106,7 +109,11 @@ def _flat(row: Row) -> Row:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole, or leave the one that was there."""
+    """Replace a file by rename: an error leaves the old one.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
     try:
         with tempfile.NamedTemporaryFile(
             dir=path.absolute().parent, delete=False

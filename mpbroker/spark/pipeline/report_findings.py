@@ -1,7 +1,7 @@
-"""What a broker's request log says, summed up by Spark.
+"""Sum up a broker's request log with Spark, for the page of job ``report``.
 
-The log has a line of JSON a request, and between them lines that count errors and what
-partitions have grown by.
+The log has a line of JSON for each request. Every five seconds it has further lines: of
+errors by API and kind, and of records and bytes appended by partition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# Of a line of the log; whatever else it has is not looked at.
+# The columns of a line that are read; other keys are ignored.
 _DDL: Final = (
     "time DOUBLE, api STRING, connection STRING, client_software_name STRING,"
     " client_software_version STRING, request_bytes BIGINT, response_bytes BIGINT,"
@@ -28,7 +28,7 @@ _DDL: Final = (
     " appended ARRAY<STRUCT<topic: STRING, partition: INT, records: BIGINT,"
     " bytes: BIGINT>>, unreadable STRING"
 )
-# Stages, by the stamps they lie between; their words are the metrics'.
+# The stages of a request, named as in the metrics, by their first and last stamp.
 STAGES: Final = {
     "queue": ("received_ns", "dequeued_ns"),
     "local": ("dequeued_ns", "parked_ns"),
@@ -37,27 +37,33 @@ STAGES: Final = {
     "send": ("taken_ns", "sent_ns"),
 }
 PERCENTILES: Final = (0.5, 0.95, 0.99, 0.999)
-# Of values so far apart in rank that a percentile is off by: 1 in ten thousand.
+# Spark's accuracy of percentiles: the rank is wrong by at most 1 in this number.
 _ACCURACY: Final = 10_000
-# Points of a plot: as many as a screen's pixels have use for.
+# The number of points in a plot to aim at: more are not seen on a screen.
 _POINTS: Final = 120
 _STEPS_S: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TOP: Final = 20
-# Seconds between two of the log's looks at errors.
+# Seconds between two lines of errors in the log.
 LOOK_S: Final = 5
-# Errors of one kind that lie no further apart are one burst: two of the log's looks.
+# The longest pause inside a burst of errors.
 _BURST_GAP_S: Final = 2 * LOOK_S
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the page shows; rows are dicts, named after what SQL calls them.
+    """The figures on the page; a row is a dict by the column names of its query.
 
     Attributes:
-        step_s: seconds a point of a timeline stands for.
-        apis: one row an API, most requests first.
-        clients: one row an API and client software.
-        timeline: by point of time and API; the API is None where it is all of them.
+        span: one row with the totals of the log and its first and last second.
+        step_s: the seconds from one point of the timelines to the next.
+        apis: a row for each API, those with the most requests first.
+        clients: a row for each pair of API and client software.
+        timeline: a row for each point of time and API; the API None stands for all.
+        partitions: those with the most records, most first.
+        bursts: of errors, those with the most errors first.
+        error_timeline: errors by point of time, API and kind.
+        peers: those with the most requests, most first.
+        slowest: requests, the slowest first.
     """
 
     span: Row
@@ -73,15 +79,15 @@ class Findings:
 
 
 def examine(spark: SparkSession, files: list[str]) -> Findings:
-    """Return all that the page shows.
+    """Return the figures for the page.
 
     Raises:
-        PipelineError: no request in these files.
+        PipelineError: there is no request in these files.
     """
     from pyspark.sql import functions as sql
 
-    # file: and no scheme of the cluster's choice. A name may hold what Spark takes for
-    # a pattern; they are files by now.
+    # Say file: because a cluster may have another default. Escape characters that Spark
+    # takes for a pattern: the patterns are resolved already.
     paths = [f"file://{glob.escape(os.path.abspath(each))}" for each in files]
     lines = (
         spark.read.schema(_DDL)
@@ -105,7 +111,7 @@ def examine(spark: SparkSession, files: list[str]) -> Findings:
         if not span["requests"]:
             raise PipelineError(
                 f"there is no request in {', '.join(files[:3])}: is it a broker's"
-                f" request.log.path? ({span['unreadable']} lines are no JSON)"
+                f" request.log.path? ({span['unreadable']} lines are not JSON)"
             )
         step_s = _step_s(span["last_s"] - span["first_s"])
         requests = lines.where("api IS NOT NULL").withColumns(
@@ -126,7 +132,7 @@ def examine(spark: SparkSession, files: list[str]) -> Findings:
             timeline=[row for row in summed if row["at_s"] is not None],
             partitions=_hot_partitions(lines),
             bursts=_bursts(lines),
-            # The log looks at errors so often, whatever the step.
+            # The log's lines of errors are not closer than LOOK_S.
             error_timeline=_error_timeline(lines, max(step_s, LOOK_S)),
             peers=_peers(requests),
             slowest=_slowest(requests),
@@ -142,6 +148,7 @@ def _stage_ms(begin: str, end: str) -> Column:
 
 
 def _client() -> Column:
+    """Return the client software's name and version in one column."""
     from pyspark.sql import functions as sql
 
     name = sql.concat_ws(" ", "client_software_name", "client_software_version")
@@ -149,15 +156,16 @@ def _client() -> Column:
 
 
 def _point(column: str, step_s: int) -> Column:
+    """Return the point of time, in seconds, that a column's time belongs to."""
     from pyspark.sql import functions as sql
 
     return (sql.floor(sql.col(column) / step_s) * step_s).cast("bigint")
 
 
 def _summed(requests: DataFrame) -> list[Row]:
-    """By API; by API and client; by point of time; by that and API.
+    """Sum up by API, by API and client, by point of time, and by point and API.
 
-    One query, and so one pass: what a row is not by, is null in it.
+    One query does all four in one pass. A column that a row is not grouped by is null.
     """
     from pyspark.sql import functions as sql
 
@@ -182,6 +190,7 @@ def _summed(requests: DataFrame) -> list[Row]:
 
 
 def _hot_partitions(lines: DataFrame) -> list[Row]:
+    """Return the partitions with the most records appended, and their share."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -206,7 +215,7 @@ def _errors(lines: DataFrame) -> DataFrame:
 
 
 def _bursts(lines: DataFrame) -> list[Row]:
-    """Errors of one API and kind that lie close together, the most first."""
+    """Return errors of one API and kind without a longer pause, most errors first."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -227,6 +236,7 @@ def _bursts(lines: DataFrame) -> list[Row]:
 
 
 def _error_timeline(lines: DataFrame, step_s: int) -> list[Row]:
+    """Count errors by point of time, API and kind."""
     from pyspark.sql import functions as sql
 
     found = _errors(lines).withColumn("at_s", _point("time", step_s))
@@ -235,6 +245,7 @@ def _error_timeline(lines: DataFrame, step_s: int) -> list[Row]:
 
 
 def _peers(requests: DataFrame) -> list[Row]:
+    """Return the addresses and client software with the most requests."""
     from pyspark.sql import functions as sql
 
     found = requests.groupBy("peer", "client").agg(
@@ -258,5 +269,6 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 
 def _step_s(span_s: float) -> int:
+    """Return the seconds between points that give a plot about _POINTS points."""
     about = span_s / _POINTS
     return next((step for step in _STEPS_S if step >= about), _STEPS_S[-1])

@@ -1,4 +1,4 @@
-"""The report's page: one file of HTML, readable without a network, for ever."""
+"""Write the page of job ``report``: one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from mpbroker.spark.pipeline.report_findings import LOOK_S, Findings, Row
 from mpbroker.spark.pipeline.report_plots import bars, lines
 
-# Lines that can be told apart in one plot.
+# The most lines in one plot: more are hard to tell apart.
 _LINES: Final = 6
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff;
@@ -29,15 +29,15 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .none { color: #6b7280; }
 """
 
-# A column: its head, how to say its value, and whether it is a number.
+# A table's column: head, function from row to text, and whether it holds numbers.
 Column = tuple[str, "Callable[[Row], str]", bool]
 
 
 def page(name: str, found: Findings) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Args:
-        name: of the pipeline.
+        name: the pipeline's, for the title.
     """
     span = found.span
     seconds = max(span["last_s"] - span["first_s"], 1e-9)
@@ -47,7 +47,7 @@ def page(name: str, found: Findings) -> str:
         f" {_bytes(span['bytes_in'])} in, {_bytes(span['bytes_out'])} out."
     )
     if span["lost"]:
-        head += f" {span['lost']:,} more were too many for the log to note."
+        head += f" {span['lost']:,} more were not logged: the log could not keep up."
     if span["unreadable"]:
         head += f" {span['unreadable']:,} lines could not be read."
     return "\n".join(
@@ -96,11 +96,10 @@ def _latency(found: Findings) -> list[str]:
     )[:12]
     return [
         "<h2>Latency</h2>",
-        "<p>From a request's last byte to its answer's, without the time that it was"
-        " parked: a Fetch until there are records, a Produce until they are on disk."
-        "</p>",
+        "<p>From the last byte of a request to the last byte of its response, without"
+        " waits: of a Fetch for records, and of a Produce for the disk.</p>",
         lines(ranks, unit="ms", logarithmic=True, gap_s=found.step_s * 3),
-        "<h2>Where the time goes</h2><p>Mean of each stage by API, waits left out.</p>",
+        "<h2>Where the time goes</h2><p>Mean of each stage by API, without waits.</p>",
         bars(
             {row["api"]: {stage: row[stage] for stage in stages} for row in shown},
             unit="ms",
@@ -156,7 +155,7 @@ def _errors(found: Findings) -> list[str]:
     most = sorted(totals, key=lambda kind: -totals[kind])[:_LINES]
     moments = {row["at_s"] // step_s * step_s for row in found.timeline}
     rates = {
-        # A moment without an error has no line in the log.
+        # The log has no line for a time without errors: insert a zero.
         kind: [
             (at, by_kind[kind].get(at, 0.0))
             for at in sorted({*moments, *by_kind[kind]})
@@ -188,7 +187,7 @@ def _errors(found: Findings) -> list[str]:
 
 def _talkers(found: Findings) -> list[str]:
     return [
-        "<h2>Who asks most</h2>",
+        "<h2>Clients with the most requests</h2>",
         _table(
             found.peers,
             [

@@ -1,4 +1,7 @@
-"""Plots as inline SVG: lines over time, bars. No script, no font, no file of others."""
+"""Draw plots as inline SVG: lines over time, and bars.
+
+They need no script, font or other file.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 14, 52
 _BAR: Final = 22
 _NAMES: Final = 210
 _VALUES: Final = 130
-# Of a bar's name: as many as there is room for.
+# The most letters of a bar's name: there is room for so many.
 _NAME_LETTERS: Final = 28
-# Told apart by those who do not see red and green differ, too (Okabe and Ito).
+# The palette of Okabe and Ito, which colour-blind readers can tell apart.
 COLORS: Final = (
     "#0072b2",
     "#d55e00",
@@ -37,12 +40,13 @@ def lines(
     logarithmic: bool = False,
     gap_s: float = math.inf,
 ) -> str:
-    """Draw values over time, a line a name.
+    """Draw values over time, with a line for each name.
 
     Args:
-        series: (seconds since 1970, value) in order of time.
-        logarithmic: values of 0 are drawn at the lowest other one.
-        gap_s: where there are no points for longer, the line has a gap.
+        series: points by name: (seconds since 1970, value), in order of time.
+        unit: of the values.
+        logarithmic: use a logarithmic axis; 0 is drawn at its lowest tick.
+        gap_s: interrupt a line where the next point is further away than this.
     """
     points = [point for each in series.values() for point in each]
     if not points:
@@ -90,11 +94,12 @@ def lines(
 def bars(
     rows: Mapping[str, Mapping[str, float]], *, unit: str, note: Mapping[str, str]
 ) -> str:
-    """Draw a bar a row, of parts one after the other.
+    """Draw a bar for each row; its parts stand one behind the other.
 
     Args:
-        rows: by name, the parts' values, which all have the same names.
-        note: by row, what is written behind its bar.
+        rows: values by part, by the row's name; all rows have the same parts.
+        unit: of the values.
+        note: the text behind a row's bar, by the row's name.
     """
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
     if not totals or max(totals.values()) <= 0:
@@ -124,7 +129,10 @@ def bars(
 
 
 def _fitting(name: str) -> str:
-    """Leave out the middle: topics differ at the beginning, partitions at the end."""
+    """Shorten a name in its middle.
+
+    Topics differ at the beginning and partitions at the end.
+    """
     if len(name) <= _NAME_LETTERS:
         return name
     half = _NAME_LETTERS // 2
@@ -136,6 +144,7 @@ def _cycle(count: int) -> list[str]:
 
 
 def _runs(points: Points, gap_s: float) -> list[list[tuple[float, float]]]:
+    """Return the points in groups without a gap longer than ``gap_s``."""
     runs: list[list[tuple[float, float]]] = []
     for point in points:
         if runs and point[0] - runs[-1][-1][0] <= gap_s:
@@ -146,7 +155,7 @@ def _runs(points: Points, gap_s: float) -> list[list[tuple[float, float]]]:
 
 
 def _axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
-    """Ticks from 0 on, and a function to the part of the panel's height."""
+    """Return ticks from 0 on, and the function from a value to its height (0 to 1)."""
     high = max(*values, 1e-9)
     size = 10 ** math.floor(math.log10(high))
     step = next(size * part for part in (0.2, 0.5, 1, 2) if high / (size * part) <= 5)
@@ -156,6 +165,7 @@ def _axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float
 
 
 def _log_axis(values: Sequence[float]) -> tuple[list[float], Callable[[float], float]]:
+    """Return ticks at powers of ten, and a function as that of `_axis`."""
     positive = [value for value in values if value > 0] or [1.0]
     low = math.floor(math.log10(min(positive)))
     high = max(math.ceil(math.log10(max(positive))), low + 1)

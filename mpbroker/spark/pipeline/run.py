@@ -1,4 +1,4 @@
-"""Check a pipeline against the broker and the lake, show it, run it.
+"""Run a pipeline: check it against broker and tables, show what it will do, start it.
 
 mpbroker pipeline run flights.toml
 spark-submit [OPTIONS] .../mpbroker/spark/pipeline/run.py flights.toml [--dry-run]
@@ -48,11 +48,16 @@ _RUN: Final[Mapping[str, Callable[[Description, SparkSession, Progress], None]]]
 def run_file(
     path: str | Path, *, master: str | None = None, dry_run: bool = False
 ) -> Mapping[str, object]:
-    """Run what a file describes; return the report.
+    """Run the pipeline that a file describes, and return the figures of its summary.
+
+    Args:
+        master: Spark's master; None: see `session`.
+        dry_run: check and show everything, but start nothing.
 
     Raises:
-        PipelineError, OptionError, ApiError, SparkSetupError: before anything is
-            changed, if something is missing or wrong.
+        PipelineError, OptionError, ApiError, BrokerUnavailableError, SparkSetupError:
+            something is missing or wrong; except in a PipelineError of a query that
+            failed, nothing was changed.
     """
     description = load(path)
     progress = Progress(description.name)
@@ -72,7 +77,11 @@ def run_file(
 def run_description(
     description: Description, spark: SparkSession, progress: Progress
 ) -> None:
-    """Run a description in a session; see the job's own module."""
+    """Run the job of a description in a session.
+
+    Raises:
+        PipelineError: see the job's module; or Spark failed.
+    """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -83,10 +92,10 @@ def run_description(
 
 
 def preview(description: Description) -> Iterator[str]:
-    """Yield what will be done; ask the broker and the lake, change nothing.
+    """Yield lines that say what a run would do; ask broker and tables, change nothing.
 
     Raises:
-        as `run_file`.
+        PipelineError, OptionError, ApiError, BrokerUnavailableError: a run would fail.
     """
     yield f"job {description.job}"
     if description.job == "replay":
@@ -127,6 +136,11 @@ def _start_of(options: SourceOptions) -> str:
 def _waiting(
     options: SourceOptions, description: Description, reached: Offsets
 ) -> dict[TopicPartition, int]:
+    """Return how many offsets of each partition are still to be read.
+
+    Raises:
+        PipelineError: the checkpoint belongs to another topic.
+    """
     reader = OffsetReader(options)
     try:
         leaders = _existing(reader, options)
@@ -136,7 +150,7 @@ def _waiting(
         if strange and (options.fail_on_data_loss or not known):
             raise PipelineError(
                 f"checkpoint {description.checkpoint} is of another topic:"
-                f" {', '.join(strange)}. Give each pipeline a checkpoint of its own, or"
+                f" {', '.join(strange)}. Give each pipeline its own checkpoint, or use"
                 " a new one"
             )
         if reached:
@@ -154,6 +168,11 @@ def _waiting(
 def _existing(
     reader: OffsetReader, options: SourceOptions
 ) -> dict[TopicPartition, int]:
+    """Return the source's partitions with their leaders.
+
+    Raises:
+        ApiError: a topic does not exist; the text names those of the source.
+    """
     try:
         return reader.partitions()
     except ApiError as error:
@@ -169,13 +188,19 @@ def _existing(
 
 
 def check_tables(description: Description) -> None:
-    """Raise PipelineError if the job could not write to its tables; change nothing."""
+    """Raise PipelineError if `ingest` could not write to its tables; change nothing."""
     if description.job == "ingest":
         ingest.open_sink(description, Progress(description.name))
 
 
 def checkpoint_offsets(checkpoint: str) -> Offsets:
-    """Return the offsets that the newest planned batch of a checkpoint ends at."""
+    """Return the end offsets of the newest batch that a checkpoint has planned.
+
+    They are empty for a new checkpoint.
+
+    Raises:
+        PipelineError: the directory cannot be used.
+    """
     files, inside = open_directory(checkpoint)
     selector = fs.FileSelector(f"{inside}/offsets", allow_not_found=True)
     batches = [
@@ -189,12 +214,12 @@ def checkpoint_offsets(checkpoint: str) -> Offsets:
         try:
             return from_json(orjson.loads(last[0]))
         except (ValueError, IndexError, AttributeError, TypeError):
-            continue  # torn by a kill while it was planned
+            continue  # incomplete: Spark was killed while it planned the batch
     return {}
 
 
 def main(arguments: list[str]) -> None:
-    """Run the file that the arguments name, as a script of spark-submit."""
+    """Run the file that the arguments name; exit with a line of error, as a script."""
     files = [each for each in arguments if each != "--dry-run"]
     if len(files) != 1 or files[0].startswith("-"):
         print("usage: spark-submit [OPTIONS] run.py FILE [--dry-run]", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""Executors write a batch's files where no reader looks; the driver makes them count.
+"""Write a batch's files on executors, in a staging area that readers ignore.
 
-A task that is tried again writes its files again under other names. Only those that
-its last try reports are committed; the others are rubbish, and swept later.
+The driver commits the files afterwards (`lake`). A task that is tried again writes its
+files again under other names. Only the files that its last try reports are committed;
+the others are deleted later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mpbroker.spark.pipeline.decode import Decoder, bad_schema
 from mpbroker.spark.pipeline.description import Table, ValueFormat
 from mpbroker.spark.pipeline.errors import PipelineError
 
-# What a task reports, a row a file.
+# The columns of a task's report, which has a row for each file.
 FILES_DDL: Final = (
     "kind STRING, path STRING, partition STRING, rows BIGINT, bytes BIGINT, late BIGINT"
 )
@@ -40,18 +41,19 @@ _FILES_SCHEMA: Final = pa.schema(
 )
 ROWS: Final = "rows"
 BAD: Final = "bad"
-# Data of so many days or field values at once is sorted in memory, not in open files.
+# Rows are kept in memory up to this size and then split by partition value: a file for
+# each value would otherwise have to stay open.
 _FLUSH_BYTES: Final = 256 * 1024 * 1024
 
 
 def open_directory(path: str, *, make: bool = False) -> tuple[fs.FileSystem, str]:
-    """Return a path's file system, and the path in it.
+    """Return the file system of a path or URI, and the path inside it.
 
     Args:
-        make: the directory, if it is not there.
+        make: create the directory if it is missing.
 
     Raises:
-        PipelineError: it cannot be used.
+        PipelineError: the file system or the directory cannot be used.
     """
     try:
         found, inside = find(path)
@@ -73,7 +75,7 @@ def partition_columns(table: Table, schema: pa.Schema) -> list[pa.Field]:
 
 
 def table_schema(table: Table, schema: pa.Schema) -> pa.Schema:
-    """Return a table's columns: the rows', and those that are computed."""
+    """Return a table's columns: those of the rows, and the computed "date"."""
     for field in partition_columns(table, schema):
         if field.name not in schema.names:
             schema = schema.append(field)
@@ -82,13 +84,15 @@ def table_schema(table: Table, schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Stager:
-    """What executors do with one batch; plain values that travel.
+    """Writes the files of a batch's task; Spark pickles it to its executors.
 
     Attributes:
-        directory: of this batch, in the table's staging area; by kind of row.
+        value: how values are decoded; None if the rows have the columns already.
+        directories: of this batch in the tables' staging areas, by ROWS and BAD.
+        now_s: the time since 1970 from which late rows are counted.
     """
 
-    value: ValueFormat | None  # None: rows are columns already
+    value: ValueFormat | None
     table: Table
     dead_letter: Table | None
     directories: dict[str, str]
@@ -96,7 +100,11 @@ class Stager:
     now_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all rows; yield what files they are in."""
+        """Write all rows of a task, and yield its report.
+
+        Raises:
+            PipelineError: a value cannot be decoded, and there is no dead-letter table.
+        """
         files: list[dict[str, Any]] = []
         bad: list[pa.Table] = []
         rows: list[pa.Table] = []
@@ -128,7 +136,7 @@ class Stager:
         event_time = rows.column(self.table.event_time or "_timestamp")
         by = partition_columns(self.table, rows.schema)
         if any(field.name not in rows.schema.names for field in by):
-            rows = rows.append_column(by_date(by), event_time.cast(pa.date32()))
+            rows = rows.append_column(_date_field(by), event_time.cast(pa.date32()))
         late = self._late(event_time)
         found = []
         for values, part in _split(rows, [field.name for field in by]):
@@ -152,8 +160,8 @@ class Stager:
             first = bad.slice(0, 1).to_pylist()[0]
             raise PipelineError(
                 f"the value at {first['_topic']}-{first['_partition']} offset"
-                f" {first['_offset']} cannot be read: {first['_error']}. Give a"
-                " [dead_letter] table to go on without such values"
+                f" {first['_offset']} cannot be read: {first['_error']}. Add a"
+                " [dead_letter] table to set such values aside"
             )
         assert bad.schema == bad_schema()
         return self._write(BAD, self.dead_letter, bad, {})
@@ -174,14 +182,14 @@ class Stager:
         }
 
 
-def by_date(fields: list[pa.Field]) -> pa.Field:
+def _date_field(fields: list[pa.Field]) -> pa.Field:
     return next(field for field in fields if field.name == "date")
 
 
 def _split(
     rows: pa.Table, names: list[str]
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Yield the rows of each combination of values, in their order."""
+    """Yield the values of each combination in these columns, and its rows in order."""
     if not names:
         yield {}, rows
         return
@@ -202,9 +210,9 @@ def _split(
 
 
 def _directory_value(value: Any) -> str | None:
-    """Return what a directory is named for; None for null.
+    """Return a partition value as a directory's name has it; None for null.
 
-    And for empty text, as Spark does it: "name=" is no directory that it reads.
+    Empty text becomes None too, as in Spark, which does not read a directory "name=".
     """
     if value is None or value == "":
         return None
@@ -212,7 +220,7 @@ def _directory_value(value: Any) -> str | None:
 
 
 def hive_directory(values: dict[str, str | None]) -> str:
-    """Return ``a=1/b=x``, as Spark and Hive name partitions' directories."""
+    """Return a partition's directory, named as by Spark and Hive: ``a=1/b=x``."""
     return "/".join(
         f"{_escaped(name, '')}="
         + ("__HIVE_DEFAULT_PARTITION__" if value is None else _escaped(value, " "))
@@ -221,7 +229,11 @@ def hive_directory(values: dict[str, str | None]) -> str:
 
 
 def _escaped(text: str, safe: str) -> str:
-    """Escape what is special of ASCII, and no more: Spark reads bytes as letters."""
+    """Percent-encode special ASCII characters only.
+
+    Spark decodes each encoded byte as a character of its own, so it would misread
+    encoded UTF-8.
+    """
     return "".join(
         quote(letter, safe=safe) if letter.isascii() else letter for letter in text
     )
