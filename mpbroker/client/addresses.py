@@ -1,4 +1,4 @@
-"""Bootstrap addresses: `host:port,[::1]:9092`."""
+"""Addresses of brokers, and bootstrap.servers: `host:port,[::1]:9092`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_PORT: Final = 9092
 
 
 class Address(NamedTuple):
-    """Where a broker listens."""
+    """The host name, or the numeric address, and the port that a broker listens on."""
 
     host: str
     port: int
@@ -21,12 +21,12 @@ class Address(NamedTuple):
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """Read a comma-separated list of addresses; the port is 9092 unless given.
+    """Parse a comma-separated list of addresses; the port is 9092 unless given.
 
-    `PLAINTEXT://` before an address is let pass: that is how listeners are spelled.
+    `PLAINTEXT://` before an address is ignored, because listeners are spelled with it.
 
     Raises:
-        AddressError: says which address cannot be read, and how one looks.
+        AddressError: an address cannot be read; the text says which, and why.
     """
     addresses = [
         _parse_address(part.strip()) for part in text.split(",") if part.strip()
