@@ -1,8 +1,8 @@
 """One connection to a broker, without the socket.
 
 Bytes from the broker go in, answers come out; requests go in, bytes for the broker come
-out. A broker answers the requests of one connection in their order, so what is in
-flight is a queue, and an answer with another correlation id than the oldest is a lie.
+out. A broker answers the requests of one connection in their order. So the requests in
+flight are a queue, and an answer must have the correlation id of the oldest one.
 
     connection = Connection("me")
     connection.negotiate()                      # ApiVersions; must come first
@@ -77,9 +77,9 @@ class Connection:
         """Start without any request sent.
 
         Args:
-            client_id: what the broker logs and applies quotas by.
-            max_frame_bytes: responses above it are refused before they are read.
-            authenticator: proves who we are, once the versions are agreed.
+            client_id: the name by which the broker logs the client and applies quotas.
+            max_frame_bytes: a longer response is refused before it is read.
+            authenticator: logs in, once the versions are agreed; None: no login.
         """
         self._client_id = client_id
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -92,19 +92,20 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be sent: versions are agreed, and we are believed."""
+        """Whether requests can be sent: versions are agreed, and the login is done."""
         return self._broker_versions is not None and self._is_authenticated
 
     @property
     def session_lifetime_ms(self) -> int:
-        """How long the broker believes us, counted from its word; 0: for good."""
+        """How long the login is valid, in ms from the broker's answer; 0: for ever."""
         found = self._authenticator
         return 0 if found is None else found.session_lifetime_ms
 
     def authenticate(self) -> None:
-        """Prove who we are, for the first time or again.
+        """Log in, for the first time or again.
 
-        What was sent before is answered before; nothing can be sent until it is done.
+        Requests that were sent before are answered first. No request can be sent until
+        the login is done.
         """
         assert self._authenticator is not None
         self._is_authenticated = False
@@ -128,11 +129,11 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an answer that is not whole yet."""
+        """How many bytes of an incomplete answer have come."""
         return self._decoder.buffered_bytes
 
     def negotiate(self) -> None:
-        """Ask which APIs the broker serves, in the newest version of the question."""
+        """Ask which APIs the broker serves, by the newest version of ApiVersions."""
         self._ask_versions(ApiVersionsRequest.valid_versions[-1])
 
     def _ask_versions(self, version: int) -> None:
@@ -144,15 +145,16 @@ class Connection:
     def version_for(
         self, request: type[Message], max_version: int | None = None
     ) -> int:
-        """Return the highest version that both sides speak.
+        """Return the highest version of a request that both sides know.
 
         Args:
             request: the request's class.
-            max_version: go no higher, for callers that need a version's semantics.
+            max_version: return no higher one, for callers that rely on what an older
+                version does.
 
         Raises:
             ClientError: versions were not negotiated yet.
-            UnsupportedVersionError: there is none.
+            UnsupportedVersionError: there is no such version.
         """
         if self._broker_versions is None:
             raise ClientError("no request can be sent before negotiate() is answered")
@@ -180,14 +182,14 @@ class Connection:
         """Queue a request for `data_to_send`; return its correlation id.
 
         Args:
-            request: sent in the version `version_for` says.
-            response_type: the class to decode the answer with.
+            request: sent in the version that `version_for` returns.
+            response_type: the class that decodes the answer.
             max_version: see `version_for`.
             expect_answer: False for a Produce with acks=0, which brokers do not answer.
 
         Raises:
             ClientError, UnsupportedVersionError: see `version_for`.
-            ProtocolError: the request holds what that version cannot carry.
+            ProtocolError: the request has a value that this version cannot carry.
         """
         version = self.version_for(type(request), max_version)
         return self._put(request, version, response_type, expect_answer)
@@ -213,25 +215,31 @@ class Connection:
         return correlation_id
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the broker now; empty if nothing."""
+        """Take the bytes that must go to the broker now; b"" if there are none."""
         return b"".join(self.parts_to_send())
 
     def parts_to_send(self) -> list[Buffer]:
-        """Do so in parts: records are not copied, and must not change until sent."""
+        """Take the bytes that must go to the broker now, in parts.
+
+        Records are among them without being copied; they must not change until they
+        are sent.
+        """
         out, self._out = self._out, []
         return out
 
     def receive_data(self, data: Buffer) -> list[Answer]:
-        """Take bytes as they came; return the answers they complete.
+        """Take bytes from the broker, however they were cut; return complete answers.
 
-        Answers to `negotiate` and `authenticate` are not among them; what they lead to
-        is for `data_to_send`.
+        Answers to `negotiate` and `authenticate` are not among them. The requests that
+        follow from these are ready for `data_to_send` afterwards.
 
         Raises:
-            SaslAuthenticationError: the broker does not believe us; likewise.
-            UnsupportedVersionError: we cannot ask it to; likewise.
-            ProtocolError: not what a broker says; close the connection.
-            ApiError: the broker refused to tell its versions; close the connection.
+            SaslAuthenticationError: the broker refused the login.
+            UnsupportedVersionError: the broker knows no common version for the login.
+            ProtocolError: the bytes are not the answers of a broker.
+            ApiError: the broker refused to tell its versions.
+
+        After each of them, close the connection.
         """
         self._decoder.feed(data)
         answers = []
@@ -251,12 +259,12 @@ class Connection:
 
     def _read_frame(self, frame: bytes) -> Answer:
         if not self._in_flight:
-            raise ProtocolError(f"{len(frame)} bytes of answer to no request")
+            raise ProtocolError(f"an answer of {len(frame)} bytes, but no request")
         correlation_id, version, response_type = self._in_flight[0]
         got, body = parse_response_header(frame, response_type.api_key, version)
         if got != correlation_id:
             raise ProtocolError(
-                f"answer to request {got} where {correlation_id} is the oldest"
+                f"an answer to request {got}, but the oldest is {correlation_id}"
             )
         if response_type is ApiVersionsResponse and self._broker_versions is None:
             version = _versions_answer_version(frame, body, version)
@@ -288,7 +296,7 @@ class Connection:
 
 
 def _version_to_ask(response: ApiVersionsResponse) -> int:
-    # Newer brokers say with their refusal which versions of the question they know.
+    # With their refusal, newer brokers tell which versions of ApiVersions they know.
     for entry in response.api_keys:
         if entry.api_key == ApiKey.API_VERSIONS:
             return max(0, min(entry.max_version, ApiVersionsRequest.valid_versions[-1]))

@@ -149,7 +149,9 @@ def test_what_nobody_waits_for_may_lie_there_for_long(fake_broker):
 
 def test_a_wrong_correlation_id_is_no_answer(fake_broker, cluster):
     fake_broker.shift_correlation_ids = 1
-    with pytest.raises(BrokerUnavailableError, match="answer to request 1 where 0"):
+    with pytest.raises(
+        BrokerUnavailableError, match="answer to request 1, but the oldest is 0"
+    ):
         cluster.any_broker()
 
 

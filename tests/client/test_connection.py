@@ -148,7 +148,7 @@ def test_an_answer_out_of_turn_is_a_protocol_error():
     connection = ready(METADATA=(0, 12))
     first = connection.send(MetadataRequest(), MetadataResponse)
     second = connection.send(MetadataRequest(), MetadataResponse)
-    with pytest.raises(ProtocolError, match=f"{second} where {first} is the oldest"):
+    with pytest.raises(ProtocolError, match=f"{second}, but the oldest is {first}"):
         connection.receive_data(metadata_answer(second, 12))
 
 
