@@ -1,7 +1,8 @@
-"""Who of a group reads which partitions; and what members tell each other about it.
+"""Assignors, and the messages by which members of a group tell each other about them.
 
-The leader of a group assigns; a broker only passes the bytes on. Names and bytes are
-those of Kafka's own clients, so that our members can share a group with theirs.
+An assignor decides which member reads which partitions. The leader of a group, which is
+one of its members, runs it; the broker only passes the bytes on. Names and bytes are
+those of Kafka's own clients, so our members can share a group with theirs.
 
 Source: Kafka protocol guide, "Group Membership API"; ConsumerProtocolSubscription
 versions 0-2 and ConsumerProtocolAssignment version 0; KIP-54 (sticky), KIP-429.
@@ -27,9 +28,12 @@ _NO_USER_DATA = _INT32.pack(-1)
 
 
 class Subscription(NamedTuple):
-    """What a member tells the leader: what it wants, and what it has.
+    """What a member tells the leader.
 
-    ``generation`` is the round in which it was given what it has, -1 if none is known.
+    Attributes:
+        topics: the topics that it wants to read.
+        owned: the partitions that it reads now.
+        generation: the generation in which it got them; -1 if it does not say.
     """
 
     topics: list[str]
@@ -39,16 +43,16 @@ class Subscription(NamedTuple):
 
 Assignment = dict[str, list[TopicPartition]]
 Assign = Callable[[Mapping[str, Subscription], Mapping[str, int]], Assignment]
-"""From subscriptions by member and partition counts by topic to who reads what.
+"""Make an assignment from subscriptions by member and partition counts by topic.
 
-A topic without a count has nothing to give out.
+A topic that has no count is treated as one without partitions.
 """
 
 
 def assign_range(
     subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
 ) -> Assignment:
-    """Give each topic's partitions out in ranges, to members in the order of ids."""
+    """Assign a range of each topic's partitions to each member, in the order of ids."""
     found: Assignment = {member: [] for member in subscriptions}
     for topic, members in sorted(_members_by_topic(subscriptions).items()):
         each, more = divmod(partition_counts.get(topic, 0), len(members))
@@ -66,7 +70,7 @@ def assign_range(
 def assign_round_robin(
     subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
 ) -> Assignment:
-    """Give all partitions out in turn, each to the next member that reads its topic."""
+    """Assign partitions in turn, each to the next member that reads its topic."""
     found: Assignment = {member: [] for member in subscriptions}
     turn = sorted(subscriptions)
     for topic, members in sorted(_members_by_topic(subscriptions).items()):
@@ -81,9 +85,10 @@ def assign_round_robin(
 def assign_cooperative_sticky(
     subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
 ) -> Assignment:
-    """Leave as much as can be where it is, and be even all the same.
+    """Assign evenly and move few partitions, in two rounds.
 
-    What moves is given to nobody yet: its reader gives it up first, and joins again.
+    A partition that must move is assigned to no member in this round. Its reader gives
+    it up, joins again, and the next round assigns it.
     """
     owner = _owners(subscriptions)
     found = assign_sticky(subscriptions, partition_counts)
@@ -96,7 +101,10 @@ def assign_cooperative_sticky(
 def assign_sticky(
     subscriptions: Mapping[str, Subscription], partition_counts: Mapping[str, int]
 ) -> Assignment:
-    """Leave as much as can be where it is; shares differ by one where they can."""
+    """Assign evenly, and leave as many partitions as possible with their readers.
+
+    The shares of members that read the same topics differ by one at most.
+    """
     by_topic = _members_by_topic(subscriptions)
     found: Assignment = {member: [] for member in sorted(subscriptions)}
     owner = _owners(subscriptions)
@@ -109,11 +117,11 @@ def assign_sticky(
                 found[member].append(where)
             else:
                 free.append(where)
-    # Those that few can read first, while there is still a choice for the others.
+    # First the partitions that few members can read; the others leave more choice.
     for where in sorted(free, key=lambda each: len(by_topic[each.topic])):
         found[_idlest(by_topic[where.topic], found)].append(where)
     while move := _next_move(found, by_topic):
-        # The sum of the squares of shares falls with each: it comes to an end.
+        # This ends: each move makes the sum of the squares of all shares smaller.
         giver, taker, where = move
         found[giver].remove(where)
         found[taker].append(where)
@@ -123,7 +131,10 @@ def assign_sticky(
 def _next_move(
     found: Assignment, by_topic: Mapping[str, set[str]]
 ) -> tuple[str, str, TopicPartition] | None:
-    """Return a partition that a busier member can hand on, from whom and to whom."""
+    """Return a move that evens out two shares: giver, taker and partition.
+
+    None: no member can give a partition to one that has at least two fewer.
+    """
     for giver in sorted(found, key=lambda member: (-len(found[member]), member)):
         topics = {where.topic: where for where in found[giver]}
         for topic in sorted(topics):
@@ -138,9 +149,10 @@ def _idlest(members: Iterable[str], found: Assignment) -> str:
 
 
 def _owners(subscriptions: Mapping[str, Subscription]) -> dict[TopicPartition, str]:
-    """Return who reads what: of two that claim it, who joined the later round.
+    """Return the member that owns each partition.
 
-    Of two of the same round nobody does: one of them must be mistaken.
+    If several claim a partition, the claim of the latest generation counts. If two of
+    these are equal, the partition has no owner, because one member must be wrong.
     """
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, subscription in subscriptions.items():
@@ -175,12 +187,12 @@ def assignor_of(name: str) -> Assign:
     """Return an assignor by its name.
 
     Raises:
-        ProtocolError: there is none; no member of ours has offered it.
+        ProtocolError: there is none; the coordinator chose one that we did not offer.
     """
     found = ASSIGNORS.get(name)
     if found is None:
         raise ProtocolError(
-            f"the coordinator has chosen {name!r}, which is no assignor"
+            f"the coordinator has chosen {name!r}, which this client does not have"
         )
     return found
 
@@ -189,7 +201,7 @@ def assignor_of(name: str) -> Assign:
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """Return what a member tells the leader."""
+    """Encode what a member tells the leader."""
     topics, owned, generation = subscription
     return b"".join(
         [
@@ -204,10 +216,12 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: Buffer) -> Subscription:
-    """Read what any client's member told; versions above 2 only add to it.
+    """Decode the subscription of any client's member.
+
+    Versions above 2 may only append fields, which are ignored.
 
     Raises:
-        ProtocolError: it is cut off.
+        ProtocolError: the bytes end too early, or a name is not UTF-8.
     """
     try:
         version = _INT16.unpack_from(data, 0)[0]
@@ -229,15 +243,15 @@ def decode_subscription(data: Buffer) -> Subscription:
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Return what the leader tells a member."""
+    """Encode what the leader tells a member."""
     return b"".join([_INT16.pack(0), *_partitions(partitions), _NO_USER_DATA])
 
 
 def decode_assignment(data: Buffer) -> list[TopicPartition]:
-    """Read what any client's leader told; nothing is no partitions.
+    """Decode the assignment by any client's leader; no bytes mean no partitions.
 
     Raises:
-        ProtocolError: it is cut off.
+        ProtocolError: the bytes end too early, or a name is not UTF-8.
     """
     if not len(data):
         return []

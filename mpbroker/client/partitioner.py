@@ -1,8 +1,8 @@
-"""Which partition a key goes to: the choice Kafka's Java client makes.
+"""The partition of a key, as Kafka's Java client chooses it.
 
-Records of one key must land in one partition whoever produced them, so this is bit for
-bit Java's murmur2. librdkafka's default (CRC-32) chooses otherwise; there it takes
-`partitioner=murmur2_random`.
+Records with the same key must get to the same partition, whichever client produces
+them. So this is Java's murmur2, bit for bit. librdkafka's default (CRC-32) differs; its
+setting `partitioner=murmur2_random` chooses as we do.
 
 Source: MurmurHash2 by Austin Appleby (public domain), 32 bits, as Kafka seeds it.
 """
@@ -19,7 +19,7 @@ _WORD: Final = Struct("<I")
 
 
 def murmur2(data: bytes) -> int:
-    """Return Kafka's 32-bit murmur2 of ``data`` as an unsigned number."""
+    """Return Kafka's 32-bit murmur2 hash of ``data``, as an unsigned number."""
     length = len(data)
     tail = length & ~3
     h = _SEED ^ length
@@ -36,5 +36,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Return the partition of ``key`` among ``partition_count``."""
+    """Return the partition of ``key`` in a topic of ``partition_count`` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

@@ -105,6 +105,6 @@ def test_an_assignor_that_nobody_offered_is_told():
         member_id="a",
         members=[],
     )
-    with pytest.raises(ProtocolError, match="'made-up', which is no assignor"):
+    with pytest.raises(ProtocolError, match="'made-up', which this client"):
         member._sync(joined)
     member.close()
