@@ -1,8 +1,8 @@
-"""SASL, the client's side: state machines that see tokens, and never a socket.
+"""The client's side of SASL, without a socket.
 
-A mechanism gives its `first` token, and for each challenge of the broker the `answer`
-to it, or None when it is content. `SaslAuthenticator` puts Kafka's requests around
-them.
+A mechanism returns its `first` token, and then the `answer` to each challenge of the
+broker, or None when the login is complete. `SaslAuthenticator` puts the tokens into
+Kafka's requests.
 
 Source: RFC 4616 (PLAIN), RFC 5802 and RFC 7677 (SCRAM), RFC 7628 (OAUTHBEARER); Kafka
 protocol guide, "SASL Authentication Sequence"; KIP-152, KIP-368.
@@ -35,8 +35,8 @@ from mpbroker.protocol.messages.sasl_handshake import (
     SaslHandshakeResponse,
 )
 
-# What Kafka's brokers store with a password, at least; and what a lying one may make us
-# compute, at most (about a second).
+# Kafka's brokers store a password with at least so many iterations; a hostile broker
+# can make us compute at most so many, which takes about a second.
 _LEAST_ITERATIONS: Final = 4096
 _MOST_ITERATIONS: Final = 1_000_000
 
@@ -44,21 +44,22 @@ _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
 class Mechanism(Protocol):
-    """One authentication by one mechanism."""
+    """One login by one mechanism."""
 
     def first(self) -> bytes:
-        """Return the token that begins."""
+        """Return the first token of the client."""
 
     def answer(self, challenge: bytes) -> bytes | None:
-        """Return what to say next; None: the broker has proved what it must.
+        """Return the client's next token, or None if the login is complete.
 
         Raises:
-            SaslAuthenticationError: it has not, or does not make sense.
+            SaslAuthenticationError: the challenge cannot be read, refuses the login,
+                or does not prove what the broker has to prove.
         """
 
 
 class PlainMechanism:
-    """The password as it is: for connections that are encrypted."""
+    """SASL PLAIN: the password is sent as it is, so use it with TLS."""
 
     def __init__(self, username: str, password: str) -> None:
         self._token = f"\0{username}\0{password}".encode()
@@ -69,28 +70,27 @@ class PlainMechanism:
     def answer(self, challenge: bytes) -> bytes | None:
         if challenge:
             raise SaslAuthenticationError(
-                f"{len(challenge)} bytes of challenge, where PLAIN has none"
+                f"a challenge of {len(challenge)} bytes, but PLAIN has none"
             )
         return None
 
 
 class ScramMechanism:
-    """Both sides prove that they know the password, and neither tells it.
+    """SASL SCRAM: both sides prove that they know the password, without sending it.
 
-    As in Kafka, names and passwords are taken for what they are in UTF-8, without
-    SASLprep.
+    As in Kafka, names and passwords are encoded in UTF-8, without SASLprep.
     """
 
     def __init__(
         self, mechanism: str, username: str, password: str, nonce: str | None = None
     ) -> None:
-        """Begin.
+        """Prepare the first token.
 
         Args:
             mechanism: SCRAM-SHA-256 or SCRAM-SHA-512.
-            username: may hold any character.
-            password: likewise.
-            nonce: of the client; by chance if None.
+            username: the user's name; may have any character.
+            password: the password; likewise.
+            nonce: the client's nonce; None makes a random one.
         """
         self._hash = _HASHES[mechanism]
         self._password = password.encode()
@@ -106,7 +106,7 @@ class ScramMechanism:
         try:
             text = challenge.decode()
         except UnicodeDecodeError:
-            raise SaslAuthenticationError("a SCRAM challenge that is no text") from None
+            raise SaslAuthenticationError("a SCRAM challenge is not UTF-8") from None
         if self._server_signature is None:
             return self._answer_first(text)
         self._check_final(text)
@@ -119,7 +119,7 @@ class ScramMechanism:
             iterations = int(fields["i"]) if fields["i"].isascii() else 0
         except (KeyError, ValueError, Base64Error):
             raise SaslAuthenticationError(
-                f"a SCRAM challenge that cannot be read: {text[:80]!r}"
+                f"a SCRAM challenge cannot be read: {text[:80]!r}"
             ) from None
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise SaslAuthenticationError(
@@ -167,10 +167,10 @@ def _fields(text: str) -> dict[str, str]:
 
 
 class OAuthBearerMechanism:
-    """A token that somebody else has signed."""
+    """SASL OAUTHBEARER: a token proves who the client is."""
 
     def __init__(self, token: str) -> None:
-        """Begin; ``token`` is without the word Bearer."""
+        """Take the token, without the word Bearer before it."""
         self._token = token
 
     def first(self) -> bytes:
@@ -179,8 +179,8 @@ class OAuthBearerMechanism:
     def answer(self, challenge: bytes) -> bytes | None:
         if not challenge:
             return None
-        # Why it was refused. The broker says no more than that it was, and only once
-        # we have said that we have understood: so it is told from here.
+        # The challenge says why the token was refused. The broker's own error would
+        # come only after one more answer, and would not say why.
         raise SaslAuthenticationError(f"the token was refused: {_refusal(challenge)}")
 
 
@@ -193,17 +193,21 @@ def _refusal(challenge: bytes) -> str:
 
 
 class SaslAuthenticator:
-    """What a connection says, and is told, until it is authenticated; once or again."""
+    """The requests and answers of a connection's login, the first one or a later one.
+
+    Attributes:
+        session_lifetime_ms: how long the last login is valid; 0 means for ever.
+    """
 
     def __init__(
         self, mechanism: str, make_mechanism: Callable[[], Mechanism], advice: str
     ) -> None:
-        """Say nothing yet.
+        """Prepare the login; no request is made yet.
 
         Args:
-            mechanism: its name.
-            make_mechanism: for each authentication.
-            advice: what to look at if it fails, to end the error's text with.
+            mechanism: the mechanism's name.
+            make_mechanism: makes a `Mechanism` for each login.
+            advice: ends the text of an error: what the user should look at.
         """
         self.session_lifetime_ms = 0
         self._name = mechanism
@@ -212,16 +216,17 @@ class SaslAuthenticator:
         self._mechanism: Mechanism | None = None
 
     def begin(self) -> Message:
-        """Return the request to begin with."""
+        """Begin a login; return its first request."""
         self._mechanism = None
         return SaslHandshakeRequest(mechanism=self._name)
 
     def take(self, response: Message) -> Message | None:
-        """Take an answer; return the next request, None when it is done.
+        """Take an answer; return the next request, or None if the login is complete.
 
         Raises:
-            SaslAuthenticationError: refused, or the broker is not to be trusted.
-            ProtocolError: an answer that does not belong here.
+            SaslAuthenticationError: the broker refused the login, or could not prove
+                who it is.
+            ProtocolError: this answer does not belong to a login, or not here.
         """
         try:
             if isinstance(response, SaslHandshakeResponse):
@@ -237,7 +242,7 @@ class SaslAuthenticator:
     def _take_handshake(self, response: SaslHandshakeResponse) -> Message:
         if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
             raise SaslAuthenticationError(
-                f"the broker has only {', '.join(response.mechanisms) or 'none'}"
+                f"the broker offers only {', '.join(response.mechanisms) or 'none'}"
             )
         if response.error_code:
             raise SaslAuthenticationError(describe_error(response.error_code, None))

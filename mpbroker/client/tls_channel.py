@@ -1,4 +1,4 @@
-"""A channel that encrypts: TLS between a connection and its socket."""
+"""TlsChannel: the bytes of a connection over TLS, and the TLS context for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpbroker.base.config_def import ConfigError, ConfigValue
 from mpbroker.client.errors import SslAuthenticationError
 
 _RECEIVE_BYTES: Final = 256 * 1024
-_RECORD_BYTES: Final = 16 * 1024  # more than a record of TLS is never read at once
+_RECORD_BYTES: Final = 16 * 1024  # one read returns at most one TLS record
 _TLS_VERSIONS: Final = {
     "TLSv1.2": ssl.TLSVersion.TLSv1_2,
     "TLSv1.3": ssl.TLSVersion.TLSv1_3,
@@ -29,8 +29,8 @@ class TlsChannel:
 
         Args:
             sock: non-blocking.
-            host: the name that was dialled, which the certificate must be for.
-            context: whom to trust, and who we are.
+            host: the name that was dialled; the broker's certificate must be for it.
+            context: the certificates to trust, and our own certificate.
         """
         self._socket = sock
         self._host = host
@@ -43,10 +43,10 @@ class TlsChannel:
         return self._socket.fileno() if self._tls is None else self._tls.fileno()
 
     def finish_connect(self) -> bool:
-        """Go on with connecting and shaking hands; return whether that is done.
+        """Go on with connecting and the TLS handshake; return whether both are done.
 
         Raises:
-            SslAuthenticationError: one side does not trust the other.
+            SslAuthenticationError: one side does not trust the other's certificate.
             OSError: the connection broke.
         """
         if self._tls is None:
@@ -79,11 +79,11 @@ class TlsChannel:
         chunks: list[bytes] = []
         size = 0
         try:
-            # What lies decrypted here no poll would tell of.
+            # No poll reports bytes that are decrypted already: read them all.
             while size < _RECEIVE_BYTES or self._tls.pending():
                 chunk = self._tls.recv(_RECORD_BYTES)
                 if not chunk:
-                    return b"".join(chunks)  # if there are some, the end comes again
+                    return b"".join(chunks)  # the next call sees the end again
                 chunks.append(chunk)
                 size += len(chunk)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -106,7 +106,7 @@ class TlsChannel:
             return 0
 
     def send_parts(self, parts: Sequence[memoryview]) -> int:
-        # No more: each is a record of its own.
+        # Send one part: each part would become a TLS record of its own anyway.
         return self.send(parts[0])
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class TlsChannel:
 def _refusal(error: ssl.SSLError) -> SslAuthenticationError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return SslAuthenticationError(
-            f"its certificate is not to be trusted: {error.verify_message}; see"
+            f"its certificate is not trusted: {error.verify_message}; see"
             " ssl.truststore.location and ssl.endpoint.identification.algorithm"
         )
     reason = (error.reason or str(error)).replace("_", " ").lower()
@@ -130,7 +130,7 @@ def _refusal(error: ssl.SSLError) -> SslAuthenticationError:
 
 
 def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
-    """Return whom to trust, and who we are, as the settings that begin with ssl. say.
+    """Return the TLS context that the settings beginning with ``ssl.`` describe.
 
     Raises:
         ConfigError: a certificate or key cannot be read.
@@ -161,7 +161,7 @@ def make_context(values: Mapping[str, ConfigValue]) -> ssl.SSLContext:
 
 
 def _load_identity(context: ssl.SSLContext, values: Mapping[str, ConfigValue]) -> None:
-    # A password that is not given must not be asked for on a terminal.
+    # "" keeps OpenSSL from asking for a password on the terminal.
     password = str(values["ssl.key.password"] or "")
     location = values["ssl.keystore.location"]
     chain, key = (
@@ -172,7 +172,7 @@ def _load_identity(context: ssl.SSLContext, values: Mapping[str, ConfigValue]) -
         name = "ssl.keystore.location"
         _try(name, context.load_cert_chain, str(location), None, password)
     elif chain is not None or key is not None:
-        # OpenSSL reads files only; this one nobody else sees.
+        # OpenSSL reads only files. No other process can open this one.
         descriptor = os.memfd_create("mpbroker-key", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(descriptor), "w") as file:
