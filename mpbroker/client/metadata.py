@@ -1,7 +1,7 @@
-"""What a client knows of brokers, topics and leaders, and when to ask again.
+"""Metadata: what a client knows of brokers, topics and leaders, and when it asks again.
 
-One thread asks (whoever runs the `NetworkClient`); any thread may read, request an
-update, or wait for one. A snapshot, once made, does not change.
+The thread that runs the `NetworkClient` sends the requests. Any thread may read the
+snapshot, request an update, or wait for one. A snapshot never changes once it is made.
 
 Source: Kafka protocol guide, "Metadata"; KIP-320 for leader epochs, KIP-951 for
 leaders learnt from the answer to a Produce.
@@ -32,10 +32,13 @@ _NO_TOPIC_ID: Final = bytes(16)
 
 
 class TopicInfo(NamedTuple):
-    """A topic: its partitions' leaders (-1: none now) and their epochs, by index.
+    """A topic's partitions, by index.
 
-    ``topic_id`` differs from that of a deleted topic of the same name; brokers of old
-    have none but zeros.
+    Attributes:
+        leaders: the leader's node id; NO_NODE while there is none.
+        epochs: the leader's epoch; -1 if it is not known.
+        topic_id: differs from the id of a deleted topic of the same name; 16 zero bytes
+            from old brokers.
     """
 
     leaders: tuple[int, ...]
@@ -72,7 +75,14 @@ _DEFAULT_BACKOFF: Final = Backoff(100, 1000)
 
 
 class Metadata:
-    """See the module. Times are those of one monotonic clock, in ms."""
+    """See the module. Times are in ms of one monotonic clock.
+
+    Attributes:
+        snapshot: the newest answer.
+        updated_ms: when it came.
+        refusal: why a broker did not let the client in; then no connection is tried any
+            more.
+    """
 
     def __init__(
         self,
@@ -83,13 +93,15 @@ class Metadata:
         allow_auto_topic_creation: bool = True,
         rng: random.Random | None = None,
     ) -> None:
-        """Know nothing, and want to.
+        """Begin without metadata; an update is due at once.
 
         Args:
-            max_age_ms: what is older is asked for anew.
-            topic_max_idle_ms: topics nobody used for so long are forgotten.
-            backoff: between questions that failed.
-            allow_auto_topic_creation: whether asking may create a topic.
+            max_age_ms: older metadata is asked for again.
+            topic_max_idle_ms: a topic that was not used for so long is forgotten; None:
+                never.
+            backoff: the wait after a request that failed.
+            allow_auto_topic_creation: whether a request may create a topic.
+            rng: makes the jitter of the backoff.
         """
         self.snapshot = _EMPTY
         self.allow_auto_topic_creation = allow_auto_topic_creation
@@ -100,46 +112,46 @@ class Metadata:
         self._rng = rng or random.Random()
         self._topics: dict[str, float] = {}
         self._wanted = True
-        self._requests = 0  # how often an update was asked for
-        self._asked = 0  # of these, how many the question on its way will answer
+        self._requests = 0  # calls of `request_update`
+        self._asked = 0  # how many of them the request on its way will answer
         self._not_before_ms = -float("inf")
         self._failures = 0
         self._due_since_ms: float | None = None
         self._fatal: MpbrokerError | None = None
         self.refusal: AuthenticationError | None = None
-        # Entered by its own name: a Condition is entered in Python, where a signal's
-        # handler that raises would leave it locked for good.
+        # Always lock `_lock` itself. A Condition is locked by Python code; a signal
+        # handler that raises in it would leave the lock locked for ever.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._updates = 0
 
     @property
     def topics(self) -> list[str]:
-        """The topics asked about."""
+        """The topics that requests ask about."""
         return list(self._topics)
 
     def add_topic(self, name: str, now_ms: float) -> None:
-        """Ask about a topic from now on, at once if it is not known."""
+        """Ask about a topic from now on; at once if it is new."""
         with self._lock:
             new = name not in self._topics
             self._topics[name] = now_ms
             if new:
                 self._wanted = True
                 if not self._failures:
-                    self._not_before_ms = now_ms  # somebody waits for it
+                    self._not_before_ms = now_ms  # a caller waits for it
 
     def request_update(self) -> int:
-        """Ask for an update soon; return the count of updates so far, for `wait`."""
+        """Request an update soon; return the number of updates so far, for `wait`."""
         with self._lock:
             self._wanted = True
             self._requests += 1
             return self._updates
 
     def wait(self, seen: int, timeout_s: float) -> bool:
-        """Wait for an update after number ``seen``; return False if none came.
+        """Wait for an update after number ``seen``; return False if none came in time.
 
         Raises:
-            MpbrokerError: what `fail` was told.
+            MpbrokerError: the error that `fail` got.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -152,12 +164,12 @@ class Metadata:
             return True
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return how long until the next question; 0 is now."""
+        """Return how long until the next request is due, in ms; 0 if it is due now."""
         due_ms = now_ms if self._wanted else self.updated_ms + self._max_age_ms
         return max(0.0, due_ms - now_ms, self._not_before_ms - now_ms)
 
     def is_overdue(self, now_ms: float, limit_ms: float) -> bool:
-        """Return whether it has been due, and not come, for longer than a limit."""
+        """Return whether an update has been due for longer than a limit, in ms."""
         if self._due_since_ms is None:
             if self.delay_ms(now_ms) <= 0:
                 self._due_since_ms = now_ms
@@ -165,7 +177,7 @@ class Metadata:
         return now_ms - self._due_since_ms > limit_ms
 
     def next_request(self, now_ms: float) -> MetadataRequest:
-        """Return the question, and take what is asked of it as being answered."""
+        """Return the request to send; it serves all updates requested so far."""
         with self._lock:
             if self._topic_max_idle_ms is not None:
                 oldest = now_ms - self._topic_max_idle_ms
@@ -180,7 +192,7 @@ class Metadata:
         )
 
     def update(self, response: MetadataResponse, now_ms: float) -> None:
-        """Take an answer; wakes whoever waits."""
+        """Take an answer, and wake the threads that wait for it."""
         asked_errors = False
         topics, errors = {}, {}
         for topic in response.topics:
@@ -196,7 +208,7 @@ class Metadata:
         }
         with self._lock:
             if not nodes:
-                # A broker that is starting: what it says is of no use to anyone.
+                # A broker that is still starting: its answer is of no use.
                 self._note_failure(now_ms)
                 return
             self.snapshot = Snapshot(
@@ -218,14 +230,14 @@ class Metadata:
 
     def _merge(self, name: str, topic: MetadataResponseTopic) -> TopicInfo:
         count = max((entry.partition_index for entry in topic.partitions), default=-1)
-        count = min(count + 1, len(topic.partitions))  # gaps would be a lie
+        count = min(count + 1, len(topic.partitions))  # a broker leaves no gaps
         leaders, epochs = [NO_NODE] * count, [-1] * count
         old = self.snapshot
         known_info = old.topics.get(name)
         topic_id = topic.topic_id
         if known_info is not None and topic_id == _NO_TOPIC_ID:
-            topic_id = known_info.topic_id  # an older broker tells none
-        # One that was deleted and made again begins again with its epochs.
+            topic_id = known_info.topic_id  # an older broker does not tell the id
+        # A topic that was deleted and created again begins again with its epochs.
         is_same = known_info is not None and known_info.topic_id == topic_id
         for entry in topic.partitions:
             index = entry.partition_index
@@ -234,7 +246,7 @@ class Metadata:
             leader, epoch = entry.leader_id, entry.leader_epoch
             known = old.leader_epoch(name, index)
             if is_same and 0 <= epoch < known:
-                # From a broker that has not heard yet of the leader we know.
+                # This broker does not know yet of the leader that we know.
                 leader, epoch = old.leader(name, index), known
             elif entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE:
                 leader = NO_NODE
@@ -244,7 +256,7 @@ class Metadata:
     def update_leader(
         self, topic: str, partition: int, leader: int, epoch: int, address: Address
     ) -> bool:
-        """Take a new leader from the answer to a Produce; return whether it is news."""
+        """Take a leader from the answer to a Produce; return whether it is newer."""
         with self._lock:
             old = self.snapshot
             info = old.topics.get(topic)
@@ -262,24 +274,27 @@ class Metadata:
             return True
 
     def fail_update(self, now_ms: float) -> None:
-        """Note that a question had no answer; the next one waits a while."""
+        """Note that a request had no answer; the next one waits for the backoff."""
         with self._lock:
             self._wanted = True
             self._note_failure(now_ms)
 
     def forget_nodes(self) -> None:
-        """Go back to the bootstrap addresses; topics and leaders stay as they were."""
+        """Forget all brokers, so that the bootstrap addresses are used again.
+
+        Topics and leaders stay as they are.
+        """
         with self._lock:
             self.snapshot = self.snapshot._replace(nodes={})
             self._due_since_ms = None
             self._wanted = True
 
     def fail(self, error: MpbrokerError) -> None:
-        """End all waiting, now and later, with an error nothing can mend."""
+        """Take an error that no retry can mend: all waits, now and later, raise it."""
         with self._lock:
             self._fatal = error
             if self.refusal is None and isinstance(error, AuthenticationError):
-                self.refusal = error  # nothing is to be connected to any more
+                self.refusal = error
             self._changed.notify_all()
 
     def _note_failure(self, now_ms: float) -> None:
