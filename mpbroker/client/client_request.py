@@ -1,4 +1,4 @@
-"""What `NetworkClient` keeps of a request, tells of its end, and needs of a network."""
+"""The values of `NetworkClient`: requests in flight, how they end, and counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
-# From these versions on a client waits as long as throttle_time_ms says; below, the
-# broker has done so itself before it answered. Source: KIP-219.
+# From these versions on the client waits for throttle_time_ms before its next request.
+# With older versions the broker itself has waited before it answered. Source: KIP-219.
 THROTTLED_FROM: Final[Mapping[int, int]] = {
     ApiKey.PRODUCE: 6,
     ApiKey.FETCH: 8,
@@ -40,9 +40,13 @@ CLOSED_BY_BROKER: Final = "closed by the broker"
 
 
 class ClientResponse(NamedTuple):
-    """How a request ended. Without ``response``, ``error`` says why there is none.
+    """How a request ended.
 
-    ``timed_out``: the connection was given up because an answer was late.
+    Attributes:
+        node: the id of the node that it was sent to.
+        response: the answer; None if there is none.
+        error: why there is no answer; None also for a request that expects none.
+        timed_out: whether the connection was closed because an answer came too late.
     """
 
     node: int
@@ -54,7 +58,7 @@ class ClientResponse(NamedTuple):
 
     @property
     def disconnected(self) -> bool:
-        """Whether the broker may or may not have acted on the request."""
+        """Whether the connection was lost: the broker may have executed the request."""
         return self.response is None and not isinstance(
             self.error, UnsupportedVersionError
         )
@@ -64,7 +68,7 @@ Callback = Callable[[ClientResponse], None]
 
 
 class Wire(Protocol):
-    """What `Selector` does, and a test's stand-in."""
+    """What a `NetworkClient` needs of its network: `Selector`, or a fake in tests."""
 
     connected: list[int]
     disconnected: dict[int, str]
@@ -84,7 +88,7 @@ class Wire(Protocol):
 
 
 class NetworkCounts:
-    """Totals of one client since it began; any thread may read them."""
+    """Totals of one client since it was made; any thread may read them."""
 
     __slots__ = (
         "bytes_in",
@@ -106,7 +110,7 @@ class NetworkCounts:
             setattr(self, name, 0)
 
     def note_poll(self, wire: Wire) -> None:
-        """Count a poll, and take on how long all of them took."""
+        """Count a poll, and copy the total times of all polls."""
         self.polls += 1
         self.wait_ns, self.io_ns = wire.wait_ns, wire.io_ns
 
@@ -120,8 +124,8 @@ class NetworkCounts:
     reauthentications: int
     requests: int
     responses: int
-    transfers: int  # pieces received, and requests sent
-    wait_ns: int  # for something to happen
+    transfers: int  # receives and sends
+    wait_ns: int  # time in which polls waited
 
 
 class InFlight:
@@ -139,6 +143,6 @@ class InFlight:
     ) -> None:
         self.correlation_id = correlation_id
         self.request = request
-        self.callback = callback  # None: ours, for metadata
+        self.callback = callback  # None for the client's own Metadata requests
         self.sent_ms = sent_ms
         self.deadline_ms = deadline_ms
