@@ -1,4 +1,4 @@
-"""The state of the connection to one broker: when it may be used, and tried again."""
+"""NodeConnection: the state of one broker's connection, and when to try it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpbroker.client.client_request import CLOSED_BY_BROKER
 from mpbroker.client.connection import Connection
 from mpbroker.client.settings import ClientSettings
 
-# What may be wrong, by the reason that an attempt to connect has failed for.
+# Advice for users, by the reason why an attempt to connect failed.
 _HINTS: Final = {
     os.strerror(errno.ECONNREFUSED).lower(): "; is the broker running?",
     CLOSED_BY_BROKER: "; is security.protocol the listener's?",
@@ -25,7 +25,7 @@ _HINTS: Final = {
 
 
 def why_unreachable(address: Address, error: OSError) -> str:
-    """Return the text for an attempt to connect that could not even be begun."""
+    """Return the error text for a connection that could not even be begun."""
     reason = (error.strerror or str(error)).lower()
     if isinstance(error, socket.gaierror):
         reason = f"unknown host name {address.host!r} ({reason})"
@@ -33,17 +33,17 @@ def why_unreachable(address: Address, error: OSError) -> str:
 
 
 class NodeState(Enum):
-    """Where a connection is."""
+    """The state of a connection; each comment says what is true while in it."""
 
-    DISCONNECTED = "disconnected"  # no socket; a backoff may run
-    CONNECTING = "connecting"  # a socket that is not connected yet
-    CHECKING_API_VERSIONS = "checking api versions"  # and proving who we are
-    REAUTHENTICATING = "reauthenticating"  # the session would end; nothing is sent
+    DISCONNECTED = "disconnected"  # there is no socket; a backoff may run
+    CONNECTING = "connecting"  # the socket is not connected yet
+    CHECKING_API_VERSIONS = "checking api versions"  # likewise while it logs in
+    REAUTHENTICATING = "reauthenticating"  # it logs in again; no request is sent
     READY = "ready"  # requests may be sent
 
 
 class NodeConnection:
-    """One broker's connection; times are in ms of the client's clock."""
+    """See the module; times are in ms of the client's clock."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.state = NodeState.DISCONNECTED
@@ -73,7 +73,7 @@ class NodeConnection:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether it must be of use by ``setup_deadline_ms``."""
+        """Whether the connection must be ready by ``setup_deadline_ms``."""
         return self.is_connecting or self.state is NodeState.REAUTHENTICATING
 
     @property
@@ -82,18 +82,18 @@ class NodeConnection:
         return self.failures > 0
 
     def is_ready(self, now_ms: float) -> bool:
-        """Return whether requests may be sent: connected, believed, not throttled."""
+        """Return whether requests may be sent: connected, logged in, not throttled."""
         return (
             self.state is NodeState.READY
             and self.throttled_until_ms <= now_ms < self.reauthenticate_at_ms
         )
 
     def may_connect(self, now_ms: float) -> bool:
-        """Return whether it is disconnected and its backoff is over."""
+        """Return whether the node is disconnected and its backoff is over."""
         return self.state is NodeState.DISCONNECTED and now_ms >= self._not_before_ms
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return what is left of the backoff or throttling; inf while connected."""
+        """Return how long a backoff or throttling still lasts, in ms; inf for none."""
         if self.state is NodeState.DISCONNECTED:
             return max(0.0, self._not_before_ms - now_ms)
         if self.throttled_until_ms > now_ms:
@@ -103,9 +103,9 @@ class NodeConnection:
     def next_address(
         self, address: Address, resolve: Callable[[str, int], list[Address]]
     ) -> Address:
-        """Return the numeric address to try: each of a name's in turn.
+        """Return the numeric address to try next; a name's addresses take turns.
 
-        They are looked up anew when all were tried, and after a success.
+        The name is resolved again when all were tried, and after a success.
 
         Raises:
             OSError: the name cannot be resolved.
@@ -113,24 +113,24 @@ class NodeConnection:
         if self._resolved_from != address or not self._addresses:
             self._addresses = resolve(*address)
             self._resolved_from = address
-            # The one that was tried last has just failed or hung up.
+            # Do not begin with the address that has just failed or hung up.
             if len(self._addresses) > 1 and self._addresses[0] == self._last_address:
                 self._addresses.append(self._addresses.pop(0))
         self._last_address = self._addresses.pop(0)
         return self._last_address
 
     def connecting(self, now_ms: float, rng: random.Random) -> None:
-        """Note that an attempt begins."""
+        """Note that an attempt to connect begins."""
         self.state = NodeState.CONNECTING
         self.last_attempt_ms = now_ms
         self.setup_deadline_ms = now_ms + self._setup.delay_ms(self.failures, rng)
 
     def connected(self, now_ms: float, rng: random.Random) -> None:
-        """Note that requests may be sent: past failures no longer count."""
+        """Note that requests may be sent; earlier failures no longer count."""
         self.state = NodeState.READY
         assert self.connection is not None
         lifetime_ms = self.connection.session_lifetime_ms
-        # As Kafka does: early enough, and not all clients of a broker at once.
+        # As in Kafka: early enough, and not all clients of a broker at the same time.
         self.reauthenticate_at_ms = (
             now_ms + lifetime_ms * rng.uniform(0.85, 0.95)
             if lifetime_ms > 0
@@ -140,7 +140,7 @@ class NodeConnection:
         self._addresses = []
 
     def why_lost(self, address: Address | int, reason: str) -> str:
-        """Return the text for the end of the connection, or of an attempt at one."""
+        """Return the error text for a lost connection, or for a failed attempt."""
         if not self.is_connecting:
             return f"lost the connection to {address}: {reason}"
         return f"cannot reach {address}: {reason}{_HINTS.get(reason, '')}"
@@ -148,7 +148,7 @@ class NodeConnection:
     def disconnected(
         self, error: MpbrokerError, now_ms: float, rng: random.Random
     ) -> None:
-        """Note the end of a connection, or of an attempt at one."""
+        """Note that the connection was lost, or that the attempt failed."""
         was_connecting = self.is_connecting
         self.state = NodeState.DISCONNECTED
         self.connection = None
@@ -156,6 +156,6 @@ class NodeConnection:
         self.last_attempt_ms = now_ms
         self._not_before_ms = now_ms
         if not (was_connecting and self._addresses):
-            # The name's other addresses are tried without waiting.
+            # Wait only when all addresses of the name were tried.
             self._not_before_ms += self._reconnect.delay_ms(self.failures, rng)
         self.failures += 1
