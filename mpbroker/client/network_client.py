@@ -1,17 +1,17 @@
-"""Requests to many brokers at once, over connections that come and go. Sans-IO.
+"""NetworkClient: requests to many brokers at once, over connections that come and go.
 
-A `Selector` moves the bytes; time comes in as ``now_ms``; so every peer and every
-timing can be tested without one. One thread runs it (a producer's `Sender`), by
+It is sans-IO: a `Selector` moves the bytes, and the time comes in as ``now_ms``. So
+each peer and each timing can be tested without sockets. One thread runs it, by
 
     if client.ready(node, now_ms):
         client.send(node, request, ResponseClass, callback, now_ms)
     client.poll(timeout_ms, now_ms)
 
-Each connection has its versions negotiated, and proves who we are, before it is ready.
-A broker that does not believe us, or that we do not, is an error for good: trying again
-would only lock an account. Answers come in the order of requests; one with another
-correlation id than the oldest is a lie, ends its connection, and all that was in flight
-on it fails as disconnected, in the order sent.
+A connection negotiates versions and logs in before it is ready. If a login or a
+certificate is refused, the client gives up for good, because more tries could lock an
+account. Answers come in the order of requests. An answer with another correlation id
+than the oldest request's ends its connection. All requests that were in flight on a
+lost connection fail as disconnected, in the order sent.
 
 Source: Kafka protocol guide, "Network"; KIP-144 (backoff), KIP-219 (throttling),
 KIP-601 (connection setup timeouts), KIP-1102 (bootstrapping again).
@@ -66,12 +66,12 @@ class NetworkClient:
         """Connect to nothing yet.
 
         Args:
-            wire: moves the bytes; closed by `close_all`.
-            metadata: kept up to date from here.
+            wire: moves the bytes; `close_all` closes it.
+            metadata: this client keeps it up to date.
             settings: plain values.
-            resolve: numeric addresses of a host and port; raises OSError.
-            clock: monotonic, in ms; looked at after waiting.
-            rng: for jitter and the choice among equal nodes.
+            resolve: returns the numeric addresses of a host and port; raises OSError.
+            clock: monotonic, in ms; read after waiting.
+            rng: makes jitter, and chooses among equal nodes.
         """
         self._wire = wire
         self._metadata = metadata
@@ -101,9 +101,10 @@ class NetworkClient:
         return found
 
     def ready(self, node: int, now_ms: float) -> bool:
-        """Return whether a request can be sent to a node now; connect if it is not.
+        """Return whether a request can be sent to a node now; if not, begin to connect.
 
-        While metadata is due it comes first: the leader may have moved.
+        While a metadata update is due, no node is ready, because leaders may have
+        moved.
         """
         if self.is_ready(node, now_ms):
             return True
@@ -124,15 +125,15 @@ class NetworkClient:
         )
 
     def is_occupied(self, node: int) -> bool:
-        """Return whether a node has all it takes, until something ends a `poll`."""
+        """Return whether a node takes no more requests until an answer comes."""
         load = len(self._in_flight.get(node, ()))
         return load >= self._settings.max_in_flight or self._wire.is_sending(node)
 
     def delay_ms(self, node: int, now_ms: float) -> float:
-        """Return how long until it is of use to try a node; inf: something will come.
+        """Return how long to wait before trying a node, in ms.
 
-        0 if it never was tried; what is left of its backoff or throttling. Where it is
-        may be unknown (all were forgotten, or it is new): then metadata must come.
+        0 if it was never tried; what is left of its backoff or throttling; inf while it
+        is connected or connecting, or while metadata must first tell its address.
         """
         if not self.knows(node):
             return float("inf")
@@ -144,13 +145,13 @@ class NetworkClient:
         return node in self._addresses()
 
     def in_flight(self, node: int | None = None) -> int:
-        """Return how many requests wait for answers, of one node or of all."""
+        """Return how many requests to a node, or to all, wait for their answers."""
         if node is None:
             return sum(map(len, self._in_flight.values()))
         return len(self._in_flight.get(node, ()))
 
     def is_connected(self, node: int) -> bool:
-        """Return whether the connection to a node is made, and not known to be lost."""
+        """Return whether a node is connected, as far as is known."""
         found = self._nodes.get(node)
         return found is not None and found.state in (
             NodeState.READY,
@@ -158,12 +159,12 @@ class NetworkClient:
         )
 
     def failures(self, node: int) -> int:
-        """Return how often in a row the connection to a node was not made, or lost."""
+        """Return how often in a row connecting to a node failed, or was lost."""
         found = self._nodes.get(node)
         return 0 if found is None else found.failures
 
     def error_of(self, node: int) -> MpbrokerError:
-        """Return why the last connection to a node ended; there must have been one."""
+        """Return why the last connection to a node failed or ended; one must have."""
         error = self._node(node).last_error
         assert error is not None, f"node {node} has not failed"
         return error
@@ -177,15 +178,17 @@ class NetworkClient:
         return connection.version_for(request, max_version)
 
     def connection_count(self) -> int:
-        """Return how many nodes are connected; any thread may ask."""
-        nodes = list(self._nodes.values())  # others may come while these are counted
+        """Return how many nodes are connected or connecting; any thread may call."""
+        nodes = list(
+            self._nodes.values()
+        )  # the client's thread may add nodes meanwhile
         return sum(found.state is not NodeState.DISCONNECTED for found in nodes)
 
     def least_loaded_node(self, now_ms: float) -> int | None:
-        """Return the node to ask what any can answer; None if none is of use now.
+        """Return the node for a request that any can answer; None if there is none.
 
-        One that is ready with nothing in flight; else ready with the fewest; else one
-        that is being connected; else the one whose last attempt is longest ago.
+        The best is a ready node with the fewest requests in flight; then a node that is
+        connecting; then the disconnected node whose last attempt is longest ago.
         """
         nodes = list(self._addresses())
         self._rng.shuffle(nodes)
@@ -239,9 +242,18 @@ class NetworkClient:
     ) -> None:
         """Send a request to a node that is `ready`.
 
-        The callback is called once, by a later `poll`: with the answer, or with what
-        went wrong, a version that the node does not speak included. Without an answer
-        to expect it is called with neither.
+        Args:
+            node: the node's id.
+            request: sent in the highest version that both sides know.
+            response_type: the class that decodes the answer.
+            callback: called once, by a later `poll`, with the answer or with the error,
+                also if the node does not know the request's version. Without an answer
+                to expect, it gets neither.
+            now_ms: the time.
+            max_version: send no higher version.
+            expect_answer: False for a Produce with acks=0.
+            timeout_ms: close the connection if the answer takes longer; None:
+                request.timeout.ms.
         """
         assert self._can_send(node, now_ms), f"node {node} is not ready"
         try:
@@ -298,9 +310,10 @@ class NetworkClient:
     # -- the loop ----------------------------------------------------------------------
 
     def poll(self, timeout_ms: float, now_ms: float) -> None:
-        """Do what is due, wait for what comes, and call back.
+        """Send what is due, wait for events up to ``timeout_ms``, and call callbacks.
 
-        A callback that raises is logged; the others are called all the same.
+        An exception of a callback is logged; the other callbacks are called all the
+        same.
         """
         if self._done:
             timeout_ms = 0
@@ -314,7 +327,7 @@ class NetworkClient:
         self._reauthenticate(now_ms)
         self._drop_late(now_ms)
         self._close_idle(now_ms)
-        # Not before what has come is read: nobody may have looked for minutes.
+        # Only after all answers are read: the last poll may be minutes ago.
         if self._settings.rebootstrap and self._metadata.is_overdue(
             now_ms, self._settings.metadata_recovery_rebootstrap_trigger_ms
         ):
@@ -323,7 +336,7 @@ class NetworkClient:
         for callback, response in done:
             try:
                 callback(response)
-            except Exception:  # noqa: BLE001 - whoever asked must not end the loop
+            except Exception:  # noqa: BLE001 - a callback must not end the loop
                 _log.exception("callback of %s", type(response.request).__name__)
 
     def _take_events(self, now_ms: float) -> None:
@@ -365,7 +378,7 @@ class NetworkClient:
             self._wire.close(node)
             self._disconnected(
                 node,
-                f"{address} does not answer as a Kafka broker does: {error}",
+                f"{address} does not answer like a Kafka broker: {error}",
                 now_ms,
             )
             return
@@ -373,7 +386,7 @@ class NetworkClient:
         if not was_ready:
             again = found.connection.data_to_send()
             if again:
-                self._wire.send(node, again)  # versions it knows, or our next proof
+                self._wire.send(node, again)  # ApiVersions again, or the login
             if found.connection.is_ready:
                 renewed = found.state is NodeState.REAUTHENTICATING
                 self.counts.reauthentications += renewed
@@ -381,7 +394,7 @@ class NetworkClient:
         connection = found.connection
         for answer in answers:
             if found.connection is not connection:
-                break  # an answer told us to go elsewhere: all in flight has failed
+                break  # an answer made us disconnect: all in flight has failed
             self._complete(node, answer.response, answer.version, now_ms)
 
     def _complete(
@@ -404,7 +417,7 @@ class NetworkClient:
         self._done.append((waiting.callback, answer))
 
     def _refused(self, node: int, error: MpbrokerError, now_ms: float) -> None:
-        """End a connection, closed already, that it is of no use to try again."""
+        """End a connection that is closed already, and give up for good."""
         address = self._addresses().get(node, node)
         self.counts.failed_authentications += 1
         refusal = AuthenticationError(f"cannot use {address}: {error}")
@@ -422,7 +435,7 @@ class NetworkClient:
         timed_out: bool = False,
         error: MpbrokerError | None = None,
     ) -> None:
-        """End a connection that is closed already, and all that was in flight on it."""
+        """End a connection that is closed already; its requests in flight fail."""
         _log.debug("node %d: %s", node, reason)
         self._last_error = reason
         self.counts.connections_closed += not self._node(node).is_connecting
@@ -448,7 +461,7 @@ class NetworkClient:
     def disconnect(
         self, node: int, now_ms: float, reason: str = "closed by us"
     ) -> None:
-        """Close the connection to a node, if there is one; what is in flight fails."""
+        """Close a node's connection, if there is one; all requests in flight fail."""
         if self._node(node).state is not NodeState.DISCONNECTED:
             self._wire.close(node)
             self._disconnected(node, reason, now_ms)
@@ -459,7 +472,7 @@ class NetworkClient:
             deadline = min(deadline, found.reauthenticate_at_ms)
             if found.has_deadline:
                 deadline = min(deadline, found.setup_deadline_ms)
-            # Not of the first alone: each has a time of its own, and some have none.
+            # Look at all requests: each has its own deadline, and some have none.
             for waiting in self._in_flight.get(node, ()):
                 deadline = min(deadline, waiting.deadline_ms)
         return deadline
@@ -486,7 +499,7 @@ class NetworkClient:
                 )
 
     def _reauthenticate(self, now_ms: float) -> None:
-        """Prove who we are again where a session will end soon (KIP-368)."""
+        """Log in again on connections whose session ends soon (KIP-368)."""
         for node, found in self._nodes.items():
             if found.state is NodeState.READY and now_ms >= found.reauthenticate_at_ms:
                 assert found.connection is not None
@@ -511,7 +524,7 @@ class NetworkClient:
     # -- metadata ----------------------------------------------------------------------
 
     def _update_metadata(self, now_ms: float) -> float:
-        """Ask if it is time to; return how long until there may be something to do."""
+        """Send a Metadata request if one is due; return how long to wait, in ms."""
         delay_ms = self._metadata.delay_ms(now_ms)
         if self._metadata_node is not None or self._metadata.refusal is not None:
             return float("inf")
@@ -534,10 +547,10 @@ class NetworkClient:
         return float("inf") if self._node(node).is_connecting else 1.0
 
     def _no_node(self, now_ms: float) -> float:
-        """All are backing off, throttled or full: return how long they will be.
+        """Return how long to wait, in ms, when no node can be asked for metadata.
 
-        If metadata's own nodes all failed, the bootstrap addresses are tried again:
-        all brokers may have moved.
+        If all known brokers have failed, forget them, so that the bootstrap addresses
+        are tried: all brokers may have moved.
         """
         snapshot = self._metadata.snapshot
         if (
@@ -553,7 +566,7 @@ class NetworkClient:
         return max(1.0, min(waits, default=float("inf")))
 
     def _rebootstrap(self, now_ms: float, why: str) -> None:
-        """Trust no broker any more but those of the bootstrap addresses."""
+        """Disconnect from all brokers, and begin again with the bootstrap addresses."""
         for node in list(self._nodes):
             self.disconnect(node, now_ms, f"bootstrapping again: {why}")
         self._metadata.forget_nodes()
@@ -566,8 +579,9 @@ class NetworkClient:
         self._metadata.update(response, now_ms)
         known = self._metadata.snapshot.nodes
         for node in list(self._nodes):
-            # Bootstrap connections, once the brokers' own names are known, and brokers
-            # that are gone; unless something still waits for them.
+            # Drop the connections to bootstrap addresses, now that the brokers' own
+            # addresses are known, and to brokers that are gone. A node with a request
+            # in flight stays.
             if node not in known and not self._in_flight.get(node):
                 self._wire.close(node)
                 self._nodes.pop(node)
@@ -577,15 +591,15 @@ class NetworkClient:
 
     @property
     def last_error(self) -> str:
-        """Why the last connection that ended did; empty if none has."""
+        """Why the last connection ended; "" if none has."""
         return self._last_error
 
     def wakeup(self) -> None:
-        """End the `poll` that runs now, or the next one; any thread may call this."""
+        """End the `poll` that runs now, or the next one; any thread may call."""
         self._wire.wakeup()
 
     def close_all(self) -> None:
-        """Close every connection; callbacks of what is in flight are not called."""
+        """Close every connection; callbacks of requests in flight are not called."""
         self._wire.shutdown()
         self._nodes.clear()
         self._in_flight.clear()

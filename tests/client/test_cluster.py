@@ -117,7 +117,7 @@ def test_a_server_of_another_protocol_is_called_that():
         thread = threading.Thread(target=say_http)
         thread.start()
         with pytest.raises(
-            BrokerUnavailableError, match="not answer as a Kafka broker"
+            BrokerUnavailableError, match="not answer like a Kafka broker"
         ):
             Cluster([Address(*server.getsockname())], 5).any_broker()
         thread.join()
