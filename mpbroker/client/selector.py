@@ -1,8 +1,7 @@
-"""The only place of the client that connects, polls, receives and sends.
+"""Selector: the only place of the client that connects, polls, receives and sends.
 
-What it reports is for whoever decides (`NetworkClient`): lists that one `poll` fills
-and the next one clears. A connection is a `Channel`; one that encrypts or authenticates
-is another class with the same methods, made by `make_channel`.
+It decides nothing: `poll` fills lists for the `NetworkClient`, and the next `poll`
+clears them. A connection is a `Channel`: the socket itself, or TLS over it.
 """
 
 from __future__ import annotations
@@ -25,46 +24,50 @@ from mpbroker.client.network_client import NetworkClient
 from mpbroker.client.settings import ClientSettings
 from mpbroker.protocol.primitives import Buffer
 
-# What one system call may receive: a page for answers to a producer, since to allocate
-# more and give it back costs as much as all the rest, up to what lets a fetch of
-# megabytes take few of them.
+# Bytes that one system call may receive. A page is enough for the answers to a
+# producer; to allocate more and give it back would cost as much as all the rest. It
+# grows, so that a fetch of megabytes takes few calls.
 _LEAST_RECEIVE_BYTES: Final = 4096
 _RECEIVE_BYTES: Final = 256 * 1024
-_PARTS_AT_ONCE: Final = 64  # what one system call may send; below any IOV_MAX
+_PARTS_AT_ONCE: Final = 64  # parts that one system call sends; below any IOV_MAX
 
 
 class Channel(Protocol):
-    """One connection's bytes, whatever lies between them and the socket."""
+    """The bytes of one connection, in plain text or encrypted."""
 
     wants_write: bool
-    """Whether connecting goes on when the socket has room; else when it has bytes."""
+    """Whether `finish_connect` waits for room in the socket; else for bytes."""
     gathers: bool
-    """Whether to send parts costs less than to join them."""
+    """Whether sending parts is cheaper than joining them first."""
 
     def fileno(self) -> int: ...
 
     def finish_connect(self) -> bool:
-        """Go on with connecting; return whether it is done.
+        """Go on with connecting; return whether that is done.
 
         Raises:
-            OSError: it failed.
-            SslAuthenticationError: it must not be tried again.
+            OSError: the connection failed.
+            SslAuthenticationError: a certificate was refused; do not try again.
         """
 
     def receive(self) -> bytes | None:
-        """Return bytes, none at the peer's end, or None if there are none yet."""
+        """Return received bytes, b"" if the peer has closed, None if none have come."""
 
     def send(self, data: memoryview) -> int:
-        """Return how many bytes were taken, 0 if none can be now. Raises: OSError."""
+        """Send bytes; return how many were sent, 0 if the socket has no room.
+
+        Raises:
+            OSError: the connection broke.
+        """
 
     def send_parts(self, parts: Sequence[memoryview]) -> int:
-        """Do so with parts, one after the other; no more than `_PARTS_AT_ONCE`."""
+        """Send at most `_PARTS_AT_ONCE` parts, one after the other, as `send` does."""
 
     def close(self) -> None: ...
 
 
 class PlaintextChannel:
-    """A channel that is its socket."""
+    """A channel in plain text."""
 
     wants_write = True
     gathers = True
@@ -116,21 +119,21 @@ class _Connection:
     def __init__(self, channel: Channel, watched: int) -> None:
         self.channel = channel
         self.connected = False
-        self.watched = watched  # events that epoll reports
+        self.watched = watched  # the events that epoll reports
         self.outgoing: deque[memoryview] = deque()
 
 
 class _WakeUp:
-    """An eventfd that is closed when nobody can write to it any more.
+    """An eventfd that is closed when no thread can write to it any more.
 
-    Whoever wakes holds a reference while it writes. With its number alone it might
-    write, a moment after the descriptor is closed, into a file that has got the number.
+    A thread that writes to it holds a reference to this object. With the descriptor's
+    number alone, it could write into a file that has got the number since.
     """
 
     __slots__ = ("descriptor",)
 
     def __init__(self) -> None:
-        self.descriptor = -1  # if there is none to be had
+        self.descriptor = -1  # for __del__, if eventfd() raises
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def __del__(self) -> None:
@@ -139,15 +142,15 @@ class _WakeUp:
 
 
 class Selector:
-    """Non-blocking connections by node id.
+    """Non-blocking connections, by node id.
 
     Attributes:
-        connected: nodes whose connection was made in the last poll.
-        disconnected: nodes whose connection ended in it, with the reason.
-        refused: nodes that we do not trust, or that do not trust us, likewise.
-        received: bytes that came in it, in order.
-        wait_ns: how long polls have waited for something to happen, in all.
-        io_ns: how long they have connected, received and sent.
+        connected: the nodes that the last poll has connected.
+        disconnected: the nodes whose connection it has lost, with the reason.
+        refused: the nodes where it found a certificate refused, with the error.
+        received: the bytes that it has received, with the node, in order.
+        wait_ns: for how long all polls have waited.
+        io_ns: for how long all polls have connected, received and sent.
     """
 
     def __init__(
@@ -156,12 +159,13 @@ class Selector:
         receive_buffer_bytes: int = -1,
         make_channel: Callable[[socket.socket, str], Channel] | None = None,
     ) -> None:
-        """Open what waking needs; connections come later.
+        """Open the epoll and the eventfd; there are no connections yet.
 
         Args:
-            send_buffer_bytes: of every socket; -1 leaves it to the system.
-            receive_buffer_bytes: likewise.
-            make_channel: from a socket and the host's name; plain text if None.
+            send_buffer_bytes: SO_SNDBUF of every socket; -1 leaves it to the system.
+            receive_buffer_bytes: SO_RCVBUF likewise.
+            make_channel: makes a channel of a socket and the host's name; None: plain
+                text.
         """
         self.connected: list[int] = []
         self.disconnected: dict[int, str] = {}
@@ -176,8 +180,9 @@ class Selector:
         self._connections: dict[int, _Connection] = {}
         self._nodes: dict[int, int] = {}  # by descriptor
         self._epoll = select.epoll()
-        # Waking costs a system call only while the loop really waits. The loop says
-        # so before it looks whether it was woken; who wakes it, the other way round.
+        # `wakeup` makes a system call only while `poll` really waits. `poll` sets
+        # _is_waiting before it reads _is_woken; `wakeup` sets _is_woken before it reads
+        # _is_waiting. So one of them always sees the other.
         self._is_waiting = self._is_woken = False
         self._wakeup: _WakeUp | None = _WakeUp()
         self._wakeup_descriptor = self._wakeup.descriptor
@@ -185,7 +190,7 @@ class Selector:
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Selector:
-        """Return a selector whose connections are as the settings say.
+        """Return a selector for a client's settings.
 
         Raises:
             ConfigError: a certificate or key cannot be read.
@@ -200,12 +205,12 @@ class Selector:
         """Begin to connect to a numeric address.
 
         Args:
-            node: not connected now.
-            address: resolved.
-            host: the name it was resolved from.
+            node: the node's id; it must not be connected.
+            address: a numeric address.
+            host: the name that the address was resolved from.
 
         Raises:
-            OSError: it cannot even be begun; nothing is left of it.
+            OSError: connecting cannot even begin; nothing is left open.
         """
         assert node not in self._connections, f"node {node} is connected already"
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -231,19 +236,19 @@ class Selector:
         self._nodes[channel.fileno()] = node
 
     def is_sending(self, node: int) -> bool:
-        """Whether bytes given to `send` wait for room in the socket."""
+        """Return whether bytes given to `send` wait for room in the socket."""
         connection = self._connections.get(node)
         return connection is not None and bool(connection.outgoing)
 
     def send(self, node: int, data: bytes) -> None:
-        """Send what the socket takes now, and the rest in the polls to come.
+        """Send as much as the socket takes now, and the rest in later polls.
 
-        A connection that breaks here is reported by the next poll.
+        The next poll reports a connection that breaks here.
         """
         self.send_parts(node, (data,))
 
     def send_parts(self, node: int, parts: Sequence[Buffer]) -> None:
-        """Send what the socket takes now of these, one after the other; see `send`.
+        """Send parts, one after the other, as `send` does.
 
         They are not copied, so they must not change until they are sent.
         """
@@ -256,7 +261,7 @@ class Selector:
             self._send(node, connection)
 
     def close(self, node: int) -> None:
-        """Close a connection, if it is there; it is not reported as disconnected."""
+        """Close a connection, if there is one; no poll reports it as disconnected."""
         connection = self._connections.pop(node, None)
         if connection is None:
             return
@@ -268,7 +273,7 @@ class Selector:
             connection.channel.close()
 
     def poll(self, timeout_ms: float) -> None:
-        """Wait for something to happen, no longer than ``timeout_ms``, and do it."""
+        """Wait for events, for up to ``timeout_ms``; connect, receive and send."""
         self.connected = []
         self.received = []
         self.disconnected = {}
@@ -312,7 +317,7 @@ class Selector:
             return
         except OSError as error:
             reason = error.strerror or str(error)
-            # The system's words begin a sentence; ours do not.
+            # The system's texts begin with a capital letter; ours do not.
             self._lost(node, reason.lower() if error.errno else reason)
             return
         if connection.outgoing:
@@ -334,8 +339,8 @@ class Selector:
                 if taken:
                     outgoing[0] = outgoing[0][taken:]
         except OSError:
-            # Answers may still lie in the socket, and say what was done: the end is
-            # reported when they are read.
+            # The socket may still have answers that say what was done. The loss is
+            # reported when they have been read.
             outgoing.clear()
         self._watch(connection)
 
@@ -357,10 +362,10 @@ class Selector:
     def _end(self, node: int) -> None:
         self.close(node)
         if node in self.connected:
-            self.connected.remove(node)  # made and lost in one poll: never of use
+            self.connected.remove(node)  # connected and lost in one poll
 
     def wakeup(self) -> None:
-        """End the poll that runs now, or the next one; any thread may call this."""
+        """End the poll that runs now, or the next one; any thread may call."""
         self._is_woken = True
         if not self._is_waiting:
             return
@@ -370,7 +375,7 @@ class Selector:
         try:
             os.eventfd_write(wakeup.descriptor, 1)
         except BlockingIOError:
-            pass  # so often woken that it will wake
+            pass  # its counter is full: it wakes anyway
 
     def _drain_wakeup(self) -> None:
         try:
@@ -379,7 +384,7 @@ class Selector:
             pass
 
     def shutdown(self) -> None:
-        """Close everything, even if closing one thing fails."""
+        """Close all connections and the epoll, even if closing one of them fails."""
         for node in list(self._connections):
             try:
                 self.close(node)
@@ -393,12 +398,12 @@ def resolve(host: str, port: int) -> list[Address]:
     """Return the numeric addresses of a host name.
 
     Raises:
-        OSError: it has none.
+        OSError: the name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # "a..b", say
-        raise socket.gaierror(socket.EAI_NONAME, "no host can be called so") from None
+        raise socket.gaierror(socket.EAI_NONAME, "it is no host name") from None
     addresses = [Address(str(entry[4][0]), port) for entry in found]
     return list(dict.fromkeys(addresses))
 
