@@ -1,13 +1,13 @@
-"""The brokers behind some bootstrap addresses, asked one thing at a time.
+"""Cluster: ask the brokers behind some bootstrap addresses, one request at a time.
 
     with Cluster(parse_addresses("localhost:9092"), timeout_s=10) as cluster:
         cluster.metadata(["events"])
         cluster.broker(1).request(request, ResponseClass)
 
-A `NetworkClient` does the work, as for the producer; here whoever asks waits, and is
-told at once when a broker cannot be reached, since nobody works behind his back.
-Brokers are known by address, so one that is in the bootstrap list and in metadata has
-one connection. One thread uses a cluster.
+A `NetworkClient` does the work, as for the producer. But here the caller waits for each
+answer, and gets an error at once if a broker cannot be reached, because no thread tries
+again in the background. Brokers are known by address, so a broker that is in the
+bootstrap list and in the metadata has one connection. One thread uses a cluster.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 EntryT = TypeVar("EntryT")
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
-# A topic that is just being created may be unknown for a moment; one that does not
-# exist should not cost the whole timeout.
+# A topic that was just created may be unknown for a moment. For a topic that does not
+# exist, the caller should not wait for the whole timeout.
 _UNKNOWN_TOPIC_RETRIES: Final = 3
 _SOFTWARE_NAME: Final = "mpbroker"
-# Older brokers tell epochs of leaders that they have not heard of in time.
-_EPOCHS_SINCE: Final = 9  # of Metadata
+# Brokers with older versions of Metadata may tell outdated leader epochs.
+_EPOCHS_SINCE: Final = 9
 
 
 class TopicPartition(NamedTuple):
@@ -61,20 +61,20 @@ class TopicPartition(NamedTuple):
 
 
 class _Addresses(Metadata):
-    """Where brokers are, as the `Cluster` learns it: nothing is asked of itself."""
+    """The addresses of brokers that the `Cluster` has set; never updates itself."""
 
     def delay_ms(self, now_ms: float) -> float:
         return float("inf")
 
     def fail(self, error: MpbrokerError) -> None:
-        """Whoever asks next may be believed: the password may be right by then."""
+        """Forget the error: the next request may log in, with a corrected password."""
 
     def set(self, nodes: Mapping[int, Address]) -> None:
         self.snapshot = Snapshot(nodes, {}, {})
 
 
 class Pending:
-    """A request that was sent; see `Broker.wait`."""
+    """A request that was sent, and its answer once it has come; see `Broker.wait`."""
 
     __slots__ = ("answer",)
 
@@ -86,7 +86,7 @@ class Pending:
 
 
 class Broker:
-    """One broker of a cluster. It is connected when there is something to ask."""
+    """One broker of a cluster; it is connected by the first request."""
 
     def __init__(self, cluster: Cluster, number: int, address: Address) -> None:
         self.address = address
@@ -96,11 +96,12 @@ class Broker:
     def version_for(
         self, request: type[Message], max_version: int | None = None
     ) -> int:
-        """Return the highest version that both sides speak.
+        """Return the highest version of a request that both sides know.
 
         Args:
             request: the request's class.
-            max_version: go no higher, for callers that need a version's semantics.
+            max_version: return no higher one, for callers that rely on what an older
+                version does.
 
         Raises:
             BrokerUnavailableError, UnsupportedVersionError: see `request`.
@@ -119,10 +120,12 @@ class Broker:
         """Send a request and wait for its answer.
 
         Raises:
-            RequestTimeoutError: no answer in ``timeout_s`` (the cluster's if None).
-            BrokerUnavailableError: it cannot be reached, or the connection broke.
-            AuthenticationError: it does not let us in; trying again cannot help.
-            UnsupportedVersionError: the broker does not speak it.
+            RequestTimeoutError: no answer in ``timeout_s`` (None: the cluster's).
+            BrokerUnavailableError: the broker cannot be reached, or the connection
+                broke.
+            AuthenticationError: a login or a certificate was refused; trying again
+                cannot help.
+            UnsupportedVersionError: the broker does not know the request.
         """
         pending = self.send(request, response_type, max_version=max_version)
         return self.wait(pending, response_type, timeout_s)
@@ -134,7 +137,7 @@ class Broker:
         *,
         max_version: int | None = None,
     ) -> Pending:
-        """Send a request; its answer is for `wait`. Raises as `request`."""
+        """Send a request, for `wait` to return its answer; raise as `request` does."""
         ready_ms = self._cluster.connect(self._number)
         return self._send(request, response_type, ready_ms, max_version)
 
@@ -145,7 +148,7 @@ class Broker:
         *,
         max_version: int | None = None,
     ) -> Pending | None:
-        """Send a request if that can be done now; else begin to connect."""
+        """Send a request if the broker is ready; else begin to connect, return None."""
         now_ms = monotonic_ms()
         if not self._cluster.client.ready(self._number, now_ms):
             return None
@@ -165,32 +168,32 @@ class Broker:
             request,
             response_type,
             pending.take,
-            ready_ms,  # and not now: a session may have come to its end meanwhile
+            ready_ms,  # not the time now: the session may have ended since then
             max_version=max_version,
-            # An answer may lie there for long before somebody waits for it.
+            # The answer may have come long before the caller waits for it.
             timeout_ms=float("inf"),
         )
         return pending
 
     @property
     def failures(self) -> int:
-        """How often in a row connecting has failed, or the connection was lost."""
+        """How often in a row connecting failed, or the connection was lost."""
         return self._cluster.client.failures(self._number)
 
     @property
     def delay_ms(self) -> float:
-        """How long until connecting is tried again; inf while there is an attempt."""
+        """How long until connecting is tried again, in ms; inf during an attempt."""
         return self._cluster.client.delay_ms(self._number, monotonic_ms())
 
     @property
     def failure(self) -> MpbrokerError:
-        """Why that has failed; it must have."""
+        """Why the last connection failed or was lost; one must have."""
         return self._cluster.failure(self._number)
 
     def give_up(self) -> RequestTimeoutError:
         """Close the connection to a broker that answers too late; return the error."""
         text = f"{self.address} did not answer in time"
-        # What comes late would be taken for the answer to something else.
+        # A late answer would be taken for the answer to another request.
         self._cluster.client.disconnect(self._number, monotonic_ms(), text)
         return RequestTimeoutError(text)
 
@@ -200,7 +203,7 @@ class Broker:
         response_type: type[ResponseT],
         timeout_s: float | None = None,
     ) -> ResponseT:
-        """Wait for the answer to what was sent before; raises as `request`."""
+        """Wait for the answer to a request that was sent; raise as `request` does."""
         client = self._cluster.client
         limit_s = self._cluster.timeout_s if timeout_s is None else timeout_s
         now_ms = monotonic_ms()
@@ -218,11 +221,12 @@ class Broker:
 
 
 class Cluster:
-    """See the module. Metadata is asked for, not cached.
+    """See the module. Each call for metadata sends a request; there is no cache.
 
     Attributes:
-        client: has the connections; its nodes are numbers of the cluster's own.
-        addresses: where those nodes are.
+        client: has the connections; its node ids are numbers that the cluster has made.
+        addresses: the addresses of these numbers.
+        timeout_s: for every connection and answer.
     """
 
     def __init__(
@@ -234,9 +238,9 @@ class Cluster:
         """Connect to nothing yet.
 
         Args:
-            bootstrap: tried in order until one answers.
-            timeout_s: for every connection and answer.
-            settings: all else, such as how connections are secured.
+            bootstrap: addresses to try, in order, until one answers.
+            timeout_s: the limit for every connection and answer.
+            settings: all other settings, such as those of TLS and SASL.
         """
         self.timeout_s = timeout_s
         timeout_ms = max(1, int(timeout_s * 1000))
@@ -273,16 +277,16 @@ class Cluster:
         return Broker(self, number, address)
 
     def connect(self, number: int) -> float:
-        """Wait until a broker can be sent to; return when it could; for `Broker`.
+        """Wait until a broker is ready; return the time at which it was, in ms.
 
         Raises:
-            BrokerUnavailableError: an attempt failed, or the time is over.
-            AuthenticationError: it does not let us in.
+            BrokerUnavailableError: an attempt failed, or the timeout is over.
+            AuthenticationError: a login or a certificate was refused.
         """
         client = self.client
         now_ms = monotonic_ms()
         deadline_ms = now_ms + self.timeout_s * 1000
-        client.poll(0, now_ms)  # it may have hung up long ago
+        client.poll(0, now_ms)  # the broker may have closed it long ago
         failures = client.failures(number)
         while not client.ready(number, now_ms):
             if client.failures(number) > failures and client.delay_ms(number, now_ms):
@@ -310,7 +314,7 @@ class Cluster:
             return error
         bootstrap = ",".join(map(str, self._settings.bootstrap))
         return BrokerUnavailableError(
-            f"{error} ({bootstrap} said to go to {address}: see the broker's"
+            f"{error} (the broker at {bootstrap} named {address}: see its"
             " advertised.listeners)"
         )
 
@@ -318,8 +322,9 @@ class Cluster:
         """Return a broker, connected.
 
         Raises:
-            BrokerUnavailableError: no bootstrap address answers; a reason for each.
-            AuthenticationError: one does not let us in.
+            BrokerUnavailableError: no bootstrap address answers; the text has the
+                reason for each.
+            AuthenticationError: a login or a certificate was refused.
         """
         for address, number in self._numbers.items():
             if self.client.is_connected(number):
@@ -336,7 +341,7 @@ class Cluster:
         raise BrokerUnavailableError("; ".join(map(str, reasons)))
 
     def controller(self) -> Broker:
-        """Return the broker that changes of topics are sent to."""
+        """Return the controller, which changes topics; any broker if there is none."""
         if self._controller_id not in self._nodes:
             self.metadata([])
         if self._controller_id not in self._nodes:
@@ -347,7 +352,7 @@ class Cluster:
         """Return the broker with an id, connected.
 
         Raises:
-            BrokerUnavailableError: it does not answer, or metadata never named it.
+            BrokerUnavailableError: it does not answer, or the metadata lacks it.
         """
         broker = self.named(node_id)
         self.connect(self._numbers[broker.address])
@@ -357,20 +362,20 @@ class Cluster:
         """Return the broker with an id, connected or not.
 
         Raises:
-            BrokerUnavailableError: metadata never named it.
+            BrokerUnavailableError: the metadata lacks it.
         """
         if node_id not in self._nodes:
             raise BrokerUnavailableError(f"no broker has the id {node_id}")
         return self.at(self._nodes[node_id])
 
     def is_named(self, node_id: int) -> bool:
-        """Return whether the newest metadata says where a broker is."""
+        """Return whether the newest metadata has a broker's address."""
         return node_id in self._nodes
 
     def is_reachable(self, node_id: int) -> bool:
-        """Return whether it may be of use to wait for a broker.
+        """Return whether it makes sense to wait for a broker.
 
-        False if the last attempt to connect to it failed; another may be begun.
+        False if the last attempt to connect to it failed.
         """
         broker = self.named(node_id)
         number = self._numbers[broker.address]
@@ -378,7 +383,7 @@ class Cluster:
         return self.client.ready(number, monotonic_ms()) or not failures
 
     def poll(self, wait_ms: float) -> None:
-        """Have come what comes, waiting for something no longer than that."""
+        """Receive and send, waiting for events for up to ``wait_ms``."""
         self.client.poll(wait_ms, monotonic_ms())
 
     def request(
@@ -388,7 +393,7 @@ class Cluster:
         *,
         max_version: int | None = None,
     ) -> ResponseT:
-        """Ask any broker; see `Broker.request`."""
+        """Send a request to any broker, as `Broker.request` does."""
         return self.any_broker().request(
             request, response_type, max_version=max_version
         )
@@ -401,8 +406,9 @@ class Cluster:
         """Ask for brokers and topics, and remember the brokers.
 
         Args:
-            topics: None for all. Each has an error code of its own in the answer.
-            auto_create: let the broker create those that it does not have.
+            topics: names of topics, each with an error code of its own in the answer;
+                None asks for all.
+            auto_create: let the broker create topics that it does not have.
         """
         broker = self.any_broker()
         asked = None if topics is None else [_named(name) for name in topics]
@@ -427,12 +433,13 @@ class Cluster:
         """Return a topic, waiting until each of its partitions has a leader.
 
         Args:
-            name: of the topic.
+            name: the topic's name.
             auto_create: let the broker create it.
-            wait: False takes partitions as they are.
+            wait: False returns partitions without a leader, too.
 
         Raises:
-            ApiError: no such topic, or no leader within the timeout.
+            ApiError: there is no such topic, or a partition has no leader within the
+                timeout.
         """
         deadline = time.monotonic() + self.timeout_s
         unknown = 0
@@ -454,7 +461,7 @@ class Cluster:
             time.sleep(_RETRY_INTERVAL_S)
 
     def close(self) -> None:
-        """Close all connections; the cluster is of no use any more."""
+        """Close all connections; the cluster cannot be used any more."""
         self.client.close_all()
 
     def __enter__(self) -> Cluster:
