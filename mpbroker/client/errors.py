@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its brokers; what users of a client catch."""
+"""The errors of clients: what users catch."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ class ClientError(MpbrokerError):
 
 
 class AddressError(ClientError):
-    """A bootstrap address that is not host:port."""
+    """A bootstrap address is not HOST:PORT."""
 
 
 class BrokerUnavailableError(ClientError):
-    """No broker was reached, or the one reached went away or fell silent."""
+    """No broker could be reached, or the connection to one was lost."""
 
 
 class RequestTimeoutError(BrokerUnavailableError):
-    """No answer in time; whether the broker acted on the request is unknown."""
+    """A broker did not answer in time; it may have executed the request."""
 
 
 class DisconnectedError(BrokerUnavailableError):
-    """The connection ended before the answer came, or was never made."""
+    """The connection ended before the answer came, or could not be made."""
 
 
 class AuthenticationError(ClientError):
-    """A broker and we do not trust each other: trying again cannot help."""
+    """A login or a certificate was refused; trying again cannot help."""
 
 
 class SaslAuthenticationError(AuthenticationError):
-    """The broker does not believe who we say we are."""
+    """The login failed: a wrong user, password or token, or no common mechanism."""
 
 
 class SslAuthenticationError(AuthenticationError):
-    """A certificate, the broker's or ours, was refused."""
+    """The broker's certificate, or the client's, was refused."""
 
 
 class UnsupportedVersionError(ClientError):
-    """The broker does not serve an API in any version that this client speaks."""
+    """The broker does not know a request in any version that this client knows."""
 
 
 def error_code_of(number: int) -> ErrorCode:
-    """Return the code of a number off the wire; one from the future is unknown."""
+    """Return the error code of a number; UNKNOWN_SERVER_ERROR for an unknown one."""
     try:
         return ErrorCode(number)
     except ValueError:
@@ -53,7 +53,7 @@ def error_code_of(number: int) -> ErrorCode:
 
 
 def describe_error(number: int, message: str | None) -> str:
-    """Return `NAME: message` for an error code off the wire."""
+    """Return `NAME: message` for the number of an error code."""
     code = error_code_of(number)
     name = code.name if code == number else f"error code {number}"
     return f"{name}: {message}" if message else name
@@ -63,8 +63,8 @@ def check_error(number: int, what: str, message: str | None = None) -> None:
     """Raise ApiError unless an answer's error code is 0.
 
     Args:
-        number: the code.
-        what: what was asked for, to begin the error's text with.
+        number: the error code.
+        what: begins the error's text: what was asked for.
         message: the broker's own words, if the answer has any.
     """
     if number != ErrorCode.NONE:
