@@ -1,4 +1,4 @@
-"""Settings of clients: Kafka's names, with dots or underscores, and typed values.
+"""The settings of clients: Kafka's names, with dots or underscores, and typed values.
 
     settings = parse_settings(PRODUCER_CONFIG, {"linger.ms": 5, "acks": "all"})
     settings["linger.ms"]
@@ -56,35 +56,43 @@ COMMON_KEYS: Final = (
         "client.id",
         ConfigType.STRING,
         "",
-        "What the broker logs.",
+        "Name of the client in the broker's logs, metrics and quotas.",
         validator=utf8(),
     ),
     ConfigKey(
         "client.dns.lookup",
         ConfigType.STRING,
         "use_all_dns_ips",
-        "Try every address of a host name.",
+        "Whether every address of a host name is tried.",
         validator=one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
     ),
     *SECURITY_KEYS,
-    _integer("request.timeout.ms", 30_000, "Wait this long for an answer.", 1),
+    _integer("request.timeout.ms", 30_000, "Longest wait for an answer.", 1),
     _integer("reconnect.backoff.ms", 50, "First wait before connecting again."),
     _integer("reconnect.backoff.max.ms", 1000, "Longest wait before that."),
     _integer("retry.backoff.ms", 100, "First wait before a request is tried again."),
     _integer("retry.backoff.max.ms", 1000, "Longest wait before that."),
     _integer(
-        "socket.connection.setup.timeout.ms", 10_000, "First limit on connecting.", 1
+        "socket.connection.setup.timeout.ms",
+        10_000,
+        "Limit for the first attempt to connect.",
+        1,
     ),
     _integer(
-        "socket.connection.setup.timeout.max.ms", 30_000, "Highest limit on that.", 1
+        "socket.connection.setup.timeout.max.ms",
+        30_000,
+        "Limit for an attempt after many failures.",
+        1,
     ),
-    _integer("connections.max.idle.ms", 540_000, "Close a connection unused so long."),
-    # The buffers of sockets are the system's unless somebody says otherwise: what it
-    # grows them to is several times Kafka's default, and a request or an answer that
-    # goes in one piece costs both sides a tenth less than one that goes in several.
+    _integer(
+        "connections.max.idle.ms", 540_000, "A connection unused for so long is closed."
+    ),
+    # The system sizes the buffers of sockets, unless the user does. It lets them grow
+    # to several times Kafka's default, and a request or an answer that goes in one
+    # piece costs both sides a tenth less than one that goes in several.
     _integer("send.buffer.bytes", -1, "SO_SNDBUF; -1: the system's.", -1),
     _integer("receive.buffer.bytes", -1, "SO_RCVBUF; -1: the system's.", -1),
-    _integer("metadata.max.age.ms", 300_000, "Learn leaders anew after so long."),
+    _integer("metadata.max.age.ms", 300_000, "Older metadata is asked for again."),
     ConfigKey(
         "metadata.recovery.strategy",
         ConfigType.STRING,
@@ -95,7 +103,7 @@ COMMON_KEYS: Final = (
     _integer(
         "metadata.recovery.rebootstrap.trigger.ms",
         300_000,
-        "With that strategy, also when no metadata has come for so long.",
+        "With rebootstrap: do so, too, when no metadata has come for so long.",
     ),
 )
 
@@ -104,21 +112,21 @@ METRICS_PUSH_KEY: Final = ConfigKey(
     "enable.metrics.push",
     ConfigType.BOOLEAN,
     True,
-    "Tell brokers that ask for it what is measured (KIP-714).",
+    "Push metrics to brokers that ask for them (KIP-714).",
 )
 
 ADMIN_CONFIG: Final = ConfigDef("client setting", COMMON_KEYS)
-"""What any client understands."""
+"""The settings that every client has."""
 
 
 def parse_settings(
     definition: ConfigDef, given: Mapping[str, object]
 ) -> dict[str, ConfigValue]:
-    """Return a value for every key: checked, of its type, the default if not given.
+    """Return a checked value of its type for every key; the default if none is given.
 
     Raises:
-        ConfigError: a key that is not there (with the nearest spelling), given twice,
-            or a value outside its limits.
+        ConfigError: a key does not exist (the text has the nearest spelling) or is
+            given twice, or a value is outside its limits.
     """
     values = {key.name: key.default for key in definition}
     spellings: dict[str, str] = {}
@@ -152,14 +160,14 @@ def _parse_value(key: ConfigKey, value: object) -> ConfigValue:
 
 
 def integer(settings: Settings, name: str) -> int:
-    """Return a setting that is an int by its definition."""
+    """Return the value of a key that is defined as an int."""
     value = settings[name]
     assert isinstance(value, int)
     return value
 
 
 def text(settings: Settings, name: str) -> str | None:
-    """Return a setting that is a str, or None where that is the default."""
+    """Return the value of a key that is defined as a str; None if that is unset."""
     value = settings[name]
     assert value is None or isinstance(value, str)
     return value
@@ -180,7 +188,7 @@ def pick(kind: type[_SettingsT], settings: Settings, **others: object) -> _Setti
 
 
 class ClientSettings(NamedTuple):
-    """What `NetworkClient` and `Metadata` need, in plain values."""
+    """The settings of `NetworkClient` and `Metadata`, as plain values."""
 
     bootstrap: tuple[Address, ...]
     client_id: str
@@ -202,11 +210,15 @@ class ClientSettings(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings, max_in_flight: int) -> ClientSettings:
-        """Pick from parsed settings.
+        """Return the values for parsed settings.
+
+        Args:
+            settings: from `parse_settings`.
+            max_in_flight: how many requests a connection may have in flight.
 
         Raises:
             ConfigError: bootstrap.servers is not given.
-            AddressError: it cannot be read.
+            AddressError: bootstrap.servers cannot be read.
         """
         servers = settings["bootstrap.servers"]
         if not servers:
