@@ -1,4 +1,4 @@
-"""How connections are secured: Kafka's settings, checked, and made use of.
+"""The settings of TLS and SASL: checked, and turned into channels and logins.
 
 Source: the "Security" chapter of the Apache Kafka documentation; KIP-651 (PEM), KIP-768
 (tokens from a file), RFC 7515 for unsecured tokens.
@@ -44,58 +44,60 @@ _TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 # fmt: off
 SECURITY_KEYS: Final = (
     ConfigKey("security.protocol", _STRING, _PLAINTEXT,
-        "How connections are secured.",
+        "Whether connections use TLS, SASL, both or neither.",
         validator=one_of(_PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
     ConfigKey("ssl.truststore.type", _STRING, "PEM",
-        "Of the file with whom to trust.", validator=one_of("PEM")),
+        "Format of the trusted certificates.", validator=one_of("PEM")),
     ConfigKey("ssl.truststore.location", _STRING, None,
-        "A file with the certificates of whom to trust; None: whom the system trusts."),
+        "File with the trusted certificates; None: those that the system trusts."),
     ConfigKey("ssl.truststore.certificates", _PASSWORD, None,
-        "The certificates themselves, instead of a file."),
+        "The trusted certificates themselves, instead of a file."),
     ConfigKey("ssl.keystore.type", _STRING, "PEM",
-        "Of the file with who we are.", validator=one_of("PEM")),
+        "Format of the client's key and certificates.", validator=one_of("PEM")),
     ConfigKey("ssl.keystore.location", _STRING, None,
-        "A file with our private key and the certificates for it."),
+        "File with the client's private key and its certificates."),
     ConfigKey("ssl.keystore.certificate.chain", _PASSWORD, None,
-        "Our certificates themselves, instead of a file."),
+        "The client's certificates themselves, instead of a file."),
     ConfigKey("ssl.keystore.key", _PASSWORD, None,
-        "Our private key itself, instead of a file."),
+        "The client's private key itself, instead of a file."),
     ConfigKey("ssl.key.password", _PASSWORD, None,
-        "Opens the private key, if it is encrypted."),
+        "Password of the client's private key, if it is encrypted."),
     ConfigKey("ssl.endpoint.identification.algorithm", _STRING, "https",
-        "https: a certificate must be for the name that was dialled. Empty: for any.",
+        "https: the broker's certificate must be for the name that was dialled. Empty:"
+        " it may be for any name.",
         validator=one_of("https", "")),
     ConfigKey("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
-        "Versions of TLS.", validator=list_of(*_TLS_VERSIONS)),
+        "Versions of TLS to use.", validator=list_of(*_TLS_VERSIONS)),
     ConfigKey("ssl.cipher.suites", _LIST, (),
-        "OpenSSL's names of TLS 1.2 ciphers; none: the usual ones."),
+        "OpenSSL's names of the TLS 1.2 ciphers to use; none: OpenSSL's default."),
     ConfigKey("sasl.mechanism", _STRING, "GSSAPI",
-        "How to prove who we are; has to be set, since GSSAPI is not there.",
+        "Mechanism of the login. It has to be set: the default GSSAPI does not exist"
+        " here.",
         validator=one_of(*_MECHANISMS, "GSSAPI")),
     ConfigKey("sasl.jaas.config", _PASSWORD, None,
-        "Kafka's way to give a user and a password.", validator=utf8()),
+        "User and password in the syntax of Kafka's Java client.", validator=utf8()),
     ConfigKey("sasl.username", _STRING, None, "The user, as in librdkafka.",
         validator=utf8()),
     ConfigKey("sasl.password", _PASSWORD, None, "The password, as in librdkafka.",
         validator=utf8()),
     ConfigKey(_PROVIDER, _STRING, None,
-        "Where tokens come from: a function, or the MODULE:FUNCTION of one. The"
-        " client's thread calls it for each authentication."),
+        "Function that returns a token, or its MODULE:FUNCTION. The client's thread"
+        " calls it for each login."),
     ConfigKey(_TOKEN_URL, _STRING, None,
-        "The file:// that has a token; it is read for each authentication."),
+        "URL (file://) of a file with a token; it is read for each login."),
 )
 # fmt: on
 
 
 class SecuritySettings(NamedTuple):
-    """Checked plain values, which travel to other processes."""
+    """The settings as checked plain values, which can be sent to other processes."""
 
     protocol: str = _PLAINTEXT
     values: Mapping[str, ConfigValue] = {}
     mechanism: str = ""
     username: str = ""
     password: str = ""
-    # Of an unsecured token, from sasl.jaas.config.
+    # The subject of an unsecured token, from sasl.jaas.config.
     subject: str = ""
 
     @property
@@ -108,10 +110,10 @@ class SecuritySettings(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, ConfigValue]) -> SecuritySettings:
-        """Pick from parsed settings.
+        """Return the values for parsed settings.
 
         Raises:
-            ConfigError: they contradict each other, or something is missing.
+            ConfigError: settings contradict each other, or one is missing.
         """
         protocol = str(values["security.protocol"])
         found = cls(protocol, {key.name: values[key.name] for key in SECURITY_KEYS[1:]})
@@ -146,13 +148,13 @@ class SecuritySettings(NamedTuple):
             mechanism=mechanism, username=str(username), password=str(password)
         )
 
-    # -- what the client makes of it ---------------------------------------------------
+    # -- logins and channels -----------------------------------------------------------
 
     def make_authenticator(self) -> SaslAuthenticator | None:
-        """Return what authenticates one connection; None: nothing does."""
+        """Return the logins of one connection; None without SASL."""
         if not self.uses_sasl:
             return None
-        # As TLS below: most clients need neither, and should not wait for the import.
+        # Imported here, as TLS below: most clients need neither.
         from mpbroker.client.sasl import SaslAuthenticator
 
         advice = f"see sasl.username ({self.username}) and sasl.password"
@@ -182,7 +184,7 @@ class SecuritySettings(NamedTuple):
         return unsecured_token(self.subject, time.time())
 
     def make_channels(self) -> Callable[[socket.socket, str], TlsChannel] | None:
-        """Return what makes a connection's channel; None: plain text.
+        """Return a function that makes a connection's TLS channel; None without TLS.
 
         Raises:
             ConfigError: a certificate or key cannot be read.
@@ -196,10 +198,10 @@ class SecuritySettings(NamedTuple):
 
 
 def load_provider(provider: object) -> TokenProvider:
-    """Return a function, given itself or by name.
+    """Return the function that provides tokens, which is given itself or by name.
 
     Raises:
-        ConfigError: nothing has that name.
+        ConfigError: there is no function of that name.
     """
     if callable(provider):
         return cast(TokenProvider, provider)
@@ -221,7 +223,7 @@ def _check_url(url: ConfigValue) -> None:
 
 
 def unsecured_token(subject: str, now_s: float) -> str:
-    """Return a token that nobody has signed: for brokers that are being tried out."""
+    """Return a token without a signature, which brokers accept only for try-outs."""
     import json
     from base64 import urlsafe_b64encode
 
@@ -242,8 +244,8 @@ def parse_jaas(text: str) -> dict[str, str]:
     """Return the options of a sasl.jaas.config.
 
     Raises:
-        ConfigError: it is not `MODULE required NAME="VALUE" ...;`. The text does not
-            repeat what it says: there is a password in it.
+        ConfigError: it is not `MODULE required NAME="VALUE" ...;`. The error does not
+            quote it, because it has a password.
     """
     head = _JAAS_HEAD.match(text)
     options: dict[str, str] = {}
