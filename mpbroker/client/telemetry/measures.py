@@ -1,4 +1,4 @@
-"""What clients measure, and how Kafka's clients name it: rates, averages, groups.
+"""Rates, averages and groups of them: what clients measure, under Kafka's names.
 
 Source: KIP-187 for totals beside rates; the "Monitoring" tables of the Apache Kafka
 documentation for the windows.
@@ -18,7 +18,7 @@ _SAMPLES: Final = 2
 
 
 class Rate:
-    """A total, and how much of it came a second lately, in windows of 30 s."""
+    """A total, and its rate a second over the last two windows of 30 s."""
 
     __slots__ = ("_samples", "total")
 
@@ -33,7 +33,7 @@ class Rate:
         self._samples[-1][1] += amount
 
     def follow(self, total: float, now_ms: float) -> None:
-        """Take on a total that somebody else counts."""
+        """Take a total that is counted elsewhere."""
         self.add(total - self.total, now_ms)
 
     def per_second(self, now_ms: float) -> float:
@@ -42,18 +42,18 @@ class Rate:
         samples = [sample for sample in list(self._samples) if sample[0] >= oldest]
         if not samples:
             return 0.0
-        # As in Kafka: a window that has just begun does not count as a short one.
+        # As in Kafka: a window that has just begun counts as a whole one.
         elapsed_ms = max(now_ms - samples[0][0], _WINDOW_MS * (_SAMPLES - 1))
         return sum(sample[1] for sample in samples) * 1000 / elapsed_ms
 
 
 class Average:
-    """The mean and the maximum of what was seen in the last two windows of 30 s."""
+    """The mean and the maximum of the values of the last two windows of 30 s."""
 
     __slots__ = ("_samples",)
 
     def __init__(self) -> None:
-        # When a window began; count, sum and maximum in it.
+        # Each sample: the time its window began, and the count, sum and maximum in it.
         self._samples: deque[list[float]] = deque(maxlen=_SAMPLES)
 
     def add(
@@ -63,13 +63,13 @@ class Average:
         count: int = 1,
         maximum: float | None = None,
     ) -> None:
-        """Note ``count`` values whose sum is ``value``.
+        """Add ``count`` values whose sum is ``value``.
 
         Args:
-            value: of them all.
-            now_ms: when.
-            count: above 0.
-            maximum: of them; None: they are alike.
+            value: the sum of the values.
+            now_ms: the time.
+            count: how many values there are, 1 or more.
+            maximum: the largest value; None if all are equal.
         """
         if maximum is None:
             maximum = value / count
@@ -95,7 +95,7 @@ class Average:
 
 
 class Tally:
-    """Values that are on their way into an `Average`, cheap to add to."""
+    """Values to be added to an `Average` later; adding to it is cheap."""
 
     __slots__ = ("count", "maximum", "total")
 
@@ -105,7 +105,7 @@ class Tally:
         self.maximum = -float("inf")
 
     def add(self, value: float, count: int = 1) -> None:
-        """Note ``count`` values whose sum is ``value``, and which are alike."""
+        """Add ``count`` equal values whose sum is ``value``."""
         self.count += count
         self.total += value
         each = value / count
@@ -113,13 +113,13 @@ class Tally:
             self.maximum = each
 
     def move_to(self, average: Average, now_ms: float) -> None:
-        """Give all to an average, and begin anew."""
+        """Add the values to an average, and begin again."""
         if self.count:
             average.add(self.total, now_ms, self.count, self.maximum)
             self.count, self.total, self.maximum = 0, 0.0, -float("inf")
 
 
-# What the network client counts, under Kafka's names.
+# Kafka's names of what `NetworkCounts` counts, and its attributes.
 _NETWORK_RATES: Final = {
     "connection-creation": "connections_made",
     "connection-close": "connections_closed",
@@ -133,11 +133,11 @@ _NETWORK_RATES: Final = {
     "select": "polls",
 }
 _NETWORK_TIMES: Final = {"io-wait": "wait_ns", "io": "io_ns"}
-FOLLOW_MS: Final = 100.0  # how soon at the latest what is counted is taken on
+FOLLOW_MS: Final = 100.0  # how often counts are taken over into rates
 
 
 class NetworkMetrics:
-    """What network clients do, in all. Every method may be called by any thread."""
+    """The rates and times of network clients together; for calls by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,9 +147,10 @@ class NetworkMetrics:
     def follow(
         self, counts: Iterable[NetworkCounts], now_ms: float, *, at_once: bool = False
     ) -> None:
-        """Take on what was counted.
+        """Take over the counts into rates.
 
-        Cheap to call often: not all calls do it, unless it must be ``at_once``.
+        Calls are cheap: one that comes less than `FOLLOW_MS` after the last one does
+        nothing, unless ``at_once`` is True.
         """
         if not at_once and now_ms - self._followed_ms < FOLLOW_MS:
             return
@@ -161,7 +162,7 @@ class NetworkMetrics:
                 self._rates[name].follow(total, now_ms)
 
     def snapshot(self, now_ms: float) -> dict[str, float]:
-        """Return all, under Kafka's names."""
+        """Return all metrics, under Kafka's names."""
         found: dict[str, float] = {}
         with self._lock:
             for name in _NETWORK_RATES:
@@ -174,14 +175,14 @@ class NetworkMetrics:
 
 
 class MetricGroup:
-    """Rates and averages by name. Every method may be called by any thread."""
+    """Rates and averages by name; for calls by any thread."""
 
     def __init__(self, rates: Iterable[str], averages: Iterable[str]) -> None:
         """Begin with zeros.
 
         Args:
-            rates: told as NAME-rate (a second) and NAME-total.
-            averages: told as NAME-avg and NAME-max.
+            rates: names; `snapshot` returns NAME-rate (a second) and NAME-total.
+            averages: names; `snapshot` returns NAME-avg and NAME-max.
         """
         self._lock = threading.Lock()
         self._rates = {name: Rate() for name in rates}
@@ -198,7 +199,7 @@ class MetricGroup:
             self._averages[name].add(value, now_ms)
 
     def snapshot(self, now_ms: float) -> dict[str, float]:
-        """Return all, under Kafka's names."""
+        """Return all metrics, under Kafka's names."""
         found: dict[str, float] = {}
         with self._lock:
             for name, rate in self._rates.items():
@@ -210,5 +211,5 @@ class MetricGroup:
 
 
 def rate_entries(name: str, rate: Rate, now_ms: float) -> dict[str, float]:
-    """Return a rate as Kafka names it."""
+    """Return a rate and its total, under Kafka's names."""
     return {f"{name}-rate": rate.per_second(now_ms), f"{name}-total": rate.total}

@@ -1,11 +1,11 @@
-"""A client's side of KIP-714: when to ask what to push, when to push, when to stop.
+"""ClientTelemetry: when a client asks what metrics to push, and when it pushes them.
 
-Sans-IO: who runs it asks `delay_ms`, sends `next_request` when it is time to, and says
-what came of it with `take`.
+It is sans-IO. The caller waits for `delay_ms`, sends `next_request`, and hands the
+answer to `take`.
 
     subscription needed -> asked -> push needed -> pushed -> push needed ...
                    ^------- refused, or lost -------'
-    begin_end: one more push, which says that it is the last; then ended.
+    begin_end: one more push, which tells that it is the last; then terminated.
 
 Source: KIP-714, "Client behavior" and its table of errors; Kafka's
 ClientTelemetryReporter.
@@ -35,7 +35,8 @@ from mpbroker.protocol.records.compression import Codec, compress
 _log = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL_MS: Final = 300_000
-_FIRST_PUSH: Final = (0.5, 1.5)  # of an interval: not all clients at once
+# The first push comes after a random part of the interval: not all clients at once.
+_FIRST_PUSH: Final = (0.5, 1.5)
 _NOBODY: Final = bytes(16)
 _NEVER: Final = float("inf")
 
@@ -50,7 +51,7 @@ _ASK_LATER: Final = (
 
 
 class TelemetryState(Enum):
-    """What is to be done, or is being done."""
+    """The next step, or the one being done."""
 
     SUBSCRIPTION_NEEDED = "subscription needed"
     SUBSCRIPTION_IN_PROGRESS = "subscription in progress"
@@ -74,22 +75,22 @@ class ClientTelemetry:
 
     def __init__(self, collector: MetricsCollector, rng: random.Random) -> None:
         self.state = _State.SUBSCRIPTION_NEEDED
-        self.instance_id = _NOBODY  # given by the first broker, and kept
+        self.instance_id = _NOBODY  # the first broker gives one, which is kept
         self.interval_ms = DEFAULT_INTERVAL_MS
         self._collector = collector
         self._rng = rng
         self._due_ms = -_NEVER
         self._subscription: GetTelemetrySubscriptionsResponse | None = None
-        self._missing: set[int] = set()  # codecs whose libraries are not there
+        self._missing: set[int] = set()  # codecs whose library is not installed
 
     # -- what is due -------------------------------------------------------------------
 
     def delay_ms(self, now_ms: float) -> float:
-        """Return how long until the next request; inf: an answer is waited for."""
+        """Return how long until the next request, in ms; inf while one is answered."""
         return max(0.0, self._due_ms - now_ms)
 
     def next_request(self, now_ms: float) -> Message | None:
-        """Return what is to be sent; None: nothing after all; see `delay_ms`."""
+        """Return the request that is due; None if none is due after all."""
         self._due_ms = _NEVER
         if self.state is _State.SUBSCRIPTION_NEEDED:
             self.state = _State.SUBSCRIPTION_IN_PROGRESS
@@ -107,7 +108,7 @@ class ClientTelemetry:
             told.requested_metrics, told.delta_temporality, limit
         )
         if 0 < limit < len(metrics):
-            # Not even what is about the whole client: the broker would not take it.
+            # Even the metrics of the whole client alone are more than the broker takes.
             self._collector.refused()
             _log.debug("%d bytes of metrics; %d may be pushed", len(metrics), limit)
             if is_last:
@@ -128,7 +129,7 @@ class ClientTelemetry:
         )
 
     def _compress(self, accepted: Sequence[int], data: bytes) -> tuple[Codec, bytes]:
-        """Do so with the first codec of the broker's that we have."""
+        """Compress data with the first of the broker's codecs that is installed."""
         if data:
             for number in accepted:
                 if number in self._missing or number not in _CODECS:
@@ -142,17 +143,17 @@ class ClientTelemetry:
     # -- what came of it ---------------------------------------------------------------
 
     def take(self, request: Message, response: Message | None, now_ms: float) -> None:
-        """Take the answer to a request; None: there is none, for whatever reason."""
+        """Take the answer to a request; None if there is none, whatever the reason."""
         if isinstance(request, PushTelemetryRequest) and request.terminating:
             self.disable()
         elif self.state in _ENDING:
-            return  # it was sent before the end began
+            return  # an answer to a request from before the end began
         elif isinstance(response, GetTelemetrySubscriptionsResponse):
             self._take_subscription(response, now_ms)
         elif isinstance(response, PushTelemetryResponse):
             self._take_push(response, now_ms)
         else:
-            # Its connection was lost: another broker may be the one to ask then.
+            # The connection was lost; the next request may go to another broker.
             self._ask_in(self.interval_ms, now_ms)
 
     def _take_subscription(
@@ -162,7 +163,7 @@ class ClientTelemetry:
             self._refused(response.error_code, now_ms, is_push=False)
             return
         if response.client_instance_id == _NOBODY:
-            _log.warning("the broker names no client instance; no metrics are pushed")
+            _log.warning("the broker gave no client instance id: no metrics are pushed")
             self.disable()
             return
         before, self._subscription = self._subscription, response
@@ -192,12 +193,12 @@ class ClientTelemetry:
         if is_push and code in _ASK_AT_ONCE:
             self._ask_in(0, now_ms)
         elif code in _ASK_LATER or code in _ASK_AT_ONCE:
-            # A broker that refuses a question for the latter reason is not one to be
-            # asked without end.
+            # To ask at once makes sense after a push. If a subscription request gets
+            # the same error, asking at once could go on for ever.
             self._ask_in(self.interval_ms, now_ms)
         else:
             _log.info(
-                "the broker refuses metrics with error %d: no more are sent", code
+                "the broker refused metrics with error %d: no more are pushed", code
             )
             self.disable()
 
@@ -213,7 +214,7 @@ class ClientTelemetry:
         self._due_ms = _NEVER
 
     def begin_end(self, now_ms: float) -> None:
-        """Have the last push be due now, if any is wanted; else it has ended."""
+        """Make the last push due now; without a subscription, end at once."""
         if self.state in (_State.PUSH_NEEDED, _State.PUSH_IN_PROGRESS):
             self.state = _State.TERMINATING_PUSH_NEEDED
             self._due_ms = now_ms
@@ -222,7 +223,7 @@ class ClientTelemetry:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will be sent any more, nor its answer be waited for."""
+        """Whether nothing more will be sent, and no answer is waited for."""
         return self.state is _State.TERMINATED
 
 

@@ -1,9 +1,9 @@
-"""A client's metrics as they are pushed: those asked for, under KIP-714's names.
+"""MetricsCollector: the payload of a push, with the metrics asked for (KIP-714).
 
 ``record-send-total`` of the group ``producer-topic-metrics.t`` becomes
-``org.apache.kafka.producer.topic.record.send.total`` with the attribute ``topic``; a
-group of the partition 0 of that topic has ``t/0`` for ``t``, and a second attribute.
-Totals are sums, since the client began or since the push before; all else are gauges.
+``org.apache.kafka.producer.topic.record.send.total`` with the attribute ``topic``. A
+group of a partition ends with ``t/0`` instead of ``t``, and gives a second attribute.
+Totals are sums since the client began, or since the last push; all others are gauges.
 
 Source: KIP-714; Kafka's TelemetryMetricNamingConvention and KafkaMetricsCollector.
 """
@@ -16,7 +16,7 @@ from typing import Final
 
 from mpbroker.protocol.otlp_encode import Metric, Point, encode_metrics
 
-# A receiver refuses what is too much for it, and with that the client for good.
+# A receiver that gets too many points refuses the push, and the client gives up then.
 MAX_POINTS: Final = 4000
 _PREFIX: Final = "org.apache.kafka."
 _GROUP_SUFFIX: Final = "-metrics"
@@ -24,23 +24,23 @@ _SUM_SUFFIX: Final = "-total"
 _ALL: Final = ["*"]
 
 Groups = Mapping[str, Mapping[str, float]]
-# What was told of sums, and when since 1970, by their groups' names and their own.
+# The sums of a push, each with its time in ns since 1970, by group and metric.
 _Sums = dict[tuple[str, str], tuple[float, int]]
 
 
 def is_requested(name: str, requested: Sequence[str]) -> bool:
-    """Return whether a metric begins with one of these prefixes; ``*`` is all."""
+    """Return whether a metric begins with one of these prefixes; ``*`` means all."""
     return requested == _ALL or name.startswith(tuple(requested))
 
 
 class MetricsCollector:
-    """Makes payloads of what a client measures.
+    """Makes payloads of a client's metrics.
 
     Args:
-        snapshot: Kafka's metrics by group; a group of one topic or node has its name
-            after a dot. Groups that matter most come first.
-        resource: attributes of the client; what the broker knows is not among them.
-        wall_ns: the time since 1970.
+        snapshot: returns Kafka's metrics by group, the most important groups first. A
+            group of one topic or node has the name of that after a dot.
+        resource: attributes of the client that the broker does not know by itself.
+        wall_ns: returns the time in ns since 1970.
     """
 
     def __init__(
@@ -56,21 +56,24 @@ class MetricsCollector:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: what is told next are whole sums."""
+        """Forget all pushes: the next one has whole sums."""
         self._told: _Sums = {}
         self._telling: _Sums = {}
 
     def refused(self) -> None:
-        """Forget the last payload: nobody took it, so the next one tells it again."""
+        """Forget the last payload, which was refused; the next one repeats its sums."""
         self._telling = {}
 
     def collect(
         self, requested: Sequence[str], is_delta: bool, max_bytes: int
     ) -> bytes:
-        """Return a payload, empty if nothing is asked for.
+        """Return a payload; b"" if no metric is asked for.
 
-        What is above ``max_bytes`` is left out, but for what is about the whole client;
-        a payload of that alone may still be above it. 0 is no limit.
+        Args:
+            requested: prefixes of names; see `is_requested`.
+            is_delta: whether sums are since the last push.
+            max_bytes: if a payload is larger, only metrics of the whole client are in
+                it, and it may still be larger; 0 means no limit.
         """
         self._told |= self._telling
         now_ns = self._wall_ns()
@@ -85,7 +88,7 @@ class MetricsCollector:
     def _encode(
         self, groups: Groups, requested: Sequence[str], is_delta: bool, now_ns: int
     ) -> tuple[bytes, _Sums]:
-        """Return a payload, and the sums that it tells."""
+        """Return a payload, and the sums that are in it."""
         metrics: dict[str, Metric] = {}
         sums: _Sums = {}
         left = MAX_POINTS

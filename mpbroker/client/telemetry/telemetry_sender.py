@@ -1,8 +1,8 @@
-"""Sends what `ClientTelemetry` wants sent, where it is in nobody's way.
+"""TelemetrySender: sends the requests of `ClientTelemetry` without delaying others.
 
-It opens no connection: those for metadata and for the client's own requests come by
-themselves, and the same broker is used for as long as it is there. A broker that does
-not serve both APIs is not asked, nor is a wait cut short for it.
+It opens no connection, but uses those for metadata and for the client's own requests.
+It stays with one broker as long as that is ready. A broker that does not serve both
+APIs is not asked, and ends no wait.
 
 Source: KIP-714; Kafka's NetworkClient.TelemetrySender.
 """
@@ -35,8 +35,8 @@ _RESPONSES: Final[dict[type[Message], type[Message]]] = {
     PushTelemetryRequest: PushTelemetryResponse,
 }
 _LOOK_AGAIN_MS: Final = 1000.0
-LAST_PUSH_MS: Final = 10_000.0  # closing waits for its answer no longer
-SHORT_LAST_PUSH_MS: Final = 1000.0  # likewise, where somebody's thread waits for it
+LAST_PUSH_MS: Final = 10_000.0  # the longest wait for the last push, when closing
+SHORT_LAST_PUSH_MS: Final = 1000.0  # likewise, where the user's thread waits for it
 
 
 class TelemetrySender:
@@ -53,11 +53,11 @@ class TelemetrySender:
         """Send nothing yet.
 
         Args:
-            client: sends, and calls back.
-            metadata: the client's.
-            telemetry: says what and when.
-            clock: the client's, in ms.
-            timeout_ms: of a request; None: request.timeout.ms.
+            client: sends the requests, and calls back.
+            metadata: the client's metadata.
+            telemetry: decides what is sent, and when.
+            clock: the client's clock, in ms.
+            timeout_ms: the limit for an answer; None: request.timeout.ms.
         """
         self._client = client
         self._metadata = metadata
@@ -69,15 +69,15 @@ class TelemetrySender:
         self._end_by_ms: float | None = None
 
     def step(self, now_ms: float) -> float:
-        """Send what is due; return how long until there may be more to do.
+        """Send what is due; return how long until there may be more to do, in ms.
 
-        To be called when the client has sent what it has: what is left is ours.
+        Call it after the client has sent its own requests.
         """
         delay_ms = self._step(now_ms)
         if self._end_by_ms is None:
             return delay_ms
         if self._is_over(now_ms):
-            return 0.0  # there is nothing to wait for any more
+            return 0.0  # nothing to wait for any more
         return min(delay_ms, self._end_by_ms - now_ms)
 
     def _step(self, now_ms: float) -> float:
@@ -85,8 +85,8 @@ class TelemetrySender:
             return float("inf")
         try:
             return self._telemetry.delay_ms(now_ms) or self._send(now_ms)
-        except Exception:  # noqa: BLE001 - of less worth than what the client is for
-            _log.exception("this client's metrics; none are pushed any more")
+        except Exception:  # noqa: BLE001 - metrics must not stop the client itself
+            _log.exception("pushing this client's metrics failed; no more are pushed")
             self._telemetry.disable()
             return float("inf")
 
@@ -97,12 +97,12 @@ class TelemetrySender:
         able = [node for node in connected if self._serves(node)]
         if not able:
             if connected:
-                # Another broker may: look again, but wake nobody for it.
+                # A broker that comes later may serve them: look again, much later.
                 self._look_after_ms = now_ms + DEFAULT_INTERVAL_MS
             return float("inf")
         ready = [node for node in able if client.is_ready(node, now_ms)]
         if not ready:
-            return _LOOK_AGAIN_MS  # not all that it may wait for ends a poll
+            return _LOOK_AGAIN_MS  # a node may become ready without ending a poll
         if self._node not in ready or self._end_by_ms is not None:
             self._node = min(ready, key=client.in_flight)
         request = self._telemetry.next_request(now_ms)
@@ -132,10 +132,10 @@ class TelemetrySender:
         self._telemetry.take(answer.request, answer.response, self._clock())
 
     def push_last(self, poll: Callable[[float], None]) -> None:
-        """Push what is left and wait for that, for whoever has no loop of its own.
+        """Send the last push and wait for its answer, for clients without a loop.
 
         Args:
-            poll: has come what comes, waiting no longer than so many ms.
+            poll: receives and sends, waiting for events for up to so many ms.
         """
         now_ms = self._clock()
         while self.must_end(now_ms, SHORT_LAST_PUSH_MS):
@@ -143,7 +143,7 @@ class TelemetrySender:
             now_ms = self._clock()
 
     def must_end(self, now_ms: float, limit_ms: float | None = None) -> bool:
-        """Begin to end; return whether the last push has yet to be answered."""
+        """Begin to end; return whether to go on waiting for the last push."""
         if self._end_by_ms is None:
             self._end_by_ms = now_ms + (LAST_PUSH_MS if limit_ms is None else limit_ms)
             self._telemetry.begin_end(now_ms)
