@@ -1,4 +1,4 @@
-"""What a consumer counts, under Kafka's names.
+"""ConsumerMetrics: what a consumer counts, under Kafka's names.
 
 Source: the "Consumer Monitoring" tables of the Apache Kafka documentation.
 """
@@ -32,7 +32,7 @@ _GROUP_AVERAGES: Final = (
 
 
 class _Reached(NamedTuple):
-    """A partition's ends by the last answer about it, and what is fetched next."""
+    """A partition's ends by the newest answer, and the offset to fetch next."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class _Reached(NamedTuple):
 
 
 class ConsumerMetrics:
-    """Counters of one consumer. Every method may be called by any thread."""
+    """The counters of one consumer; for calls by any thread."""
 
     def __init__(self) -> None:
         self.network = NetworkMetrics()
@@ -51,7 +51,7 @@ class ConsumerMetrics:
         self._group = MetricGroup(_GROUP_RATES, _GROUP_AVERAGES)
         self._polls = MetricGroup((), ("time-between-poll", "poll-idle-ratio"))
         self._since_poll_ms = 0.0
-        self._rebalances_ms = 0.0  # how long all together took
+        self._rebalances_ms = 0.0  # the time that all rebalances took
         self._nodes: dict[int, MetricGroup] = {}
         self._heard_ms = self._rebalanced_ms = self._polled_ms = float("nan")
 
@@ -72,7 +72,7 @@ class ConsumerMetrics:
         self._fetch.observe("fetch-throttle-time", throttle_ms, now_ms)
 
     def answered(self, sizes: dict[str, int], records: dict[str, int]) -> None:
-        """Note what an answer held, by topic: bytes of batches, and records."""
+        """Note the bytes of batches, and the records, of an answer, by topic."""
         now_ms = monotonic_ms()
         self._fetch.observe("fetch-size", sum(sizes.values()), now_ms)
         self._fetch.observe("records-per-request", sum(records.values()), now_ms)
@@ -89,7 +89,7 @@ class ConsumerMetrics:
             return found
 
     def consumed(self, topic: str, size: int, records: int) -> None:
-        """Note what was handed over: bytes of batches, or records, or both."""
+        """Note what the user got of a topic: bytes of batches, or records, or both."""
         now_ms = monotonic_ms()
         for group in (self._fetch, self._topic(topic)):
             group.count("bytes-consumed", size, now_ms)
@@ -98,13 +98,13 @@ class ConsumerMetrics:
     def reached(
         self, partition: TopicPartition, start: int, end: int, position: int
     ) -> None:
-        """Note where a partition begins and ends, and what is fetched next of it."""
+        """Note a partition's first and last offset, and the offset to fetch next."""
         with self._lock:
             self._partitions[partition] = _Reached(start, end, position)
         self._fetch.observe("records-lag", max(0, end - position), monotonic_ms())
 
     def assigned(self, partitions: list[TopicPartition]) -> None:
-        """Forget the partitions that are not read any more."""
+        """Forget all partitions but those that are assigned now."""
         with self._lock:
             kept = {p: at for p, at in self._partitions.items() if p in partitions}
             self._partitions = kept
@@ -118,9 +118,10 @@ class ConsumerMetrics:
         self._polled_ms = now_ms
 
     def poll_ended(self) -> None:
-        """Note the end of a call of poll(): what it took, the user had nothing to do.
+        """Note the end of a call of poll(), during which the user was idle.
 
-        The ratio is Kafka's: to that time and the one since the call before.
+        As in Kafka, the idle ratio is the time of the call, divided by that time plus
+        the time since the previous call.
         """
         now_ms = monotonic_ms()
         idle_ms = now_ms - self._polled_ms
@@ -131,7 +132,13 @@ class ConsumerMetrics:
     # -- the group ---------------------------------------------------------------------
 
     def asked(self, what: str, time: str, latency_ms: float) -> None:
-        """Note an answer of the coordinator: names of a rate and of its average."""
+        """Note an answer of the coordinator.
+
+        Args:
+            what: the name of the rate to count it in.
+            time: the name of the average of its latency.
+            latency_ms: how long the answer took.
+        """
         now_ms = monotonic_ms()
         self._group.count(what, 1, now_ms)
         self._group.observe(time, latency_ms, now_ms)
@@ -149,16 +156,16 @@ class ConsumerMetrics:
         positions: Mapping[TopicPartition, int],
         separator: str = ".",
     ) -> dict[str, dict[str, float]]:
-        """Return all by group of Kafka's, and by node, topic and partition.
+        """Return Kafka's metrics by group, with groups for nodes, topics, partitions.
 
         Args:
-            assigned: how many partitions.
-            positions: by partition, what the records' user is given next.
-            separator: between a topic and a partition, in a group's name.
+            assigned: how many partitions are assigned.
+            positions: by partition, the offset that the user gets next.
+            separator: between topic and partition in a group's name.
         """
         now_ms = monotonic_ms()
         fetch = self._fetch.snapshot(now_ms)
-        del fetch["records-lag-avg"]  # Kafka tells it by partition only
+        del fetch["records-lag-avg"]  # Kafka has it for partitions only
         group = self._group.snapshot(now_ms)
         group["rebalance-rate-per-hour"] = group.pop("rebalance-rate") * 3600
         group |= {
