@@ -1,4 +1,4 @@
-"""What `Consumer.poll` returns, out of what was fetched."""
+"""ConsumerRecord: what `Consumer.poll` returns, made from fetched batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from mpbroker.protocol.records.record_batch import iter_records
 
 
 class ConsumerRecord(NamedTuple):
-    """A record, and where it is."""
+    """A record and its place.
+
+    Attributes:
+        timestamp: in ms since 1970.
+        timestamp_type: 0: the producer's time (CreateTime); 1: the broker's
+            (LogAppendTime).
+    """
 
     topic: str
     partition: int
@@ -19,11 +25,11 @@ class ConsumerRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
-    timestamp_type: int = 0  # 1: the broker's time (LogAppendTime)
+    timestamp_type: int = 0
 
 
 def records_of(batch: FetchedBatch) -> Iterator[ConsumerRecord]:
-    """Yield a batch's records, without those before the position."""
+    """Yield the records of a batch, without those before its ``first_offset``."""
     topic, partition = batch.partition
     timestamp_type = batch.header.timestamp_type
     for record in iter_records(batch.data):
