@@ -1,7 +1,7 @@
-"""A consumer's metrics, pushed to brokers that ask for them (KIP-714).
+"""Push a consumer's metrics to brokers that ask for them (KIP-714).
 
-They go over the connections to leaders, in the user's calls of poll(): a consumer that
-is not polled, or reads nothing, pushes nothing.
+Pushes use the connections to leaders, during the user's calls of poll(). So a consumer
+that is not polled, or that reads nothing, pushes nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def make_consumer_telemetry(
     member: GroupMember | None,
     measure: Callable[[], Groups],
 ) -> TelemetrySender | None:
-    """Return what pushes a consumer's metrics; None: enable.metrics.push is false.
+    """Return the sender of a consumer's metrics; None if enable.metrics.push is false.
 
     Args:
-        cluster: the consumer's.
-        settings: likewise.
-        member: of its group, if it has one.
+        cluster: the consumer's connections.
+        settings: the consumer's settings.
+        member: the consumer as a member of its group; None without group.id.
         measure: returns the metrics; see `MetricsCollector`.
     """
     if not settings.enable_metrics_push:
@@ -43,7 +43,7 @@ def make_consumer_telemetry(
 
     def snapshot() -> Groups:
         if member is not None and member.member_id:
-            resource["group_member_id"] = member.member_id  # known since it has joined
+            resource["group_member_id"] = member.member_id  # known once it has joined
         return measure()
 
     collector = MetricsCollector(snapshot, resource, time.time_ns)
@@ -53,5 +53,5 @@ def make_consumer_telemetry(
         cluster.addresses,
         telemetry,
         monotonic_ms,
-        timeout_ms=float("inf"),  # it may stand behind a Fetch that waits for records
+        timeout_ms=float("inf"),  # it may queue behind a Fetch that waits for records
     )
