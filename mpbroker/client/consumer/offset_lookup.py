@@ -1,4 +1,4 @@
-"""Which broker leads a partition now, and which offsets it has."""
+"""OffsetLookup: find the leaders of partitions, and the offsets to begin at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
 
 
 class OffsetLookup:
-    """Asks for a `Consumer`; see its `offsets_for`."""
+    """Asks brokers on behalf of a `Consumer`."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
         self._cluster = cluster
@@ -50,7 +50,7 @@ class OffsetLookup:
             time.sleep(_RETRY_INTERVAL_S)
 
     def reset_time(self, partitions: Iterable[TopicPartition]) -> int:
-        """Return what to ask for where there is no position.
+        """Return where partitions without a position begin: EARLIEST or LATEST.
 
         Raises:
             NoOffsetError: auto.offset.reset is none.
@@ -63,7 +63,7 @@ class OffsetLookup:
         return EARLIEST if self._offset_reset == "earliest" else LATEST
 
     def offset_after(self, lost: OffsetOutOfRangeError) -> int:
-        """Return where to go on when the records that come next are not there."""
+        """Return the offset to go on at, when the next records do not exist."""
         where = lost.partition
         if isinstance(lost, LogTruncationError) and lost.divergent_offset is not None:
             self.epochs.forget(where)
@@ -71,7 +71,7 @@ class OffsetLookup:
             _log.warning("%s: going on at %d", lost, offset)
             self.epochs.note(where, offset - 1, offset, lost.divergent_epoch)
             return offset
-        # May fail; what was lost is known until there is somewhere to go on.
+        # This may fail. Forget what was read only when there is a new position.
         offset = self.offsets_for([where], self.reset_time([where]))[where]
         self.epochs.forget(where)
         return offset
@@ -79,15 +79,15 @@ class OffsetLookup:
     def ask(
         self, wanted: list[TopicPartition], timestamp: int, *, waits: bool = True
     ) -> dict[TopicPartition, int]:
-        """Do so once.
+        """Return the first offset at or after a time, without trying again.
 
         Args:
-            wanted: partitions.
+            wanted: the partitions.
             timestamp: see `Consumer.offsets_for`.
-            waits: False: for no leader that could not be reached before.
+            waits: False: do not wait for a leader that could not be reached before.
 
         Raises:
-            ApiError: retriable, if asking again may help.
+            ApiError: retriable if asking again may help.
             BrokerUnavailableError: a leader does not answer.
         """
         leaders = self.leaders(wanted)
@@ -105,7 +105,7 @@ class OffsetLookup:
             )
         except ApiError as error:
             if error.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH:
-                for where in wanted:  # no matter to those of which it is not true
+                for where in wanted:  # it does no harm to those that were not meant
                     self.epochs.refuse(where)
             raise
         missing = [where for where, answer in answers.items() if answer.offset < 0]
@@ -120,7 +120,7 @@ class OffsetLookup:
     def ask_reachable(
         self, wanted: list[TopicPartition], timestamp: int
     ) -> dict[TopicPartition, int]:
-        """Do so without waiting for who could not be reached before."""
+        """Do as `ask`, without waiting for leaders that could not be reached before."""
         return self.ask(wanted, timestamp, waits=False)
 
     def leaders(
@@ -129,7 +129,7 @@ class OffsetLookup:
         """Return the node id of each partition's leader.
 
         Raises:
-            ApiError: one has none now, or does not exist; see `led`.
+            ApiError: a partition has no leader now, or does not exist; see `led`.
         """
         leaders: dict[TopicPartition, int] = {}
         for name in dict.fromkeys(partition.topic for partition in partitions):
@@ -146,7 +146,7 @@ class OffsetLookup:
                     f"{where}: the topic has no such partition",
                 )
             if not self._cluster.is_named(leaders[where]):
-                # There is none, or it is known from before, and where it is is not.
+                # There is no leader, or its address is not known.
                 raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where}: no leader")
         return {where: leaders[where] for where in partitions}
 
@@ -155,14 +155,18 @@ class OffsetLookup:
         partitions: list[TopicPartition],
         prepare: Callable[[list[TopicPartition]], dict[TopicPartition, int]],
     ) -> dict[TopicPartition, int]:
-        """Return the leaders of those that can be read now, whatever of the others.
+        """Return the leaders of the partitions that can be read now.
 
-        A topic that was deleted, or is not made yet, or a partition without a leader
-        that can be reached, must not keep others unread. Raises if there is no other.
+        Other partitions are left out: those of a topic that was deleted or does not
+        exist yet, and those whose leader cannot be reached.
 
         Args:
-            partitions: wanted.
-            prepare: finds leaders, and positions, of all that it is given, or raises.
+            partitions: the partitions to read.
+            prepare: finds the leaders, and positions, of all partitions that it gets,
+                or raises.
+
+        Raises:
+            ApiError, BrokerUnavailableError: no partition can be read.
         """
         try:
             return prepare(partitions)
@@ -182,9 +186,10 @@ class OffsetLookup:
         return leaders
 
     def led(self, partitions: Collection[TopicPartition]) -> list[list[TopicPartition]]:
-        """Return those that are there and have a leader, whatever of the others.
+        """Return the partitions that exist and have a leader, in groups.
 
-        Those of one topic and leader are together: what is wrong may be of either.
+        A group has the partitions of one topic and one leader, because either may be
+        the reason why a group cannot be read.
         """
         names = list(dict.fromkeys(partition.topic for partition in partitions))
         answer = self._cluster.metadata(names, auto_create=self._auto_create)
