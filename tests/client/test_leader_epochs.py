@@ -278,7 +278,7 @@ def test_a_topic_made_again_where_topics_have_no_ids_is_read_in_the_end(
     fake_broker.logs[T0], fake_broker.ends[T0] = [], 0
     append(fake_broker, 10, 11, 12)
     assert values(consumer, 1) == [12]
-    assert caplog.text.count("going on in epoch 0") == 1
+    assert caplog.text.count("going on with epoch 0") == 1
 
 
 def test_a_lookup_that_fails_leaves_what_was_lost_known(fake_broker, make_consumer):

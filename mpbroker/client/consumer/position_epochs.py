@@ -1,9 +1,10 @@
-"""Which leaders' epochs wrote what a consumer has read, and which lead now.
+"""PositionEpochs: the leader epochs of the records read, and of the leaders now.
 
-Every leader of a partition has an epoch, above those before; a batch carries that of
-the leader who wrote it. One that did not have all records of the leader before writes
-others at the same offsets, and a reader who was past that place would not notice. Who
-remembers the epoch of what it read last can ask where that epoch ended.
+Every new leader of a partition gets a higher epoch, and a batch has the epoch of the
+leader that wrote it. A new leader may lack records of the old one. Then it writes other
+records at the same offsets, and a consumer that has passed these offsets would not
+notice. So a consumer remembers the epoch of the records that it read last, and asks the
+new leader where this epoch ended.
 
 Source: KIP-320.
 """
@@ -17,15 +18,16 @@ from typing import Final, NamedTuple
 from mpbroker.client.cluster import TopicPartition
 
 NO_EPOCH: Final = -1
-_KEPT: Final = 8  # epochs of a partition: positions are near what was read last
+_KEPT: Final = 8  # epochs kept for a partition; positions are near the last records
 _NO_TOPIC_ID: Final = bytes(16)
-_REFUSALS: Final = 5  # of an epoch by the leader, before a lower one is believed
+# So often a leader must refuse its epoch before a lower one is accepted.
+_REFUSALS: Final = 5
 
 _log = logging.getLogger(__name__)
 
 
 class _Led(NamedTuple):
-    """Who leads a partition, by the newest answer about it."""
+    """A partition's leader, by the newest answer."""
 
     leader: int
     epoch: int
@@ -37,11 +39,11 @@ class PositionEpochs:
 
     def __init__(self) -> None:
         self._led: dict[TopicPartition, _Led] = {}
-        # By partition and epoch: the offsets of it that were read, from and up to.
+        # By partition and epoch: the first offset that was read, and the one after.
         self._read: dict[TopicPartition, dict[int, tuple[int, int]]] = {}
-        # By partition: the leader's epoch that has confirmed what was read.
+        # By partition: the epoch of the leader that has confirmed what was read.
         self._confirmed: dict[TopicPartition, int] = {}
-        # By partition: how often the leader known has not known its own epoch.
+        # By partition: how often the known leader has refused its own epoch.
         self._refused: dict[TopicPartition, int] = {}
 
     # -- leaders -----------------------------------------------------------------------
@@ -49,29 +51,29 @@ class PositionEpochs:
     def lead(
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes
     ) -> int:
-        """Take on what metadata says, and return the leader.
+        """Take a leader from metadata, and return the leader to use.
 
-        That is the one known before where the answer is older: of a broker that has not
-        heard of it yet.
+        If the answer has an older epoch, from a broker that does not know the newest
+        leader yet, that is the leader known before.
 
         Args:
-            partition: of the topic.
-            leader: its node id; below 0 is none.
-            epoch: NO_EPOCH: the broker does not tell.
-            topic_id: zeros likewise.
+            partition: the partition.
+            leader: the leader's node id; below 0 means none.
+            epoch: the leader's epoch; NO_EPOCH if the broker did not tell it.
+            topic_id: the topic's id; zeros if the broker did not tell it.
         """
         known = self._led.get(partition)
         if known is not None:
             if topic_id == _NO_TOPIC_ID:
                 topic_id = known.topic_id
             if topic_id != known.topic_id:
-                self._begin_anew(partition)  # another topic of that name
+                self._begin_anew(partition)  # another topic of the same name
             elif 0 <= epoch < known.epoch:
                 if self._refused.get(partition, 0) < _REFUSALS:
                     return known.leader
                 _log.warning(
-                    "%s: its leader does not know epoch %d; going on in epoch %d:"
-                    " the topic was deleted and made again?",
+                    "%s: its leader does not know epoch %d; going on with epoch %d:"
+                    " was the topic deleted and created again?",
                     partition,
                     known.epoch,
                     epoch,
@@ -88,27 +90,28 @@ class PositionEpochs:
         self._refused.pop(partition, None)
 
     def refuse(self, partition: TopicPartition) -> None:
-        """Note that the leader known does not know its epoch.
+        """Note that the known leader refused its own epoch.
 
-        Metadata that says a lower one all the while is right in the end: without ids of
-        topics, one that was made again cannot be told from news that are old.
+        If that happens again and again, metadata with a lower epoch is right after all.
+        Without topic ids, a topic that was created again looks like outdated metadata.
         """
         self._refused[partition] = self._refused.get(partition, 0) + 1
 
     def leader_epoch(self, partition: TopicPartition) -> int:
-        """Return the epoch of the leader that is known; NO_EPOCH if it is not."""
+        """Return the epoch of the known leader; NO_EPOCH if there is none."""
         led = self._led.get(partition)
         return NO_EPOCH if led is None else led.epoch
 
     # -- what was read -----------------------------------------------------------------
 
     def note(self, partition: TopicPartition, first: int, end: int, epoch: int) -> None:
-        """Note that the records from ``first`` to before ``end`` are of an epoch."""
+        """Note the epoch of the records from ``first`` to before ``end``."""
         if epoch < 0:
             return
         read = self._read.setdefault(partition, {})
         for other, (start, stop) in list(read.items()):
-            # What was read of others there is there no more: epochs never fall.
+            # Epochs never fall along a log. So records of lower epochs from ``first``
+            # on, and of higher epochs before ``end``, do not exist any more.
             if other < epoch and stop > first:
                 read[other] = start, first
                 if start >= first:
@@ -123,30 +126,30 @@ class PositionEpochs:
             del read[next(iter(read))]
 
     def before(self, partition: TopicPartition, offset: int) -> int:
-        """Return the epoch of what comes before an offset; NO_EPOCH if not known."""
+        """Return the epoch of the record before an offset; NO_EPOCH if not known."""
         for epoch, (first, end) in self._read.get(partition, {}).items():
             if first < offset <= end:
                 return epoch
         return NO_EPOCH
 
     def forget(self, partition: TopicPartition) -> None:
-        """Forget what was read: it is not there any more."""
+        """Forget which records of a partition were read: they do not exist any more."""
         self._read.pop(partition, None)
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what was read of all other partitions."""
+        """Forget which records of all other partitions were read."""
         for partition in self._read.keys() - set(partitions):
             del self._read[partition]
 
     # -- what must be asked ------------------------------------------------------------
 
     def is_in_doubt(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether another leader than wrote what was read leads by now."""
+        """Return whether a newer leader has yet to confirm what was read."""
         epoch = self.before(partition, offset)
         led = self.leader_epoch(partition)
         confirmed = max(epoch, self._confirmed.get(partition, NO_EPOCH))
         return epoch >= 0 and led > confirmed
 
     def confirm(self, partition: TopicPartition) -> None:
-        """Note that the leader known now has what was read."""
+        """Note that the known leader has the records that were read."""
         self._confirmed[partition] = self.leader_epoch(partition)
