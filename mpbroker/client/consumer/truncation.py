@@ -1,4 +1,4 @@
-"""Whether new leaders have what a consumer has read: else it must go back.
+"""Find truncations: ask new leaders whether they have the records that were read.
 
 Source: KIP-320; Kafka's OffsetsForLeaderEpochUtils and
 SubscriptionState.maybeCompleteValidation.
@@ -26,16 +26,21 @@ from mpbroker.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 
-# Before, it is a question of brokers to each other, for which others have no right.
+# Older versions of OffsetForLeaderEpoch are for brokers, and clients lack the right.
 _FOR_CONSUMERS_SINCE: Final = 3
 _CONSUMER: Final = -1
 
 
 class Doubts(NamedTuple):
-    """What came of asking."""
+    """The result of asking the leaders.
+
+    Attributes:
+        lost: partitions whose leader lacks records that were read.
+        open: partitions that must not be read before their leader has answered.
+    """
 
     lost: list[LogTruncationError]
-    open: list[TopicPartition]  # not to be read before their leaders have answered
+    open: list[TopicPartition]
 
 
 def find_truncations(
@@ -44,15 +49,15 @@ def find_truncations(
     leaders: Mapping[TopicPartition, int],
     positions: Mapping[TopicPartition, int],
 ) -> Doubts:
-    """Ask leaders about positions that others than they have written.
+    """Ask new leaders about the records before each position.
 
-    Those that cannot be asked at all, being too old or refusing it, are believed.
+    A leader that is too old for the question, or refuses it, counts as having them.
 
     Args:
-        cluster: where.
-        epochs: what was read, and who leads; learns what is confirmed.
-        leaders: node id, by partition.
-        positions: what is read next.
+        cluster: the brokers.
+        epochs: what was read, and the leaders; learns which leader confirms it.
+        leaders: the leader's node id, by partition.
+        positions: the offset to be read next, by partition.
 
     Raises:
         BrokerUnavailableError: no leader of any partition can be asked now.
