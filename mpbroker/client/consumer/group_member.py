@@ -1,7 +1,7 @@
-"""A member of a consumer group: it joins, is given partitions, stays alive, commits.
+"""GroupMember: joins a consumer group, gets partitions, sends heartbeats, commits.
 
-Heartbeats go out from a thread, over a connection of their own, so that a slow user of
-the records does not lose its partitions before max.poll.interval.ms.
+A thread sends the heartbeats, over a connection to the coordinator. So a consumer that
+takes long to use its records keeps its partitions for up to max.poll.interval.ms.
 
 Source: Kafka protocol guide, "Group Membership API"; KIP-62, KIP-345 (static members),
 KIP-394, KIP-429 (cooperative rebalancing).
@@ -76,8 +76,9 @@ from mpbroker.protocol.messages.sync_group import (
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
-_MISSING_S: Final = 1.0  # before looking again for a topic that is not there
-_ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch; from 8 on it asks for several
+_MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
+# Later versions ask for several groups, or name topics by id.
+_ONE_GROUP_MAX_VERSION: Final = 7  # of OffsetFetch
 _NAMED_TOPICS_MAX_VERSION: Final = 9  # of OffsetCommit
 
 _FIND_AGAIN: Final = frozenset(
@@ -93,25 +94,25 @@ _JOIN_AGAIN: Final = frozenset(
 
 
 class RebalancedError(ClientError):
-    """The group has moved on without this member: poll, and go on from there."""
+    """The group has assigned partitions anew without this member: call poll() again."""
 
 
 class RebalanceListener:
-    """Told by `poll` when partitions come and go. Override what you need."""
+    """Called by `poll` when partitions come or go. Override the methods you need."""
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions will be others' after this: finish, and commit, what is theirs."""
+        """Finish with these partitions, and commit: others read them after this."""
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions have come to those that were there."""
+        """Take these partitions, in addition to those that were assigned before."""
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions are others' already: it is too late to commit."""
+        """Drop these partitions: others read them already; it is too late to commit."""
         self.on_partitions_revoked(partitions)
 
 
 class GroupSettings(NamedTuple):
-    """What a member needs of its consumer's settings."""
+    """The settings of a member of a group."""
 
     group_id: str
     group_instance_id: str | None = None
@@ -122,7 +123,12 @@ class GroupSettings(NamedTuple):
 
 
 class GroupMember:
-    """See the module. One thread uses it; its own beats the heart."""
+    """See the module. One thread uses it; another one, its own, sends heartbeats.
+
+    Attributes:
+        member_id: the id that the coordinator gave; "" while it is no member.
+        generation: the generation of the group that it is in; -1 if it is in none.
+    """
 
     def __init__(
         self,
@@ -139,11 +145,12 @@ class GroupMember:
         self._cluster = Cluster(client.bootstrap, self._timeout_s, client)
         self._settings = settings
         self._coordinator: Broker | None = None
-        self._lock = threading.RLock()  # of the connection, and of what it tells
+        self._lock = threading.RLock()  # guards the connection and its answers
         self._must_join = True
-        self._is_joining = False  # the coordinator knows then that we are alive
+        self._is_joining = False  # then the coordinator knows that we are alive
         self._fatal: MpbrokerError | None = None
-        # As the leader: what the last assignment was made of, and when to look again.
+        # If this member leads the group: the topics and partition counts of the last
+        # assignment, and when to look whether they have changed.
         self._wanted: list[str] = []
         self._counts: dict[str, int] = {}
         self._look_at = float("inf")
@@ -163,7 +170,18 @@ class GroupMember:
         wait_s: float | None = None,
         max_version: int | None = None,
     ) -> ResponseT:
-        """Ask the coordinator, finding it anew while it is not the one."""
+        """Send a request to the coordinator; find another one, or wait, if necessary.
+
+        Args:
+            request: what to ask.
+            response_type: the class that decodes the answer.
+            code_of: returns the error code of an answer.
+            wait_s: the limit for the answer; None: request.timeout.ms.
+            max_version: send no higher version.
+
+        Raises:
+            BrokerUnavailableError: no coordinator answers within request.timeout.ms.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -209,7 +227,7 @@ class GroupMember:
 
     @property
     def network_counts(self) -> NetworkCounts:
-        """What the connection to the coordinator has carried."""
+        """The counts of the connection to the coordinator."""
         return self._cluster.client.counts
 
     @property
@@ -223,10 +241,10 @@ class GroupMember:
 
     @property
     def must_join(self) -> bool:
-        """Whether partitions are, or soon will be, given out anew.
+        """Whether this member must join the group's next generation.
 
         Raises:
-            ApiError: this member may not go on: another has taken its name.
+            ApiError: another member has taken this member's group.instance.id.
         """
         if self._fatal is not None:
             raise self._fatal
@@ -234,38 +252,38 @@ class GroupMember:
 
     @property
     def is_member(self) -> bool:
-        """Whether the group still counts this member's partitions as its own."""
+        """Whether the group still has this member, and its partitions are its own."""
         return bool(self.member_id) and self.generation >= 0
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether members keep what stays theirs during a rebalance."""
+        """Whether members go on reading during a rebalance what stays theirs."""
         return self._settings.assignors == (COOPERATIVE_STICKY,)
 
     def join_again(self) -> None:
-        """Have the next poll join: topics or partitions are others now."""
+        """Have the next poll join again, because topics or partitions have changed."""
         self._must_join = True
 
     def note_poll(self) -> None:
-        """Note that the records' user is alive."""
+        """Note that the user has called poll()."""
         self._last_poll = time.monotonic()
 
     def join(
         self, topics: Sequence[str], owned: Collection[TopicPartition] = ()
     ) -> list[TopicPartition] | None:
-        """Join the group, or its next round, and return this member's partitions.
+        """Join the group, or its next generation; return the assigned partitions.
 
         Args:
-            topics: what it wants to read.
-            owned: what it reads now, and goes on reading meanwhile.
+            topics: the topics to read.
+            owned: the partitions that this member reads now and goes on reading.
 
         Returns:
-            None if it turns out that the group has forgotten this member, and others
-            may have had what it owns: give that up, and join again.
+            None if the group has forgotten this member, so that others may have read
+            what it owns: give that up, and join again.
 
         Raises:
-            ApiError: the group does not take this member.
-            BrokerUnavailableError: no coordinator within the timeout.
+            ApiError: the group refuses this member.
+            BrokerUnavailableError: no coordinator answers within the timeout.
         """
         self._is_joining = True
         began = time.monotonic()
@@ -278,7 +296,7 @@ class GroupMember:
                 response = self._join_once(encode_subscription(subscription))
                 if self._took_id(response):
                     assigned = self._sync(response)
-            self._must_join = False  # before a heartbeat may tell otherwise
+            self._must_join = False  # here: the next heartbeat may set it again
         finally:
             self._is_joining = False
         self._note("rebalance", "rebalance-latency", began)
@@ -286,7 +304,7 @@ class GroupMember:
         return assigned
 
     def _took_id(self, response: JoinGroupResponse) -> bool:
-        """Take an answer to a join; return whether this member is in the round."""
+        """Take an answer to a join; return whether this member is in the generation."""
         code = error_code_of(response.error_code)
         if code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = response.member_id
@@ -295,7 +313,7 @@ class GroupMember:
             self.member_id, self.generation = "", -1
             return False
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            time.sleep(_RETRY_INTERVAL_S)  # of another round: for the next one
+            time.sleep(_RETRY_INTERVAL_S)  # another rebalance runs: join the next one
             return False
         check_error(code, f"joining group {self._settings.group_id!r}")
         self.member_id = response.member_id
@@ -316,7 +334,7 @@ class GroupMember:
                 for name in settings.assignors
             ],
         )
-        # The answer comes when all members have joined, which may take them this long.
+        # The answer comes when all members have joined, which may take this long.
         wait_s = settings.max_poll_interval_ms / 1000 + self._timeout_s
         began = time.monotonic()
         response = self._ask(
@@ -327,7 +345,11 @@ class GroupMember:
         return response
 
     def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition] | None:
-        """Hand in (as the leader) and fetch assignments; None: join again."""
+        """Send the assignments if this member leads; return its own.
+
+        Returns:
+            None if this member must join again.
+        """
         assignments: list[SyncGroupRequestAssignment] = []
         self._look_at = float("inf")
         if joined.leader == joined.member_id and not joined.skip_assignment:
@@ -381,14 +403,14 @@ class GroupMember:
             for topic in topics
             if not topic.error_code
         }
-        # What is not there yet may be in a moment.
+        # A topic that does not exist yet may be created soon.
         is_whole = found.keys() >= set(self._wanted)
         wait_s = self._max_age_s if is_whole else min(_MISSING_S, self._max_age_s)
         self._look_at = time.monotonic() + wait_s
         return found
 
     def check_topics(self) -> None:
-        """As the leader: join again if there is something else to be assigned now."""
+        """If this member leads, join again when partition counts have changed."""
         if self._must_join or time.monotonic() < self._look_at:
             return
         try:
@@ -412,15 +434,16 @@ class GroupMember:
                 continue
             if self._is_idle():
                 with self._lock:
-                    # The user may have come back while a request of his was answered.
+                    # Look again: the user's thread may have had the lock, in a call
+                    # that it has made since.
                     if self._is_idle() and not self._is_joining:
-                        self._must_join = True  # as good as dead: others may have ours
+                        self._must_join = True  # others may get our partitions
                         self.leave()
                 continue
             try:
                 self._beat_once()
             except (MpbrokerError, OSError):
-                continue  # a later one, or the next call of the user, may succeed
+                continue  # a later heartbeat, or a call of the user, may succeed
 
     def _is_idle(self) -> bool:
         idle_ms = (time.monotonic() - self._last_poll) * 1000
@@ -428,7 +451,8 @@ class GroupMember:
 
     def _beat_once(self) -> None:
         with self._lock:
-            # Looked at now: a round may have been joined while the lock was waited for.
+            # Look only now: the user's thread may have joined while we waited for the
+            # lock.
             if self._is_joining or not self.is_member:
                 return
             generation = self.generation
@@ -447,7 +471,7 @@ class GroupMember:
                 self._find_again()
             elif code in _JOIN_AGAIN and generation == self.generation:
                 if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                    self.generation = -1  # what was ours is others'
+                    self.generation = -1  # others may have our partitions
                 if code == ErrorCode.UNKNOWN_MEMBER_ID:
                     self.member_id = ""
                 self._must_join = True
@@ -474,11 +498,11 @@ class GroupMember:
                     request.member_id = self.member_id
                 broker.request(request, LeaveGroupResponse)
         except MpbrokerError:
-            pass  # its session will run out
+            pass  # the coordinator drops it at session.timeout.ms
         self.member_id, self.generation = "", -1
 
     def close(self) -> None:
-        """Leave, and end the thread."""
+        """Leave the group, end the thread, and close the connection."""
         self._stop.set()
         if self._heart is not None:
             self._heart.join()
@@ -489,16 +513,16 @@ class GroupMember:
     # -- offsets -----------------------------------------------------------------------
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, as_member: bool) -> None:
-        """Store positions.
+        """Commit offsets.
 
         Args:
-            offsets: by partition.
-            as_member: do not if this is no member. The coordinator of a group that
-                is empty by now takes what anybody says, older positions included.
+            offsets: the next offset to read, by partition.
+            as_member: refuse if this is not a member now. The coordinator would let any
+                client commit for a group that has become empty, older offsets, too.
 
         Raises:
-            RebalancedError: the partitions may be others' by now.
-            ApiError: refused otherwise.
+            RebalancedError: other members may read the partitions by now.
+            ApiError: another refusal.
         """
         if as_member and not self.is_member:
             self._must_join = True
@@ -535,7 +559,7 @@ class GroupMember:
             self._note("commit", "commit-latency", began)
         if code in _JOIN_AGAIN:
             if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                self.generation = -1  # what was ours is others'
+                self.generation = -1  # others may have our partitions
             self._must_join = True
             raise self._rebalanced(code)
         check_error(code, f"commit of group {self._settings.group_id!r}")
@@ -543,13 +567,23 @@ class GroupMember:
     def _rebalanced(self, code: ErrorCode) -> RebalancedError:
         return RebalancedError(
             f"group {self._settings.group_id!r}: {code.name}: nothing is committed;"
-            " poll again, and go on with what is assigned then"
+            " call poll() again, and go on with the partitions it assigns"
         )
 
     def committed(
         self, partitions: Iterable[TopicPartition], *, goes_there: bool = False
     ) -> dict[TopicPartition, int]:
-        """Return stored positions, to be taken or not; some may have none."""
+        """Return the committed offsets of partitions; those without one are left out.
+
+        Args:
+            partitions: the partitions to ask about.
+            goes_there: whether the consumer will read from these offsets; then the
+                epochs that were committed with them are noted.
+
+        Raises:
+            ApiError: the coordinator refused.
+            RequestTimeoutError: an open transaction holds the offsets.
+        """
         topics: dict[str, list[int]] = {}
         for topic, partition in partitions:
             topics.setdefault(topic, []).append(partition)
@@ -586,7 +620,7 @@ class GroupMember:
             if not unstable:
                 return found
             if time.monotonic() > deadline:
-                raise RequestTimeoutError("a transaction holds the group's positions")
+                raise RequestTimeoutError("a transaction holds the group's offsets")
             time.sleep(_RETRY_INTERVAL_S)
 
 
