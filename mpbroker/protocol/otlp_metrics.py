@@ -21,6 +21,7 @@ from struct import Struct
 from typing import Any, Final
 
 from mpbroker.protocol.errors import ProtocolError
+from mpbroker.protocol.primitives import read_unsigned_varint
 
 MAX_POINTS: Final = 10_000
 # A point with three attributes has some twenty.
@@ -180,7 +181,7 @@ class _Reader:
                     position += 2 + size
                     yield key >> 3, view[position - size : position]
                     continue
-            key, position = _varint(view, position)
+            key, position = read_unsigned_varint(view, position, 64)
             value, position = _value(view, position, key & 7)
             yield key >> 3, value
 
@@ -191,9 +192,9 @@ def _text(view: memoryview) -> str:
 
 def _value(view: memoryview, position: int, wire_type: int) -> tuple[Value, int]:
     if wire_type == _VARINT:
-        return _varint(view, position)
+        return read_unsigned_varint(view, position, 64)
     if wire_type == _BYTES:
-        size, position = _varint(view, position)
+        size, position = read_unsigned_varint(view, position, 64)
     elif wire_type == _FIXED64:
         size = 8
     elif wire_type == _FIXED32:
@@ -204,16 +205,3 @@ def _value(view: memoryview, position: int, wire_type: int) -> tuple[Value, int]
     if end > len(view):
         raise ProtocolError(f"{size} bytes at byte {position} of {len(view)}")
     return view[position:end], end
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if position >= len(view):
-            raise ProtocolError(f"a varint is cut off at byte {position}")
-        byte = view[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number & 0xFFFF_FFFF_FFFF_FFFF, position
-    raise ProtocolError(f"a varint of more than 10 bytes before byte {position}")

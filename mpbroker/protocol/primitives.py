@@ -1,9 +1,14 @@
 """The protocol's primitive types that `struct` does not know.
 
-Readers take a buffer and a position and return the value and the position after it.
-They raise `ProtocolError` on bytes that are no such value, `IndexError` never.
+Readers take a buffer and a position and return the value and the position behind it.
+They raise `ProtocolError` on bytes that are no such value, and never `IndexError`.
 
-Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 for tagged fields.
+A varint has seven bits of the number in each byte, the lowest first; a byte of 0x80 or
+above says that another follows. Lengths and tags of requests are unsigned. The fields
+of records are signed, in zig-zag: 0, -1, 1, -2, ... are written as 0, 1, 2, 3, ...
+
+Source: Kafka protocol guide, "Protocol Primitive Types": UNSIGNED_VARINT, VARINT (32
+bits) and VARLONG (64 bits); KIP-482 for tagged fields.
 """
 
 from __future__ import annotations
@@ -22,32 +27,57 @@ ZERO_UUID: Final = bytes(16)  # Kafka's "no topic id"
 # would make a memoryview first.
 SHORT_TEXT: Final = tuple(Struct(f"{length}s").unpack_from for length in range(64))
 
-_VARINT_BITS: Final = 32  # in groups of 7, the last of which has room for more
+
+class VarintError(ProtocolError):
+    """Bytes that are no varint of the size asked for."""
 
 
-def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Read an unsigned varint of at most 5 bytes and 32 bits."""
+def read_unsigned_varint(
+    buffer: Buffer, position: int, bits: int = 32
+) -> tuple[int, int]:
+    """Return an unsigned varint and the position behind it.
+
+    Raises:
+        VarintError: it is cut off by the end of the buffer, or larger than `bits`.
+    """
     value = shift = 0
     start = position
     try:
-        while shift < _VARINT_BITS:
+        while shift < bits:
             byte = buffer[position]
             position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                if value >> _VARINT_BITS:
+                if value >> bits:
                     break
                 return value, position
             shift += 7
     except IndexError:
-        raise ProtocolError(
+        raise VarintError(
             f"varint at byte {start} is cut off by the end at byte {len(buffer)}"
         ) from None
-    raise ProtocolError(f"varint at byte {start} does not fit in {_VARINT_BITS} bits")
+    raise VarintError(f"varint at byte {start} does not fit in {bits} bits")
+
+
+def read_varint(buffer: Buffer, position: int, bits: int = 32) -> tuple[int, int]:
+    """Return a zig-zag varint and the position behind it.
+
+    Raises:
+        VarintError: as read_unsigned_varint().
+    """
+    # Most are of one byte: not worth another call.
+    if position < len(buffer) and (byte := buffer[position]) < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    raw, position = read_unsigned_varint(buffer, position, bits)
+    return (raw >> 1) ^ -(raw & 1), position
 
 
 def write_unsigned_varint(value: int) -> bytes:
-    """Return the shortest unsigned varint of a value of 0 to 2^32 - 1."""
+    """Return the shortest unsigned varint of a value of 0 to 2^32 - 1.
+
+    Raises:
+        ProtocolError: the value is outside that range.
+    """
     if not 0 <= value <= MAX_UNSIGNED_VARINT:
         raise ProtocolError(f"{value} does not fit in an unsigned varint of 32 bits")
     groups = bytearray()
@@ -56,6 +86,15 @@ def write_unsigned_varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a value of at most 64 bits as a zig-zag varint."""
+    raw = (value << 1) ^ (value >> 63)
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mpbroker.protocol.primitives import VarintError, read_varint, write_varint
 from mpbroker.protocol.records.batch_header import (
     ATTRIBUTES_POSITION,
     BATCH_HEADER_SIZE,
@@ -171,7 +172,7 @@ def iter_payload(
             )
     except IndexError:
         raise RecordBatchError(f"record {index}: cut off by the batch's end") from None
-    except RecordBatchError as error:
+    except (RecordBatchError, VarintError) as error:
         raise RecordBatchError(f"record {index}: {error}") from None
     if pos != len(data):
         raise RecordBatchError(f"{len(data) - pos} bytes after the last record")
@@ -244,7 +245,7 @@ def _read_record(data: bytes, pos: int) -> _Fields:
     end = pos + length
     if length < 0 or end > len(data):
         raise RecordBatchError(f"length {length} with {len(data) - pos} bytes left")
-    delta, pos = read_varint(data, pos + 1, 10)
+    delta, pos = read_varint(data, pos + 1, 64)
     offset_delta, pos = read_varint(data, pos)
     key, pos = _read_nullable_bytes(data, pos, end)
     value, pos = _read_nullable_bytes(data, pos, end)
@@ -252,29 +253,6 @@ def _read_record(data: bytes, pos: int) -> _Fields:
     if pos != end:
         raise RecordBatchError(f"{end - pos} bytes after its last field")
     return end, delta, offset_delta, key, value, headers
-
-
-def read_varint(data: bytes, pos: int, max_bytes: int = 5) -> tuple[int, int]:
-    """Read a zig-zag varint (of 10 bytes at most: a varlong): value, next position.
-
-    Raises:
-        RecordBatchError: longer than ``max_bytes``, or more bits than its type has.
-        IndexError: ``data`` ends inside.
-    """
-    byte = data[pos]
-    pos += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), pos
-    raw = byte & 0x7F
-    for shift in range(7, 7 * max_bytes, 7):
-        byte = data[pos]
-        pos += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if raw >> (32 if max_bytes == 5 else 64):
-                break
-            return (raw >> 1) ^ -(raw & 1), pos
-    raise RecordBatchError(f"varint of more than {32 if max_bytes == 5 else 64} bits")
 
 
 def _read_nullable_bytes(data: bytes, pos: int, end: int) -> tuple[bytes | None, int]:
@@ -310,15 +288,6 @@ def _read_headers(data: bytes, pos: int, end: int) -> tuple[Sequence[Header], in
 
 
 # -- building --------------------------------------------------------------------------
-
-
-def write_varint(out: bytearray, value: int) -> None:
-    """Append ``value``, of at most 64 bits, as a zig-zag varint."""
-    raw = (value << 1) ^ (value >> 63)
-    while raw > 0x7F:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)
 
 
 class RecordBatchBuilder:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
+from mpbroker.protocol.primitives import write_varint
 from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
-from mpbroker.protocol.records.record_batch import write_varint
 
 RawHeaders = Sequence[tuple[bytes, bytes | None]]
 RawRecord = tuple[int, bytes | None, bytes | None, RawHeaders]
@@ -91,7 +91,10 @@ def encode_records_in_python(records: list[RawRecord]) -> tuple[bytes, int, int]
 
 
 def encode_batch_in_python(records: list[RawRecord]) -> tuple[bytearray, int, int]:
-    """Do so behind zeros, in whose place a batch's header is to be written."""
+    """Encode the records behind 61 zero bytes.
+
+    The caller overwrites them with the batch header.
+    """
     payload, base_timestamp, max_timestamp = encode_records_in_python(records)
     return bytearray(BATCH_HEADER_SIZE) + payload, base_timestamp, max_timestamp
 

@@ -7,7 +7,10 @@ Python twin below, which is the specification: the same answer for the same byte
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mpbroker.protocol.primitives import VarintError, read_varint, write_unsigned_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +64,12 @@ class Walk(NamedTuple):
     first_keyless: int  # -1: all have keys
 
 
+@cache
+def small_varints() -> list[bytes]:
+    """Return the varints of small numbers, by number; built on first use."""
+    return [write_unsigned_varint(number) for number in range(1 << 15)]
+
+
 class _Fault(Exception):
     def __init__(self, fault: int) -> None:
         self.fault = fault
@@ -85,104 +94,87 @@ def walk_records_in_python(
         raise ValueError("start lies outside the data")
     # Indexing bytes takes half the time of indexing a memoryview.
     buf = bytes(memoryview(data)[start:])
-    pos = index = 0
-    last_delta = no_timestamp_delta
-    max_delta = min_delta = 0
-    max_index = first_keyless = -1
+    deltas: list[int] = []
+    keyless: list[int] = []
     fault = NO_FAULT
     try:
-        for index in range(record_count):
-            try:
-                # Inlined _skim_record: the call would take a third of the time.
-                byte = buf[pos]
-                if byte < 0x80:
-                    at = pos + 1
-                    record_end = at + (byte >> 1)
-                else:
-                    second = buf[pos + 1]
-                    if second & 0x80:
-                        raise _Unusual
-                    at = pos + 2
-                    record_end = at + ((byte & 0x7F | second << 7) >> 1)
-                if byte & 1:
-                    raise _Unusual
-
-                delta = buf[at + 1]
-                at += 2
-                if delta & 0x80:
-                    second = buf[at]
-                    if second & 0x80:
-                        raise _Unusual
-                    at += 1
-                    delta = delta & 0x7F | second << 7
-
-                if index < 64:
-                    if buf[at] != index << 1:
-                        raise _Unusual
-                    at += 1
-                elif (
-                    buf[at] == index << 1 & 0x7F | 0x80
-                    and buf[at + 1] == index >> 6
-                    and index < 8192
-                ):
-                    at += 2
-                elif (
-                    buf[at + 1] == index >> 6 & 0x7F | 0x80
-                    and buf[at + 2] == index >> 13
-                    and buf[at] == index << 1 & 0x7F | 0x80
-                    and index < 1048576
-                ):
-                    at += 3
-                else:
-                    raise _Unusual
-
-                key_length = buf[at]
-                if key_length & 0x81:
-                    if key_length != 1:
-                        raise _Unusual
-                    if first_keyless < 0:
-                        first_keyless = index
-                    at += 1
-                else:
-                    at += 1 + (key_length >> 1)
-
-                byte = buf[at]
-                if byte & 1:
-                    raise _Unusual
-                if byte < 0x80:
-                    at += 1 + (byte >> 1)
-                else:
-                    second = buf[at + 1]
-                    if second & 0x80:
-                        raise _Unusual
-                    at += 2 + ((byte & 0x7F | second << 7) >> 1)
-
-                if buf[at] or at + 1 != record_end:
-                    raise _Unusual
-                pos = record_end
-                delta = (delta >> 1) ^ -(delta & 1)
-            except (_Unusual, IndexError):
-                if first_keyless == index:
-                    first_keyless = -1
-                pos, delta, is_keyless = _read_record(buf, pos, index)
-                if is_keyless and first_keyless < 0:
-                    first_keyless = index
-            if delta != last_delta and delta != no_timestamp_delta:
-                last_delta = delta
-                if max_index < 0:
-                    max_delta = min_delta = delta
-                    max_index = index
-                elif delta > max_delta:
-                    max_delta = delta
-                    max_index = index
-                elif delta < min_delta:
-                    min_delta = delta
-        index = max(record_count, 0)
-        if pos != len(buf):
+        if _visit(buf, record_count, deltas, keyless) != len(buf):
             fault = BYTES_LEFT_IN_BATCH
     except _Fault as error:
         fault = error.fault
-    return Walk(fault, index, max_delta, max_index, min_delta, first_keyless)
+    walked = len(deltas)
+    first_keyless = keyless[0] if keyless else -1
+    timed = deltas
+    if no_timestamp_delta in deltas:
+        timed = [delta for delta in deltas if delta != no_timestamp_delta]
+    if not timed:
+        return Walk(fault, walked, 0, -1, 0, first_keyless)
+    latest = max(timed)
+    return Walk(fault, walked, latest, deltas.index(latest), min(timed), first_keyless)
+
+
+def _visit(buf: bytes, count: int, deltas: list[int], keyless: list[int]) -> int:
+    """Check each record; note its timestamp delta, and the index of a keyless one.
+
+    Returns:
+        The position behind the last record.
+
+    Raises:
+        _Fault: the first fault; the lists have what comes before it.
+    """
+    offset_deltas = small_varints()
+    pos = 0
+    for index in range(count):
+        # The usual record, without a call: one would cost a third of the time.
+        # Everything else, and whatever is wrong, takes the long way.
+        try:
+            length = buf[pos]
+            at = pos + 1
+            if length & 0x81:
+                second = buf[at]
+                if length & 1 or second & 0x80:
+                    raise _Unusual
+                length = length & 0x7F | second << 7
+                at += 1
+            end = at + (length >> 1)
+            delta = buf[at + 1]
+            at += 2
+            if delta & 0x80:
+                second = buf[at]
+                if second & 0x80:
+                    raise _Unusual
+                at += 1
+                delta = delta & 0x7F | second << 7
+            offset_delta = offset_deltas[index << 1]
+            if not buf.startswith(offset_delta, at):
+                raise _Unusual
+            at += len(offset_delta)
+            key_size = buf[at]
+            at += 1
+            is_keyless = key_size == 1
+            if not is_keyless:
+                if key_size & 0x81:
+                    raise _Unusual
+                at += key_size >> 1
+            size = buf[at]
+            at += 1
+            if size & 0x81:
+                second = buf[at]
+                if size & 1 or second & 0x80:
+                    raise _Unusual
+                size = size & 0x7F | second << 7
+                at += 1
+            at += size >> 1
+            if buf[at] or at + 1 != end:  # no headers, and nothing behind them
+                raise _Unusual
+            delta = (delta >> 1) ^ -(delta & 1)
+        except (_Unusual, IndexError):
+            end, delta, is_keyless = _read_record(buf, pos, index)
+        if is_keyless:
+            keyless.append(index)
+        deltas.append(delta)
+        pos = end
+    return pos
 
 
 def _read_record(buf: bytes, pos: int, index: int) -> tuple[int, int, bool]:
@@ -224,18 +216,13 @@ def _skip_bytes(
 
 
 def _read_varint(buf: bytes, pos: int, end: int, bits: int) -> tuple[int, int]:
-    raw = 0
-    for shift in range(0, bits, 7):
-        if pos >= end:
-            break
-        byte = buf[pos]
-        pos += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if raw >> bits:
-                break
-            return (raw >> 1) ^ -(raw & 1), pos
-    raise _Fault(BAD_VARINT)
+    try:
+        value, pos = read_varint(buf, pos, bits)
+    except VarintError:
+        raise _Fault(BAD_VARINT) from None
+    if pos > end:
+        raise _Fault(BAD_VARINT)
+    return value, pos
 
 
 try:

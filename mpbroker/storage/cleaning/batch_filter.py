@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mpbroker.base.storage_errors import CorruptLogError
+from mpbroker.protocol.primitives import VarintError, read_varint, write_varint
 from mpbroker.protocol.records.batch_header import (
     BATCH_HEADER_SIZE,
     CODEC_MASK,
@@ -21,11 +22,7 @@ from mpbroker.protocol.records.batch_header import (
     pack_header,
 )
 from mpbroker.protocol.records.compression import compress
-from mpbroker.protocol.records.record_batch import (
-    read_varint,
-    records_payload,
-    write_varint,
-)
+from mpbroker.protocol.records.record_batch import records_payload
 
 NO_TIMESTAMP: Final = -1
 
@@ -71,7 +68,7 @@ def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
             start = at
             length, at = read_varint(payload, at)
             end = at + length
-            timestamp_delta, after_timestamp = read_varint(payload, at + 1, 10)
+            timestamp_delta, after_timestamp = read_varint(payload, at + 1, 64)
             offset_delta, at = read_varint(payload, after_timestamp)
             key_length, at = read_varint(payload, at)
             key = None
@@ -91,7 +88,7 @@ def _walk(payload: bytes, count: int) -> Iterator[RawRecord]:
                 end,
             )
             at = end
-    except IndexError:
+    except (IndexError, VarintError):
         raise CorruptLogError("a record is cut off by its batch's end") from None
 
 
