@@ -102,7 +102,7 @@ class Table(Struct, frozen=True):
 
     @property
     def late_after_s(self) -> float:
-        """The age in seconds from which rows count as late; 0: none does."""
+        """The age in seconds above which rows count as late; 0 if none does."""
         return _seconds(self.late_after)
 
 
@@ -396,7 +396,8 @@ def _check_job(found: Description) -> None:
         raise PipelineError("job aggregate writes to either a [table] or a [topic]")
     if found.job != "ingest" and found.dead_letter is not None:
         raise PipelineError(
-            f"only job ingest writes a [dead_letter] table; remove it from {found.job}"
+            f"job {found.job} writes no [dead_letter] table, only ingest does; remove"
+            " the section"
         )
     if found.job == "replay" and "exactlyonce" in map(str.lower, found.topic):
         raise PipelineError("topic.exactlyOnce: a replay is at least once; remove it")

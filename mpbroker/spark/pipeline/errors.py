@@ -1,4 +1,4 @@
-"""The error of pipelines."""
+"""The error that pipelines raise."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def target_partitions(options: SinkOptions) -> int:
             raise ApiError(
                 error.error_code,
                 f"topic: {options.topic} does not exist; create it first"
-                " (mpbroker topic create), or mend its name",
+                " (mpbroker topic create), or correct its name",
             ) from None
 
 

@@ -183,7 +183,7 @@ def _existing(
         raise ApiError(
             error.error_code,
             f"source: one of {', '.join(names)} does not exist;"
-            " create it first (mpbroker topic create), or mend its name",
+            " create it first (mpbroker topic create), or correct its name",
         ) from None
 
 
