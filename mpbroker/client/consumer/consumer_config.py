@@ -1,4 +1,4 @@
-"""Settings of a consumer, with Kafka's names and defaults.
+"""The settings of a consumer, with Kafka's names and defaults.
 
 Source: the "Consumer Configs" of the Apache Kafka documentation.
 """
@@ -36,7 +36,7 @@ from mpbroker.client.settings import (
     text,
 )
 
-# How Kafka's own client spells them.
+# The names of assignors in Kafka's own client.
 _CLASSES: Final = {
     "org.apache.kafka.clients.consumer.RangeAssignor": RANGE,
     "org.apache.kafka.clients.consumer.RoundRobinAssignor": "roundrobin",
@@ -56,47 +56,50 @@ def _are_assignors(value: ConfigValue) -> bool:
 CONSUMER_CONFIG: Final = ConfigDef("consumer setting", (
     *COMMON_KEYS,
     METRICS_PUSH_KEY,
-    ConfigKey("group.id", ConfigType.STRING, None, "Whose positions are stored.",
+    ConfigKey("group.id", ConfigType.STRING, None,
+        "Name of the consumer group; without it there are no commits.",
         validator=utf8()),
     ConfigKey("group.instance.id", ConfigType.STRING, None,
         "Name of a member that keeps its partitions while it restarts.",
         validator=utf8()),
     ConfigKey("partition.assignment.strategy", ConfigType.LIST,
         (RANGE, COOPERATIVE_STICKY),
-        "Who reads what; the first that all members know. With cooperative-sticky"
-        " alone, members keep reading what stays theirs during a rebalance.",
+        "Assignors; the group takes the first that all members have. With"
+        " cooperative-sticky alone, members go on reading during a rebalance what stays"
+        " theirs.",
         validator=Validator(
             "a comma-separated list of " + ", ".join(ASSIGNORS), _are_assignors
         )),
     ConfigKey("auto.offset.reset", ConfigType.STRING, "latest",
-        "Where to begin without a position.",
+        "Where a partition without a committed offset begins.",
         validator=one_of("earliest", "latest", "none")),
     ConfigKey("enable.auto.commit", ConfigType.BOOLEAN, True,
-        "Store positions of what poll() returned, from time to time."),
+        "Commit the offsets of what poll() returned, at intervals."),
     ConfigKey("auto.commit.interval.ms", ConfigType.INT, 5000,
-        "How often that is.", validator=at_least(0)),
+        "Time between two of these commits.", validator=at_least(0)),
     ConfigKey("session.timeout.ms", ConfigType.INT, 45_000,
-        "A member that is silent for so long is dead.", validator=at_least(1)),
+        "A member without heartbeats for so long leaves the group.",
+        validator=at_least(1)),
     ConfigKey("heartbeat.interval.ms", ConfigType.INT, 3_000,
-        "How often a member says it is alive.", validator=at_least(1)),
+        "Time between two heartbeats of a member.", validator=at_least(1)),
     ConfigKey("max.poll.interval.ms", ConfigType.INT, 300_000,
-        "A member that does not poll for so long gives its partitions up.",
+        "A member that does not call poll() for so long leaves the group.",
         validator=at_least(1)),
     ConfigKey("max.poll.records", ConfigType.INT, 500,
-        "Records of one poll().", validator=at_least(1)),
+        "Most records of one poll().", validator=at_least(1)),
     ConfigKey("fetch.max.wait.ms", ConfigType.INT, 500,
-        "Brokers wait no longer for records.", validator=at_least(0)),
+        "Longest time for which a broker waits for records.", validator=at_least(0)),
     ConfigKey("fetch.min.bytes", ConfigType.INT, 1,
-        "Brokers wait until there is so much.", validator=at_least(0)),
+        "A broker waits until it has so many bytes.", validator=at_least(0)),
     ConfigKey("fetch.max.bytes", ConfigType.INT, 52_428_800,
-        "Bytes of one answer.", validator=at_least(0)),
+        "Most bytes of an answer.", validator=at_least(0)),
     ConfigKey("max.partition.fetch.bytes", ConfigType.INT, 1_048_576,
-        "Bytes of one partition in an answer.", validator=at_least(0)),
+        "Most bytes of a partition in an answer.", validator=at_least(0)),
     ConfigKey("isolation.level", ConfigType.STRING, "read_uncommitted",
-        "Whether aborted and undecided transactions are left out.",
+        "read_committed leaves out transactions that are aborted or not decided yet.",
         validator=one_of("read_uncommitted", "read_committed")),
     ConfigKey("allow.auto.create.topics", ConfigType.BOOLEAN, True,
-        "Let the broker create a topic that is read, if it does that."),
+        "Let the broker create a topic that is read and does not exist."),
 ))
 # fmt: on
 
@@ -117,10 +120,11 @@ class ConsumerSettings(NamedTuple):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> ConsumerSettings:
-        """Check what a user gave.
+        """Check the settings that a user gave, and return all settings.
 
         Raises:
-            ConfigError: says which setting, and what to do.
+            ConfigError: a setting is wrong or missing; the text says which, and what to
+                do.
             AddressError: bootstrap.servers cannot be read.
         """
         values = parse_settings(CONSUMER_CONFIG, given)
