@@ -1,4 +1,4 @@
-"""Read partitions batch by batch, the next answer on its way while one is used."""
+"""Fetcher: reads partitions batch by batch; the next answer comes while one is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ABORT: Final = 0
 
 
 class OffsetOutOfRangeError(ClientError):
-    """A partition has no such offset any more, or not yet."""
+    """A partition has no such offset: its record was deleted, or is yet to come."""
 
     def __init__(self, partition: TopicPartition, offset: int) -> None:
         super().__init__(f"{partition} has no offset {offset}")
@@ -52,11 +52,13 @@ class OffsetOutOfRangeError(ClientError):
 
 
 class LogTruncationError(OffsetOutOfRangeError):
-    """A new leader lacks records that were read; others may be in their place.
+    """A new leader lacks records that were read; others may be at their offsets.
 
     Attributes:
-        divergent_offset: where its log differs; None if it does not know.
-        divergent_epoch: of its leaders before that; -1 likewise.
+        divergent_offset: from where on the leader's log differs; None if it does not
+            know.
+        divergent_epoch: the epoch of the leader's last record before that; -1 if it
+            does not know.
     """
 
     def __init__(
@@ -71,8 +73,8 @@ class LogTruncationError(OffsetOutOfRangeError):
             "" if divergent_offset is None else f" from offset {divergent_offset} on"
         )
         self.args = (
-            f"{partition} has lost records before offset {offset}: what its leader has"
-            f"{since} is not what was read; seek to where to go on, or set"
+            f"{partition} has lost records before offset {offset}: its leader's log"
+            f"{since} is not what was read; call seek() to say where to go on, or set"
             " auto.offset.reset",
         )
         self.divergent_offset = divergent_offset
@@ -84,7 +86,7 @@ class NoOffsetError(ClientError):
 
 
 class LeaderLostError(ClientError):
-    """A broker does not lead a partition any more: ask for metadata, and again."""
+    """A broker does not lead a partition any more: find the leader, and try again."""
 
 
 class FetchSettings(NamedTuple):
@@ -110,7 +112,7 @@ DEFAULT_FETCH_SETTINGS: Final = FetchSettings()
 
 
 class FetchedBatch(NamedTuple):
-    """A batch with records at or after ``first_offset``, and maybe some before it."""
+    """A batch with records from ``first_offset`` on; it may have earlier ones, too."""
 
     partition: TopicPartition
     first_offset: int
@@ -119,7 +121,7 @@ class FetchedBatch(NamedTuple):
 
 
 class _Asked:
-    """A request on its way: who has it, and what it asks for."""
+    """A Fetch request in flight: its broker, and the offsets that it asks for."""
 
     __slots__ = ("broker", "offsets", "pending", "waited_ms")
 
@@ -129,15 +131,15 @@ class _Asked:
         self.broker = broker
         self.pending = pending
         self.offsets = offsets
-        self.waited_ms = 0.0  # in `fetch`; between its calls nobody waits
+        self.waited_ms = 0.0  # counts only the time in `fetch`
 
 
 class Fetcher:
-    """Fetches from all partitions of a broker in one request, one in flight a broker.
+    """Fetches all partitions of a broker in one request; each broker has one in flight.
 
     Attributes:
-        positions: by partition, the next offset to be fetched. May be changed:
-            removing a partition stops it, another offset is gone on from.
+        positions: the next offset to fetch, by partition. The caller may change it:
+            remove a partition to stop reading it, or set another offset to go on at.
     """
 
     def __init__(
@@ -153,12 +155,12 @@ class Fetcher:
         """Fetch nothing yet.
 
         Args:
-            cluster: where to.
-            positions: offset to start at, by partition.
-            leaders: node id, by partition.
+            cluster: the brokers.
+            positions: the offset to start at, by partition.
+            leaders: the leader's node id, by partition.
             settings: what to ask brokers for.
-            metrics: told of every answer.
-            epochs: of leaders and of what was read; learns what is read here.
+            metrics: counts every answer.
+            epochs: the epochs of leaders; learns the epochs of what is read.
         """
         self.positions = dict(positions)
         self._cluster = cluster
@@ -167,17 +169,17 @@ class Fetcher:
         self._metrics = metrics
         self._epochs = epochs or PositionEpochs()
         self._in_flight: dict[int, _Asked] = {}
-        # Leaders that nothing can be sent to now, and how often that had failed before.
+        # Leaders that are not ready, each with its number of failures before this try.
         self._not_ready: dict[int, tuple[Broker, int]] = {}
         self._error: MpbrokerError | None = None
 
     def reads(self, partition: TopicPartition) -> bool:
-        """Return whether a partition can be put into `positions`."""
+        """Return whether a partition's leader is known, so that it can be read."""
         return partition in self._leaders
 
     @property
     def lacks_leader(self) -> bool:
-        """Whether a leader is not connected, or not yet, while others may be read."""
+        """Whether a leader is not connected, while others may be read."""
         return bool(self._not_ready)
 
     def _has_failed(self, leader: int) -> bool:
@@ -189,30 +191,31 @@ class Fetcher:
         leaders: Mapping[TopicPartition, int],
         positions: Mapping[TopicPartition, int],
     ) -> None:
-        """Take on who leads what now, and read more partitions from offsets on."""
+        """Take new leaders, and add partitions to read from given offsets on."""
         self._leaders |= leaders
         for partition, offset in positions.items():
             self.positions.setdefault(partition, offset)
 
     def fetch(self) -> list[FetchedBatch]:
-        """Wait until a broker has answered; may be empty.
+        """Wait until a broker has answered; return its batches, which may be none.
 
-        Who cannot be reached, or takes long, keeps nobody waiting for the others.
-        Control batches are left out, and with READ_COMMITTED what was aborted.
+        A broker that is slow, or cannot be reached, does not delay the batches of the
+        others. Control batches are left out, and with READ_COMMITTED the batches of
+        aborted transactions, too.
 
         Raises:
-            OffsetOutOfRangeError: put a position right, and go on.
-            LeaderLostError: learn the leaders anew, with a new fetcher.
-            ApiError: refused otherwise, such as a topic that was deleted.
-            ProtocolError: a batch whose CRC is wrong.
-            BrokerUnavailableError: no leader can be reached; one answers too late.
-            AuthenticationError: one does not let us in.
+            OffsetOutOfRangeError: set another position, and go on.
+            LeaderLostError: find the leaders, and make a new fetcher.
+            ApiError: another refusal, such as for a topic that was deleted.
+            ProtocolError: the CRC of a batch is wrong.
+            BrokerUnavailableError: no leader can be reached, or one answers too late.
+            AuthenticationError: a login or a certificate was refused.
         """
         if self._error is not None:
             error, self._error = self._error, None
             if not self._is_outdated(error):
                 raise error
-        self._cluster.poll(0)  # they may have hung up long ago
+        self._cluster.poll(0)  # a connection may have been closed long ago
         self._send_all()
         self._wait()
         batches: list[FetchedBatch] = []
@@ -225,15 +228,15 @@ class Fetcher:
             except MpbrokerError as error:
                 if not batches:
                     raise
-                # Positions have moved past what was read: hand that over first.
+                # Positions are after these batches: return them before the error.
                 self._error = error
                 return batches
-        # Now, so that the brokers work while the caller uses these.
+        # Now, so that brokers work while the caller uses the batches.
         self._send_all()
         return batches
 
     def _wait(self) -> None:
-        """Wait until one of those that were asked has answered."""
+        """Wait until one of the requests in flight is answered."""
         limit_ms = self._cluster.timeout_s * 1000 + self._settings.fetch_max_wait_ms
         connect_by_ms = monotonic_ms() + self._cluster.timeout_s * 1000
         while (self._in_flight or self._not_ready) and not any(
@@ -254,11 +257,12 @@ class Fetcher:
                 self._send_all()
 
     def _check_leaders(self, connect_by_ms: float) -> float:
-        """Return how long to wait before connecting to a leader is tried again.
+        """Return how long until connecting to a leader is tried again, in ms.
 
         Raises:
-            BrokerUnavailableError: that has failed for all.
-            AuthenticationError: it is of no use for one.
+            BrokerUnavailableError: connecting has failed for all leaders.
+            AuthenticationError: a leader has refused the login, or its certificate is
+                refused.
         """
         left_ms = float("inf")
         failed = None
@@ -279,7 +283,7 @@ class Fetcher:
         return min(left_ms, connect_ms)
 
     def _is_outdated(self, error: MpbrokerError) -> bool:
-        """Return whether an error is of a position that is another by now."""
+        """Return whether an error is about a position that has changed since."""
         return (
             isinstance(error, OffsetOutOfRangeError)
             and self.positions.get(error.partition) != error.offset
@@ -302,13 +306,13 @@ class Fetcher:
                 partition = TopicPartition(topic.topic, data.partition_index)
                 offset = asked.offsets.get(partition)
                 if offset is None or self.positions.get(partition) != offset:
-                    continue  # stopped, or moved elsewhere, since it was asked for
+                    continue  # the caller has stopped it, or moved it elsewhere
                 try:
-                    # One by one: what was read before an error must be in the list.
+                    # One by one, so that batches before an error are in the list.
                     for batch in self._read_partition(partition, data):
                         batches.append(batch)
                 except MpbrokerError as error:
-                    failed = failed or error  # told when the others are read
+                    failed = failed or error  # raised when the others are read
                     continue
                 if self._metrics is not None:
                     self._tell_ends(self._metrics, partition, data)
@@ -326,7 +330,7 @@ class Fetcher:
     def _tell_ends(
         self, metrics: ConsumerMetrics, partition: TopicPartition, data: PartitionData
     ) -> None:
-        # What a reader of committed records is not shown yet, it does not lag behind.
+        # A read_committed reader does not lag behind records that it may not see yet.
         end = data.high_watermark
         if (
             self._settings.isolation_level == READ_COMMITTED
@@ -383,8 +387,8 @@ class Fetcher:
         self._rotate()
 
     def _rotate(self) -> None:
-        # A broker fills an answer in the order asked; the first in line would starve
-        # the last if the order stayed.
+        # A broker fills its answer in the order of the request. Rotate, so that the
+        # first partitions do not starve the last ones.
         if len(self.positions) > 1:
             first = next(iter(self.positions))
             self.positions[first] = self.positions.pop(first)
@@ -398,7 +402,7 @@ class Fetcher:
                 self._epochs.refuse(partition)
             _raise_partition_error(partition, position, data.error_code)
         if data.diverging_epoch is not None and data.diverging_epoch.end_offset >= 0:
-            self._epochs.forget(partition)  # only followers ask that
+            self._epochs.forget(partition)  # an answer that only followers ask for
             return
         records = data.records
         if not isinstance(records, (bytes, bytearray, memoryview)):
@@ -415,7 +419,7 @@ class Fetcher:
             self.positions[partition] = header.next_offset
             self._epochs.note(
                 partition,
-                min(position, header.base_offset),  # there is nothing in between
+                min(position, header.base_offset),  # no records are in between
                 header.next_offset,
                 header.partition_leader_epoch,
             )
@@ -425,10 +429,10 @@ class Fetcher:
 
 
 class _AbortedProducers:
-    """Which batches of one answer belong to transactions that were aborted.
+    """Finds the batches of one answer that belong to aborted transactions.
 
-    Source: KIP-98; the list that comes with an answer is of transactions that overlap
-    it, and each ends at its producer's abort marker.
+    Source: KIP-98. An answer lists the aborted transactions that overlap it; each ends
+    at its producer's abort marker.
     """
 
     def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
@@ -439,7 +443,7 @@ class _AbortedProducers:
         self._open: set[int] = set()
 
     def hide(self, header: BatchHeader, batch: memoryview) -> bool:
-        """Take the next batch; return whether a reader must not see it."""
+        """Take the next batch; return whether to hide it from readers."""
         while self._coming and self._coming[-1][0] <= header.last_offset:
             self._open.add(self._coming.pop()[1])
         if header.is_control:
