@@ -5,8 +5,9 @@
         for record in consumer:
             print(record.partition, record.offset, record.value)
 
-One thread uses a consumer, of the process that made it: a forked child makes its own.
-Records come from `poll` (or iteration); only there are partitions given and taken.
+One thread uses a consumer, in the process that made it; a forked child makes its own.
+Records come from `poll` or from iteration. Only these calls change which partitions are
+assigned, and call the `RebalanceListener`.
 
 Source: the API of Apache Kafka's KafkaConsumer; KIP-429 for cooperative rebalancing.
 """
@@ -51,14 +52,14 @@ from mpbroker.protocol.errors import ApiError
 _log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_S: Final = 0.1  # Kafka's retry.backoff.ms
-_MISSING_S: Final = 1.0  # before looking again for a topic that is not there
+_MISSING_S: Final = 1.0  # before looking again for a topic that does not exist
 
 _Partitions = list[TopicPartition]
 _Offsets = dict[TopicPartition, int]
 
 
 class Consumer:
-    """See the module."""
+    """Reads records, alone or as a member of a group. The module has the rules."""
 
     def __init__(
         self, config: Mapping[str, object] | None = None, **settings: object
@@ -70,7 +71,8 @@ class Consumer:
             settings: more of them, as keyword arguments.
 
         Raises:
-            ConfigError: says which setting, and what to do.
+            ConfigError: a setting is wrong or missing; the text says which, and what to
+                do.
             AddressError: bootstrap.servers cannot be read.
         """
         self._settings = ConsumerSettings.parse({**(config or {}), **settings})
@@ -94,17 +96,18 @@ class Consumer:
         # By partition: the offset after the last record that poll() returned.
         self._positions: dict[TopicPartition, int] = {}
         self._fetcher: Fetcher | None = None
-        self._left_out = False  # something assigned is not there; looked for again
+        # Whether an assigned partition cannot be read now; when to look for it again.
+        self._left_out = False
         self._look_again_at = 0.0
         self._records: deque[ConsumerRecord] = deque()  # fetched, not returned yet
         self._committed_at = time.monotonic()
-        self._in_use: ConsumerRecord | None = None  # yielded by iteration
+        self._in_use: ConsumerRecord | None = None  # the record that iteration yielded
         self._ownership = Ownership("consumer")
 
-    # -- what is read ------------------------------------------------------------------
+    # -- partitions and positions ------------------------------------------------------
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Read these partitions, instead of what was read before."""
+        """Read these partitions, and no others, without a group's assignment."""
         self._ownership.check()
         self._topics = []
         self._set_assigned([])
@@ -113,14 +116,14 @@ class Consumer:
     def subscribe(
         self, topics: Iterable[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Read topics together with the other members of group.id.
+        """Read topics together with the other members of the group.
 
         Args:
-            topics: instead of those before.
-            listener: told what comes and goes.
+            topics: the topics to read, instead of those before.
+            listener: called when partitions come and go.
 
         Raises:
-            ConfigError: there is no group.id.
+            ConfigError: group.id is not set.
         """
         if isinstance(topics, str):
             topics = [topics]
@@ -133,7 +136,7 @@ class Consumer:
         member.join_again()
 
     def unsubscribe(self) -> None:
-        """Read nothing; leave the group, if one was joined."""
+        """Stop reading, and leave the group, if this consumer is a member."""
         self._ownership.check()
         if self._topics and self._member is not None:
             self._auto_commit(now=True)
@@ -143,11 +146,11 @@ class Consumer:
         self._set_assigned([])
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read now, paused ones included."""
+        """Return the assigned partitions, including paused ones."""
         return list(self._assigned)
 
     def _set_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Read these; those that were read before go on where they are."""
+        """Change the assignment; partitions that stay keep their positions."""
         self._assigned = partitions
         kept = set(partitions)
         self._paused &= kept
@@ -172,10 +175,10 @@ class Consumer:
         self._records = deque(r for r in self._records if (r[0], r[1]) != where)
 
     def pause(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Have `poll` return nothing of some partitions; they stay assigned.
+        """Have `poll` return no records of some partitions, which stay assigned.
 
         Raises:
-            ClientError: one is not assigned.
+            ClientError: a partition is not assigned.
         """
         for where in [self._check_assigned(partition) for partition in partitions]:
             self._paused.add(where)
@@ -184,7 +187,11 @@ class Consumer:
                 self._fetcher.positions.pop(where, None)
 
     def resume(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Undo `pause`; raises as it does."""
+        """Undo `pause`.
+
+        Raises:
+            ClientError: a partition is not assigned.
+        """
         for where in [self._check_assigned(partition) for partition in partitions]:
             if where in self._paused:
                 self._paused.discard(where)
@@ -196,10 +203,10 @@ class Consumer:
         return set(self._paused)
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Go on at an offset of a partition that is read.
+        """Go on at an offset of an assigned partition.
 
         Raises:
-            ClientError: it is not assigned.
+            ClientError: the partition is not assigned.
         """
         where = self._check_assigned(partition)
         self._positions[where] = offset
@@ -211,7 +218,12 @@ class Consumer:
     def seek_to(
         self, timestamp: int, partitions: Iterable[tuple[str, int]] | None = None
     ) -> None:
-        """Go to a time in some partitions or all; see `offsets_for`."""
+        """Go on at a time, in some assigned partitions or in all.
+
+        Args:
+            timestamp: in ms since 1970, or as for `offsets_for`.
+            partitions: None means all that are assigned.
+        """
         wanted = (
             self._assigned
             if partitions is None
@@ -223,16 +235,27 @@ class Consumer:
     def offsets_for(
         self, partitions: Iterable[tuple[str, int]], timestamp: int
     ) -> dict[TopicPartition, int]:
-        """Return the first offset at or after a time in ms; or one of `admin`'s names.
+        """Return the first offset at or after a time, for each partition.
 
-        A partition that has none is at its end. While one moves, or is new and not
-        everywhere yet, it is asked for again, for request.timeout.ms.
+        Brokers are asked again, for up to request.timeout.ms, while a partition is new
+        or changes its leader.
+
+        Args:
+            partitions: need not be assigned.
+            timestamp: in ms since 1970; or EARLIEST, LATEST or MAX_TIMESTAMP.
+
+        Returns:
+            The end of a partition that has no record that late.
         """
         self._ownership.check()
         return self._lookup.offsets_for(partitions, timestamp)
 
     def position(self, partition: tuple[str, int]) -> int:
-        """Return the offset that comes next of a partition that is read."""
+        """Return the offset of the next record of an assigned partition.
+
+        Raises:
+            ClientError: the partition is not assigned.
+        """
         where = self._check_assigned(partition)
         if where not in self._positions:
             self._find_positions(self.offsets_for, self._assigned)
@@ -253,26 +276,30 @@ class Consumer:
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Return records as soon as there are some, none when the time is over.
+        """Return records by partition, as soon as there are some.
 
         Args:
-            timeout_ms: an answer that is on its way is waited for all the same, up to
-                fetch.max.wait.ms; and joining a group's round is not cut short.
-            max_records: max.poll.records if None.
+            timeout_ms: return without records after this time. It may take longer: up
+                to fetch.max.wait.ms for a request in flight, and as long as the group
+                takes to rebalance.
+            max_records: the most records to return; None: max.poll.records.
 
         Raises:
-            NoOffsetError, OffsetOutOfRangeError: auto.offset.reset=none; seek. Of the
-                latter is LogTruncationError: what was read is not there any more.
-            ApiError: see its text.
-            AuthenticationError: a broker does not let us in.
-            BrokerUnavailableError: no broker answers; polling again tries again.
+            NoOffsetError: a partition has no position, and auto.offset.reset=none:
+                seek.
+            OffsetOutOfRangeError: a position does not exist, and
+                auto.offset.reset=none: seek. LogTruncationError, a subclass: records
+                that were read are lost.
+            ApiError: a broker refused; the text says why.
+            AuthenticationError: a login or a certificate was refused.
+            BrokerUnavailableError: no broker answers; the next poll tries again.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         limit = max_records or self._settings.max_poll_records
         self._polled()
         while True:
             self._keep_membership()
-            with suppress(LeaderLostError):  # its successor is found at the next turn
+            with suppress(LeaderLostError):  # the next turn finds the new leader
                 self._decode([] if self._records else self._fetch(deadline))
             found = self._take(limit)
             if found or time.monotonic() >= deadline:
@@ -285,16 +312,22 @@ class Consumer:
                 self._records.extend(records_of(batch))
                 self._metrics.consumed(batch.partition.topic, len(batch.data), 0)
         except BaseException as error:
-            # The fetcher is past all of them: begin again behind what is decoded, which
-            # comes first. What cannot be decoded then cannot be passed over.
+            # The fetcher's positions are after all batches. Make a new one, which
+            # begins after the records that were decoded; these are returned first. So a
+            # batch that cannot be decoded is not skipped.
             self._fetcher = None
             if not self._records or not isinstance(error, Exception):
                 raise
 
     def poll_batches(self, timeout_ms: float = 0) -> list[FetchedBatch]:
-        """Return what `poll` does in whole batches, which are cheaper than records.
+        """Return whole batches, which are cheaper than the records of `poll`.
 
-        Positions are after batches then. Raises LeaderLostError too; do not mix both.
+        Positions are then after whole batches. Use one of the two for a consumer.
+
+        Raises:
+            LeaderLostError: a leader has changed; call again.
+            NoOffsetError, OffsetOutOfRangeError, ApiError, AuthenticationError,
+                BrokerUnavailableError: as `poll`.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._polled()
@@ -322,12 +355,12 @@ class Consumer:
         return found
 
     def _note_fetched(self) -> None:
-        # Past what a reader is not shown, too: markers, and what was aborted.
+        # Positions are also after what is not returned: markers and aborted records.
         if self._fetcher is not None:
             self._positions |= self._fetcher.positions
 
     def _fetch(self, deadline: float) -> list[FetchedBatch]:
-        """Return what brokers answer; none after waiting a little, for many reasons."""
+        """Fetch batches; return none, after a short wait, if that fails for now."""
         if self._telemetry is not None:
             self._telemetry.step(monotonic_ms())
         try:
@@ -350,18 +383,18 @@ class Consumer:
             self._fetcher = None
             if not error.error_code.retriable:
                 raise
-            # A leader that has moved, or is new: found at the next turn.
+            # The leader has changed, or is new: the next turn finds it.
         except BaseException:
-            self._fetcher = None  # it may have taken what we were not told of
+            self._fetcher = None  # it may have passed batches that we did not get
             raise
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(left_s, _RETRY_INTERVAL_S)))
         return []
 
     def _go_back(self, lost: OffsetOutOfRangeError) -> None:
-        """Go to where a partition can be read, if that may be chosen; else raise."""
+        """Go on at another offset, if auto.offset.reset allows it; else raise."""
         if self._settings.auto_offset_reset == "none":
-            self._fetcher = None  # it would read on behind it
+            self._fetcher = None  # it would skip the lost records
             raise lost
         self.seek(lost.partition, self._lookup.offset_after(lost))
 
@@ -391,7 +424,7 @@ class Consumer:
             for where in leaders
             if where not in self._paused
         }
-        if self._fetcher is not None:  # what it waits for is not asked for again
+        if self._fetcher is not None:  # keep its requests in flight
             self._fetcher.lead(leaders, positions)
             return self._fetcher
         return Fetcher(
@@ -406,8 +439,9 @@ class Consumer:
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Yield records for ever.
 
-        Positions are after the one yielded last; but an error that ends the consumer's
-        ``with`` block leaves that one to whoever goes on from what is committed.
+        Positions are after the record that was yielded last. But if an exception ends
+        the consumer's ``with`` block, they are before it: the next consumer of the
+        group gets that record again.
         """
         while True:
             for records in self.poll(1000, max_records=1).values():
@@ -437,13 +471,14 @@ class Consumer:
             gone = [where for where in self._assigned if where not in assigned]
             new = [where for where in assigned if where not in self._assigned]
             if gone:
-                # What this member gives up can be given to others only in a next round.
+                # The partitions given up here are assigned in the next generation.
                 member.join_again()
                 try:
                     self._auto_commit(now=True)
                     self._revoke(gone)
                 except BaseException:
-                    # Given up all the same; of what is new the listener hears later.
+                    # They are given up all the same. The next poll tells the listener
+                    # of new ones.
                     self._set_assigned([w for w in self._assigned if w not in gone])
                     raise
             self._set_assigned(assigned)
@@ -453,17 +488,17 @@ class Consumer:
                 return
 
     def _give_up(self, member: GroupMember) -> None:
-        """Stop reading what must not be read during a rebalance."""
+        """Give up the partitions that must not be read during a rebalance."""
         if not self._assigned or (member.is_member and member.is_cooperative):
             return
         try:
             if not member.is_member:
                 self._listener.on_partitions_lost(self._assigned)
             else:
-                self._auto_commit(now=True)  # before others go on from there
+                self._auto_commit(now=True)  # others go on from these offsets
                 self._revoke(self._assigned)
         finally:
-            self._set_assigned([])  # a listener that raises keeps nobody from joining
+            self._set_assigned([])  # even if the listener raises
 
     def _revoke(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:
@@ -480,19 +515,23 @@ class Consumer:
             if self._positions:
                 self._member.commit(self._positions, as_member=bool(self._topics))
         except (RebalancedError, BrokerUnavailableError):
-            pass  # what others read again is what at-least-once means
+            pass  # others read some records again: delivery is at least once
         except ApiError as error:
-            # As Kafka does: nobody asked for it just now, and reading can go on.
-            _log.warning("positions are not committed: %s", error)
+            # As in Kafka: the user did not call commit(), and reading can go on.
+            _log.warning("offsets are not committed: %s", error)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Store positions of the group: those given, or after what poll() returned.
+        """Commit offsets for the group.
+
+        Args:
+            offsets: by partition, the offset of the next record to read; None: after
+                the records that poll() returned.
 
         Raises:
-            RebalancedError: nothing is stored: the partitions may be others' by now,
-                or this consumer, that subscribed, has not joined its group.
-            ConfigError: there is no group.id.
-            ApiError: refused.
+            RebalancedError: nothing is committed: other members may have the partitions
+                by now, or this consumer has subscribed and not joined its group yet.
+            ConfigError: group.id is not set.
+            ApiError: the coordinator refused.
         """
         self._ownership.check()
         member = self._require_member()
@@ -502,7 +541,7 @@ class Consumer:
             member.commit(offsets, as_member=bool(self._topics))
 
     def committed(self, partition: tuple[str, int]) -> int | None:
-        """Return the group's stored position; None if it has none."""
+        """Return the group's committed offset of a partition; None if it has none."""
         self._ownership.check()
         where = TopicPartition(*partition)
         return self._require_member().committed([where]).get(where)
@@ -516,13 +555,15 @@ class Consumer:
     def _polled(self) -> None:
         self._ownership.check()
         self._metrics.polled()
-        # Rates are of the last minute: what came before must have been seen before.
+        # Rates are over the last minute, so take the counts of each poll in time.
         self._metrics.network.follow(self._counts(), monotonic_ms())
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return Kafka's, by group: consumer-metrics, consumer-coordinator-metrics,
-        consumer-fetch-manager-metrics (also .TOPIC and .TOPIC.PARTITION) and
-        consumer-node-metrics.node-N. Any thread may ask.
+        """Return Kafka's metrics by group; any thread may call.
+
+        The groups are consumer-metrics, consumer-coordinator-metrics,
+        consumer-fetch-manager-metrics (also with .TOPIC and .TOPIC.PARTITION) and
+        consumer-node-metrics.node-N.
         """
         return self._measure(".")
 
@@ -537,15 +578,15 @@ class Consumer:
         return groups
 
     def close(self) -> None:
-        """Commit if that is automatic, leave the group, close connections.
+        """Commit if enable.auto.commit is true, leave the group, close connections.
 
-        Calling it again does nothing, nor does it in a forked child.
+        A second call does nothing, and neither does a call in a forked child.
         """
         if not self._ownership.close():
             return
         with ExitStack() as stack:
-            # Whatever fails before: a member that is still counted keeps others from
-            # its partitions, and its thread would have it counted for ever.
+            # Leave the group whatever fails before. The heartbeats of a member that has
+            # not left would keep its partitions from others for ever.
             stack.callback(self._cluster.close)
             if self._telemetry is not None:
                 stack.callback(self._telemetry.push_last, self._cluster.poll)
@@ -565,7 +606,7 @@ class Consumer:
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is not None and self._in_use is not None:
-            # Not done with, as far as anyone knows: whoever goes on begins with it.
+            # The user may not be done with this record: do not commit it.
             topic, partition, offset = self._in_use[:3]
             where = TopicPartition(topic, partition)
             if self._positions.get(where) == offset + 1:
