@@ -471,18 +471,18 @@ class Cluster:
         self.close()
 
 
-def only(entries: Sequence[EntryT], who: object) -> EntryT:
+def only(entries: Sequence[EntryT], broker: object) -> EntryT:
     """Return the only entry of an answer to a request for one thing.
 
     Args:
         entries: of the answer.
-        who: the broker that answered, for the error.
+        broker: the name of the broker that answered, for the error.
 
     Raises:
         ProtocolError: the answer has no entry.
     """
     if not entries:
-        raise ProtocolError(f"the answer of {who} lacks what was asked for")
+        raise ProtocolError(f"the answer of {broker} lacks what was asked for")
     return entries[0]
 
 
