@@ -1,7 +1,7 @@
-"""Settings of a producer, with Kafka's names, defaults and rules.
+"""The settings of a producer, with Kafka's names, defaults and rules.
 
-Source: the "Producer Configs" of the Apache Kafka documentation; KIP-679 for which of
-acks, retries and max.in.flight idempotence may overrule, KIP-1030 for linger.ms.
+Source: the "Producer Configs" of the Apache Kafka documentation; KIP-679 for how
+idempotence goes together with acks, retries and max.in.flight; KIP-1030 for linger.ms.
 """
 
 from __future__ import annotations
@@ -41,43 +41,48 @@ _ACKS: Final = {"all": ACKS_ALL, "-1": ACKS_ALL, "0": 0, "1": 1}
 PRODUCER_CONFIG: Final = ConfigDef("producer setting", (
     *COMMON_KEYS,
     ConfigKey("acks", ConfigType.STRING, "all",
-        "Who must have a record before it counts as sent.",
+        "Which brokers must have a record before it is acknowledged.",
         validator=one_of(*_ACKS)),
     ConfigKey("batch.size", ConfigType.INT, 16_384,
-        "Bytes of a batch that is full.", validator=at_least(0)),
+        "Most bytes of a batch.", validator=at_least(0)),
     ConfigKey("buffer.memory", ConfigType.LONG, 33_554_432,
-        "Bytes of records that wait to be acknowledged.", validator=at_least(0)),
+        "Most bytes of all records that are not acknowledged yet.",
+        validator=at_least(0)),
     ConfigKey("compression.type", ConfigType.STRING, "none",
-        "Codec of every batch.",
+        "Codec of the batches.",
         validator=one_of("none", "gzip", "snappy", "lz4", "zstd")),
     ConfigKey("compression.gzip.level", ConfigType.INT, -1,
-        "-1 is the codec's own default.", validator=between(-1, 9)),
+        "Level of gzip; -1 is its own default.", validator=between(-1, 9)),
     ConfigKey("compression.lz4.level", ConfigType.INT, 9,
-        "9 is lz4's fast mode, as in Kafka.", validator=between(1, 17)),
+        "Level of lz4; 9 is its fast mode, as in Kafka.", validator=between(1, 17)),
     ConfigKey("compression.zstd.level", ConfigType.INT, 3,
-        "More is smaller and slower.", validator=between(-131_072, 22)),
+        "Level of zstd; a higher one is smaller and slower.",
+        validator=between(-131_072, 22)),
     ConfigKey("delivery.timeout.ms", ConfigType.INT, 120_000,
-        "A record fails when it is not acknowledged by then.", validator=at_least(0)),
+        "A record that is not acknowledged after this time fails.",
+        validator=at_least(0)),
     ConfigKey("enable.idempotence", ConfigType.BOOLEAN, True,
-        "Write every record once, in order."),
+        "Write every record once, and in order."),
     METRICS_PUSH_KEY,
     ConfigKey("linger.ms", ConfigType.LONG, 5,
-        "Wait so long for a batch to fill.", validator=at_least(0)),
+        "Longest wait for a batch to fill.", validator=at_least(0)),
     ConfigKey("max.block.ms", ConfigType.LONG, 60_000,
-        "send() waits no longer for metadata and memory.", validator=at_least(0)),
+        "Longest wait of send() for metadata and memory.", validator=at_least(0)),
     ConfigKey("max.in.flight.requests.per.connection", ConfigType.INT, 5,
-        "Requests sent before the first is answered.", validator=at_least(1)),
+        "Most requests of a connection that are not answered yet.",
+        validator=at_least(1)),
     ConfigKey("max.request.size", ConfigType.INT, 1_048_576,
-        "Bytes of a request, and so of a record.", validator=at_least(0)),
+        "Most bytes of a request, and so of a record.", validator=at_least(0)),
     ConfigKey("metadata.max.idle.ms", ConfigType.LONG, 300_000,
-        "Forget a topic that was not sent to for so long.", validator=at_least(5000)),
+        "A topic that gets no record for so long is forgotten.",
+        validator=at_least(5000)),
     ConfigKey("partitioner.adaptive.partitioning.enable", ConfigType.BOOLEAN, True,
-        "Send more to partitions whose brokers are faster."),
+        "Send more records to partitions whose brokers are faster."),
     ConfigKey("partitioner.availability.timeout.ms", ConfigType.LONG, 0,
-        "Avoid partitions whose broker took nothing for so long; 0: never.",
+        "Avoid partitions whose broker took no batch for so long; 0: never.",
         validator=at_least(0)),
     ConfigKey("partitioner.ignore.keys", ConfigType.BOOLEAN, False,
-        "Choose partitions as if there were no keys."),
+        "Choose partitions as if records had no keys."),
     ConfigKey("retries", ConfigType.INT, INT_MAX,
         "How often a batch is tried again, within delivery.timeout.ms.",
         validator=at_least(0)),
@@ -85,7 +90,7 @@ PRODUCER_CONFIG: Final = ConfigDef("producer setting", (
         "The broker aborts a transaction that is open for longer.",
         validator=at_least(1)),
     ConfigKey("transactional.id", ConfigType.STRING, None,
-        "Name of this producer's transactions; None: it has none.",
+        "Name of the producer for transactions; None: it has no transactions.",
         validator=utf8()),
 ))
 # fmt: on
@@ -117,10 +122,11 @@ class ProducerSettings(NamedTuple):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> ProducerSettings:
-        """Check what a user gave.
+        """Check the settings that a user gave, and return all settings.
 
         Raises:
-            ConfigError: says which setting, and what to do.
+            ConfigError: a setting is wrong or missing; the text says which, and what to
+                do.
             AddressError: bootstrap.servers cannot be read.
         """
         values = parse_settings(PRODUCER_CONFIG, given)
@@ -145,10 +151,13 @@ class ProducerSettings(NamedTuple):
 def _idempotence(
     values: Settings, explicit: set[str], acks: int, max_in_flight: int
 ) -> bool:
-    """Return whether the producer is idempotent; only a default gives way silently.
+    """Return whether the producer is idempotent.
+
+    If acks or retries do not allow it, the default of enable.idempotence gives way; a
+    value that the user gave does not.
 
     Raises:
-        ConfigError: the settings contradict each other.
+        ConfigError: settings that the user gave contradict each other.
     """
     is_transactional = values["transactional.id"] is not None
     if values["transactional.id"] == "":
