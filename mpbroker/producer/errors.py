@@ -1,14 +1,14 @@
-"""What can go wrong with a record, a transaction or a producer.
+"""The errors of records, transactions and producers.
 
 The class says what helps:
 
-- `RetriableError`: it may work another time; the producer has tried for as long as it
-  was allowed to.
-- `RefusedError`: these records will be refused again as they are.
-- `AbortableError`: the transaction must be aborted; the producer goes on.
+- `RetriableError`: try again later; the producer has tried for as long as its settings
+  allow.
+- `RefusedError`: change the records; as they are, they will be refused again.
+- `AbortableError`: abort the transaction, and go on with the producer.
 - `FatalError`: close this producer.
 
-`error_code` is the broker's, or None if it was not the broker who refused.
+`error_code` is the broker's; it is None if the error is not from a broker.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class ProducerError(ClientError):
 
 
 class RetriableError(ProducerError):
-    """See the module."""
+    """The same call may work later."""
 
 
 class RefusedError(ProducerError):
-    """See the module."""
+    """The same records will be refused again."""
 
 
 class AbortableError(ProducerError):
-    """See the module."""
+    """The transaction must be aborted; the producer can be used on."""
 
 
 class FatalError(ProducerError):
-    """See the module."""
+    """The producer cannot be used any more; close it."""
 
 
 class NetworkError(RetriableError):
-    """The connection broke; whether the broker acted on the request is not known."""
+    """The connection was lost; the broker may have written the records."""
 
 
 class DeliveryTimeoutError(RetriableError):
-    """Not acknowledged within delivery.timeout.ms, or no answer within max.block.ms."""
+    """No acknowledgement in delivery.timeout.ms, or no answer in max.block.ms."""
 
 
 class BufferExhaustedError(DeliveryTimeoutError):
@@ -56,19 +56,19 @@ class BufferExhaustedError(DeliveryTimeoutError):
 
 
 class RecordTooLargeError(RefusedError):
-    """A record above max.request.size, buffer.memory, or the topic's own limit."""
+    """The record exceeds max.request.size, buffer.memory or the topic's limit."""
 
 
 class SerializationError(RefusedError):
-    """A key or value that is not bytes, or that its serializer refused."""
+    """A key or value is not bytes, or its serializer refused it."""
 
 
 class OutOfOrderSequenceError(RefusedError):
-    """An earlier batch was lost, so this one could not keep its place."""
+    """An earlier batch was lost, so this one could not be written in order."""
 
 
 class TransactionAbortedError(AbortableError):
-    """The record was not sent because its transaction was aborted."""
+    """The record was not sent, because its transaction was aborted."""
 
 
 class ProducerFencedError(FatalError):
@@ -80,11 +80,11 @@ class TransactionStateError(ProducerError):
 
 
 class ProducerClosedError(ProducerError):
-    """The producer is closed, or was, before the record was sent."""
+    """The producer is closed, or was closed before the record was sent."""
 
 
 class ProducerForkedError(ProducerClosedError):
-    """The producer belongs to the process that this one was forked from."""
+    """The producer was made before a fork, by the parent process."""
 
 
 _FATAL: Final = frozenset(
@@ -110,8 +110,8 @@ _ADVICE: Final = {
     ErrorCode.MESSAGE_TOO_LARGE: (
         "send smaller records, or raise the topic's max.message.bytes"
     ),
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or see its name",
-    ErrorCode.NOT_ENOUGH_REPLICAS: "see min.insync.replicas, and which brokers are up",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "see min.insync.replicas, and which brokers run",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "give this client WRITE on the topic",
     ErrorCode.PRODUCER_FENCED: (
         "another producer uses this transactional.id; close this one"
@@ -121,27 +121,27 @@ _ADVICE: Final = {
         " enable.idempotence=false"
     ),
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
-        "records sent after these are written; whether these are, nobody can tell:"
-        " read before sending them again"
+        "later records are written; these may be written or not: read the topic before"
+        " you send them again"
     ),
-    ErrorCode.INVALID_RECORD: "the topic wants keys, or other timestamps",
+    ErrorCode.INVALID_RECORD: "the topic needs keys, or other timestamps",
 }
 
 
 def authentication_failed(error: AuthenticationError) -> FatalError:
-    """Return the error for a broker that we cannot use."""
+    """Return the error for a broker that refused a login or a certificate."""
     return FatalError(
         f"{error}; close this producer", ErrorCode.SASL_AUTHENTICATION_FAILED
     )
 
 
 def error_of(number: int, what: str, message: str | None = None) -> ProducerError:
-    """Return the error for a code that an answer brought.
+    """Return the error for an error code in an answer.
 
     Args:
-        number: the code off the wire.
-        what: what was refused, to begin the text with.
-        message: the broker's own words, if it has any.
+        number: the error code.
+        what: begins the text: what was refused.
+        message: the broker's own words, if the answer has any.
     """
     code = error_code_of(number)
     name = code.name if code == number else f"error code {number}"

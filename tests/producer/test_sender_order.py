@@ -103,7 +103,7 @@ def test_a_batch_whose_place_is_taken_fails_instead_of_being_tried_for_ever():
     rig.turns(3)
     rig.reply(code=SEQUENCE)
     assert isinstance(late.exception(0), OutOfOrderSequenceError)
-    assert "read before" in str(late.exception(0))
+    assert "read the topic before" in str(late.exception(0))
     assert after.result(0)
 
 
