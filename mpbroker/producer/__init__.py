@@ -1,4 +1,4 @@
-"""A producer for Kafka brokers: `Producer`, and `AsyncProducer` for asyncio."""
+"""The producer for Kafka brokers: `Producer`, and `AsyncProducer` for asyncio."""
 
 from mpbroker.producer.async_producer import AsyncProducer
 from mpbroker.producer.batch import RecordFuture, RecordMetadata

@@ -4,9 +4,9 @@
         future = await producer.send("events", b"value")
         print((await future).offset)
 
-Sockets are the business of the producer's own thread, as with `Producer`, so a busy
-event loop does not hold up what was handed over. The loop hears of acknowledgements in
-groups: one wake-up for all that came meanwhile.
+As with `Producer`, the producer's own thread has the sockets. So a busy event loop does
+not delay records that were handed over. Acknowledgements reach the loop in groups: one
+wake-up for all that have come meanwhile.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _Outcome = tuple[
 
 
 class AsyncProducer:
-    """See the module, and `Producer` for settings and errors.
-
-    Make and use it in one event loop.
-    """
+    """A producer for one event loop; `Producer` has the settings and errors."""
 
     def __init__(
         self,
@@ -74,13 +71,15 @@ class AsyncProducer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Hand a record over; return what can be awaited for its acknowledgement.
+        """Hand a record over; return a future of its acknowledgement.
 
-        Waits, without blocking the loop, for metadata and for memory. Cancelling the
-        future does not take the record back. A future that nobody awaits says nothing.
+        Waits for metadata and for memory without blocking the loop. Cancelling the
+        future does not take the record back. A failed future that is never awaited logs
+        nothing.
 
         Raises:
-            As `Producer.send`.
+            SerializationError, ProducerClosedError, TransactionStateError, FatalError:
+                as `Producer.send`.
         """
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
 
@@ -108,7 +107,7 @@ class AsyncProducer:
     async def send_and_wait(
         self, topic: str, value: Any = None, key: Any = None, **options: Any
     ) -> RecordMetadata:
-        """Send a record and wait until it is acknowledged; options as of `send`."""
+        """Send a record, as `send` does, and wait until it is acknowledged."""
         return await (await self.send(topic, value, key, **options))
 
     def _tell(self, outcome: _Outcome) -> None:
@@ -120,7 +119,7 @@ class AsyncProducer:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no task waits any more
 
     def _deliver(self) -> None:
         with self._lock:
@@ -134,11 +133,11 @@ class AsyncProducer:
                 future.set_result(metadata)
             else:
                 future.set_exception(error)
-                future.exception()  # as with threads: whoever cares asks
+                future.exception()  # so that asyncio logs nothing if it is not awaited
 
     async def _run(self, function: Callable[[], _T]) -> _T:
-        # In a thread of its own: sends that wait, and whatever else the program does in
-        # the loop's threads, may have all of those for longer than a timeout.
+        # Use a thread of its own. The loop's threads may all be taken, for longer than
+        # a timeout, by sends that wait or by other work of the program.
         thread = ThreadPoolExecutor(1)
         try:
             context = contextvars.copy_context()
@@ -186,7 +185,7 @@ class AsyncProducer:
 
     async def close(self, timeout: float | None = None) -> None:
         """See `Producer.close`."""
-        # Here already: what the loop's tasks send from now on is refused.
+        # At once, so that sends of the loop's other tasks are refused from now on.
         self._producer.begin_close()
         await self._run(partial(self._producer.close, timeout))
 
