@@ -1,8 +1,8 @@
-"""A batch of records for one partition, from its first record to its acknowledgement.
+"""ProducerBatch: the records for one partition, until they are acknowledged or fail.
 
-Records stay as the tuples they came as while the batch takes more of them; `seal`
-encodes and compresses all at once, which costs half of doing it one by one, and frees
-them. Who drains it gives it its producer id and sequence in `header`.
+While a batch takes records, it keeps them as tuples. `seal` encodes and compresses all
+of them at once, which costs half of doing it one by one, and drops the tuples. When the
+batch is drained, it gets its producer id and sequence number.
 
 State: open (takes records) -> closed -> sealed (bytes) -> done, once.
 """
@@ -36,8 +36,13 @@ NO_OFFSET: Final = -1
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. ``offset`` is -1 if the broker did not say (acks=0, or the
-    record was found to be there already)."""
+    """The place of a record.
+
+    Attributes:
+        offset: -1 if the broker did not tell it: with acks=0, or if it had the record
+            already.
+        timestamp: in ms since 1970.
+    """
 
     topic: str
     partition: int
@@ -53,7 +58,7 @@ Callback = Callable[[RecordMetadata | None, Exception | None], object]
 
 
 class _Thread(threading.local):
-    """What the thread that asks has to complete itself, if it is a producer's own."""
+    """The batches that the current thread itself completes, if it is a producer's."""
 
     batches: Container[ProducerBatch] = ()
 
@@ -62,15 +67,14 @@ _this_thread = _Thread()
 
 
 def complete_here(batches: Container[ProducerBatch]) -> None:
-    """Say that only this thread completes these batches, so it waits for none."""
+    """Note that this thread completes these batches, and so must not wait for them."""
     _this_thread.batches = batches
 
 
 class RecordFuture:
-    """What becomes of a record; `Producer.send` returns one.
+    """The future of a record; `Producer.send` returns one.
 
-    It belongs to no event loop: `result` blocks. `AsyncProducer.send` returns one that
-    can be awaited.
+    `result` blocks. For asyncio, `AsyncProducer.send` returns a future to await.
     """
 
     __slots__ = ("_batch", "_index")
@@ -80,37 +84,45 @@ class RecordFuture:
         self._index = index
 
     def done(self) -> bool:
-        """Whether the record was acknowledged or has failed."""
+        """Return whether the record was acknowledged or has failed."""
         return self._holder()[0].is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the acknowledgement.
+        """Wait for the acknowledgement, and return the place of the record.
 
         Args:
             timeout: in seconds; None waits as long as delivery.timeout.ms allows.
 
         Raises:
-            ProducerError: the record was not written, or that is not known; the text
-                and the class say what to do. Or a callback asks, which would wait for
-                itself.
-            TimeoutError: neither is decided yet.
+            ProducerError: the record was not written, or this is not known. The text
+                and the class say what to do.
+            ProducerClosedError: a callback called this, and would wait for itself.
+            TimeoutError: the record is not acknowledged yet, and has not failed.
         """
         batch, index = self._wait(timeout)
         error = batch.error_of(index)
         if error is not None:
-            # Shared by all records of a batch: each raise would add to its traceback.
+            # All records of a batch share the error; each raise would lengthen its
+            # traceback.
             raise error.with_traceback(None)
         return batch.metadata_of(index)
 
     get = result  # kafka-python's name
 
     def exception(self, timeout: float | None = None) -> ProducerError | None:
-        """Wait, and return the error, or None if the record is written."""
+        """Wait, and return the error, or None if the record is written.
+
+        Raises:
+            TimeoutError: the record is not acknowledged yet, and has not failed.
+        """
         batch, index = self._wait(timeout)
         return batch.error_of(index)
 
     def add_done_callback(self, function: Callable[[RecordFuture], object]) -> None:
-        """Call ``function(self)`` when this is done, at once if it is; see `send`."""
+        """Call ``function(self)`` when the record is done; at once if it is already.
+
+        The producer's thread calls it, as the callbacks of `Producer.send`.
+        """
         self._holder_add(lambda metadata, error: function(self))
 
     def _holder_add(self, callback: Callback) -> None:
@@ -120,7 +132,7 @@ class RecordFuture:
                 return
 
     def _holder(self) -> tuple[ProducerBatch, int]:
-        """Return the batch the record is in now: a split one has handed it on."""
+        """Return the batch and index of the record now; batches may have been split."""
         batch, index = self._batch, self._index
         while batch.children:
             for child in batch.children:
@@ -140,7 +152,7 @@ class RecordFuture:
 
 
 class ProducerBatch:
-    """See the module. Times are of the producer's clock, in ms."""
+    """See the module. Times are in ms of the producer's clock."""
 
     __slots__ = (
         "_is_told",
@@ -185,14 +197,15 @@ class ProducerBatch:
     def __init__(
         self, topic: str, partition: int, limit: int, charge: int, created_ms: float
     ) -> None:
-        """Start empty.
+        """Make an empty batch.
 
         Args:
-            topic: of all its records.
-            partition: likewise.
-            limit: uncompressed bytes it may grow to; its first record may be larger.
-            charge: what it holds of the producer's buffer memory.
-            created_ms: from which its delivery timeout runs.
+            topic: the topic of all its records.
+            partition: the partition of all its records.
+            limit: the uncompressed bytes that it may grow to; a first record may be
+                larger.
+            charge: the bytes of buffer.memory that it holds.
+            created_ms: when its delivery.timeout.ms begins.
         """
         self.topic = topic
         self.partition = partition
@@ -209,11 +222,11 @@ class ProducerBatch:
         self.is_split = False
         self.in_retry = False
         self.transactional = False
-        self.was_renumbered = False  # while in flight under another number
-        self.data: bytearray | None = None  # once sealed: with room for the header
+        self.was_renumbered = False  # while in flight with an older sequence number
+        self.data: bytearray | None = None  # when sealed: the batch, header included
         self.raw_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
-        # Flat: a list of ints would take as much again as small records do.
+        # An array: a list of ints would take as much memory as small records do.
         self.timestamps = array("q")
         self.producer_id: int = NO_PRODUCER_ID
         self.producer_epoch: int = NO_PRODUCER_EPOCH
@@ -221,22 +234,22 @@ class ProducerBatch:
         self.attempts = 0
         self.backoff_ms = 0.0  # since the last attempt
         self.last_attempt_ms = created_ms
-        self.last_refusal = ""  # how the last try ended, if it was to be tried again
+        self.last_refusal = ""  # why the last attempt failed, if it will be repeated
         self.key_of_leader = (-1, -1)  # node and leader epoch of the last attempt
         self.base_offset = NO_OFFSET
         self.log_append_time = NO_TIMESTAMP
         self.error: ProducerError | None = None
         self.errors: dict[int, ProducerError] = {}
         self.children: list[ProducerBatch] = []
-        self._is_told = False  # done, and all callbacks called
-        # Made by the first who waits: one for each batch would be a tenth of it.
+        self._is_told = False  # done, and all callbacks have been called
+        # Made by the first thread that waits: making one costs a tenth of a batch.
         self._waiters: Latch | None = None
         self._lock = threading.Lock()
 
     # -- filling -----------------------------------------------------------------------
 
     def seal(self, codec: Codec, level: int | None) -> None:
-        """Turn the records into bytes, and free them."""
+        """Encode and compress the records, and drop them."""
         records = self.records
         data, self.base_timestamp, self.max_timestamp = encode_batch(records)
         self.raw_size = len(data) - BATCH_HEADER_SIZE
@@ -255,7 +268,7 @@ class ProducerBatch:
         return self.base_sequence != NO_SEQUENCE
 
     def set_producer(self, producer_id: int, epoch: int, base_sequence: int) -> None:
-        """Give the batch its place among all that this producer wrote."""
+        """Set the producer id, the epoch and the first record's sequence number."""
         self.producer_id = producer_id
         self.producer_epoch = epoch
         self.base_sequence = base_sequence
@@ -263,7 +276,7 @@ class ProducerBatch:
     def encode(self, codec: Codec) -> bytearray:
         """Return the whole batch as it goes to the broker; it must be sealed.
 
-        It is the batch's own, which nothing but the next call changes.
+        The buffer is the batch's own; only the next call changes it.
         """
         data = self.data
         assert data is not None, "not sealed"
@@ -280,10 +293,10 @@ class ProducerBatch:
         return data
 
     def split(self, codec: Codec, level: int | None, limit: int) -> list[ProducerBatch]:
-        """Return batches of at most ``limit`` uncompressed bytes with these records.
+        """Split the batch into batches of at most ``limit`` uncompressed bytes.
 
-        A record that alone is larger gets a batch of its own. This batch hands its
-        futures on and is done.
+        A larger record gets a batch of its own. This batch passes its futures and
+        callbacks on, and is done.
         """
         children: list[ProducerBatch] = []
         child: ProducerBatch | None = None
@@ -336,7 +349,7 @@ class ProducerBatch:
     # -- the end -----------------------------------------------------------------------
 
     def complete(self, base_offset: int, log_append_time: int) -> bool:
-        """Acknowledge all records; return False if the batch was done before."""
+        """Acknowledge all records; return False if the batch was already done."""
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         return self._finish()
@@ -344,11 +357,11 @@ class ProducerBatch:
     def fail(
         self, error: ProducerError, errors: dict[int, ProducerError] | None = None
     ) -> bool:
-        """Fail all records; return False if the batch was done before.
+        """Fail all records; return False if the batch was already done.
 
         Args:
-            error: of the batch, and of each record that has none of its own.
-            errors: by record.
+            error: for each record that has no error of its own.
+            errors: errors of single records, by index.
         """
         if self.is_done:
             return False
@@ -383,12 +396,16 @@ class ProducerBatch:
         metadata = None if error is not None else self.metadata_of(index)
         try:
             callback(metadata, error)
-        except BaseException:  # noqa: BLE001 - sys.exit() included: in this thread it
-            # would end nothing but the delivery of all other records.
+        except BaseException:  # noqa: BLE001 - even sys.exit(): in this thread it would
+            # only end the delivery of all other records.
             _log.exception("callback of a record of %s-%d", self.topic, self.partition)
 
     def add_callback(self, index: int, callback: Callback) -> bool:
-        """Call back when done, now if it is; return False if the record moved on."""
+        """Call back when the batch is done; at once if it is already.
+
+        Returns:
+            False if the batch was split, so that the record is in another one.
+        """
         with self._lock:
             if self.children:
                 return False
@@ -399,13 +416,18 @@ class ProducerBatch:
         return True
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the batch is done (or split); return whether it is."""
+        """Wait until the batch is done or split; return False if the time is over.
+
+        Raises:
+            ProducerClosedError: the producer's thread, which calls callbacks, would
+                wait for itself.
+        """
         with self._lock:
             if self._is_told:
                 return True
             if self in _this_thread.batches:
                 if self.is_done:
-                    return True  # as this record's own callback may well ask
+                    return True  # the record's own callback asks
                 raise ProducerClosedError(
                     "a callback that waits for a record would wait for itself; call"
                     " result() elsewhere, or give that record a callback, too"
@@ -416,15 +438,15 @@ class ProducerBatch:
         return waiters.wait(timeout_s)
 
     def wait_all(self) -> None:
-        """Wait until the batch and all that it was split into are done."""
+        """Wait until the batch, and all batches that it was split into, are done."""
         self.wait(None)
         for child in self.children:
             child.wait_all()
 
     def disown(self, error: ProducerError) -> None:
-        """Be done, in a forked child: whoever would finish this was not forked too.
+        """Make the batch done in a forked child, where no thread will complete it.
 
-        Locks are as they happened to be, held by threads that are not here.
+        A lock of the parent may be held here by a thread that was not forked.
         """
         self._lock = threading.Lock()
         self.callbacks = []
@@ -432,11 +454,11 @@ class ProducerBatch:
         self.is_done = self._is_told = True
 
     def error_of(self, index: int) -> ProducerError | None:
-        """Return a record's error; the batch is done."""
+        """Return a record's error, or None; the batch must be done."""
         return self.errors.get(index, self.error)
 
     def metadata_of(self, index: int) -> RecordMetadata:
-        """Return where a record is; the batch is done, without error."""
+        """Return the place of a record; the batch must be done without an error."""
         offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
         timestamp = self.log_append_time
         if timestamp < 0:
@@ -444,14 +466,14 @@ class ProducerBatch:
         return RecordMetadata(self.topic, self.partition, offset, timestamp)
 
 
-# Length, attributes, time and offset deltas, key and value lengths, header count: what
-# they are together for the records of a usual batch. It may be a few bytes less than
-# the truth; nothing but the moment of closing a batch depends on it.
+# The bytes of length, attributes, time and offset deltas, key and value lengths and
+# header count, for records of a usual batch. It may be a few bytes too low. Only the
+# moment at which a batch is closed depends on it.
 RECORD_OVERHEAD: Final = 12
 
 
 def record_size(record: RawRecord) -> int:
-    """Return about what a record takes in a batch, uncompressed."""
+    """Return about how many uncompressed bytes a record takes in a batch."""
     _, key, value, headers = record
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
     for name, header_value in headers:
@@ -464,7 +486,7 @@ def record_size_bound(
     value: bytes | None,
     headers: Sequence[tuple[bytes, bytes | None]],
 ) -> int:
-    """Return the most that a batch with this one record can take, uncompressed."""
+    """Return the most uncompressed bytes of a batch with only this record."""
     size = BATCH_HEADER_SIZE + 36 + len(key or b"") + len(value or b"")
     for name, header_value in headers:
         size += 10 + len(name) + len(header_value or b"")
