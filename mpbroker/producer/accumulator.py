@@ -1,9 +1,9 @@
-"""Records that wait to be sent: a queue of batches for each partition.
+"""RecordAccumulator: records that wait to be sent, in queues of batches by partition.
 
-Many threads append to the last batch of a queue; the `Sender` drains the first ones,
-grouped by the node that leads their partitions. One lock guards all queues, and nothing
-is waited for, encoded or compressed while it is held: who finds a batch full takes it
-upon himself to seal it, afterwards.
+Many threads append to the last batch of a queue. The `Sender` drains the first batches,
+grouped by the node that leads their partitions. One lock guards all queues. No thread
+waits, encodes or compresses while it holds the lock: the thread that finds a batch full
+seals it afterwards.
 
 Source: KIP-480 and KIP-794 for records without keys; KIP-91 for expiry.
 """
@@ -37,12 +37,14 @@ from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 from mpbroker.protocol.records.record_encode import RawRecord
 
-# Nagle's rule with a limit: a node that has not answered is sent no batch that has room
-# so soon after the last request. It serves a connection's requests one by one: there
-# they would queue, one a record, after a standstill; here they gather. At 1,000 records
-# a second, processes of the broker stopped for 10 ms ten times a second, one in twenty
-# waits for 5.0 ms or more without it, 4.1 with it or with 2 ms. Where an answer takes
-# 4 ms, the median is 0.6 ms later at that rate, with 2 ms 1.0; not so at lower rates.
+# Nagle's rule with a limit: for this time after a request, a node that has not answered
+# it gets no batch that still has room. A broker serves the requests of a connection one
+# by one. After a standstill they would queue there, one for each record; here the
+# records gather in a batch. Measured at 1,000 records a second, with processes of the
+# broker stopped for 10 ms ten times a second: one record in twenty waits for 5.0 ms or
+# more without this rule, for 4.1 ms with it, and for 4.1 ms with 2 ms. Where an answer
+# takes 4 ms, the median at that rate is 0.6 ms later, with 2 ms 1.0 ms; at lower rates
+# it is not.
 GATHER_MS: Final = 1.0
 
 _NO_NODES: Final[AbstractSet[int]] = frozenset()
@@ -51,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class DrainRules(Protocol):
-    """What idempotence and transactions have to say about draining."""
+    """The rules of idempotence and transactions for draining batches."""
 
     def may_drain(self, batch: ProducerBatch) -> bool:
         """Return whether the first batch of a partition may go now."""
@@ -61,7 +63,13 @@ class DrainRules(Protocol):
 
 
 class Ready(NamedTuple):
-    """Nodes that a batch could go to now; else, in how long; and what has no leader."""
+    """What could be sent now.
+
+    Attributes:
+        nodes: the nodes for which a batch is ready.
+        next_check_ms: how long until another batch may be ready, in ms.
+        leaderless: the topics of batches whose partition has no leader.
+    """
 
     nodes: set[int]
     next_check_ms: float
@@ -69,7 +77,14 @@ class Ready(NamedTuple):
 
 
 class RecordAccumulator:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        lock: guards all queues.
+        topics: the queues, by topic.
+        flushes: calls of `flush` that wait; while there are any, no batch lingers.
+        occupied: the nodes that take no more requests now; the sender sets it.
+    """
 
     def __init__(
         self,
@@ -89,20 +104,20 @@ class RecordAccumulator:
             settings.client.retry_backoff_ms, settings.client.retry_backoff_max_ms
         )
         self.topics: dict[str, TopicQueues] = {}
-        self._active: dict[PartitionQueue, None] = {}  # those that hold batches
+        self._active: dict[PartitionQueue, None] = {}  # the queues that have batches
         self._incomplete: dict[ProducerBatch, None] = {}
-        self.flushes: set[object] = set()  # while there are any, nothing lingers
+        self.flushes: set[object] = set()
         self._drain_index: dict[int, int] = {}
-        # Nodes that have all they take now. The sender says so, and that they do no
-        # longer before it looks for batches.
+        # The sender empties it before it looks for batches, so that records that come
+        # later wake it.
         self.occupied: AbstractSet[int] = frozenset()
-        # Since when a node has batches that it does not take.
+        # By node: since when it does not take the batches that it has.
         self._stalled_since_ms: dict[int, float] = {}
 
     # -- appending ---------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicQueues:
-        """Return a topic's queues, new if need be."""
+        """Return a topic's queues; make them if there are none."""
         found = self.topics.get(name)
         if found is None:
             with self.lock:
@@ -122,12 +137,13 @@ class RecordAccumulator:
         """Add a record to the open batch; return None if there is none with room.
 
         Args:
-            queue: of its partition.
-            record: what goes on the wire.
+            queue: the queue of the record's partition.
+            record: the encoded parts of the record.
             size: see `record_size`.
-            callback: for when it is done.
-            transaction: of the record. It has not ended while a batch of it is open,
-                so here that need not be asked under another lock.
+            callback: called when the record is done.
+            transaction: the number of the record's transaction. While a batch of a
+                transaction is open, the transaction has not ended. So no other lock is
+                needed here to check that.
         """
         with self.lock:
             batch = queue.open
@@ -135,7 +151,7 @@ class RecordAccumulator:
                 return None
             if queue.transaction != transaction:
                 return None
-            # As in _add, whose call would be a tenth of what a record costs.
+            # The code of `_add`; a call would be a tenth of the cost of a record.
             records = batch.records
             index = len(records)
             records.append(record)
@@ -157,7 +173,11 @@ class RecordAccumulator:
         return RecordFuture(batch, index)
 
     def seal_full(self, queue: PartitionQueue, size: int) -> bool:
-        """Close and seal the open batch if ``size`` more do not fit; return whether."""
+        """Close and seal the open batch if ``size`` more bytes do not fit.
+
+        Returns:
+            Whether it did.
+        """
         mine = None
         try:
             with self.lock:
@@ -171,7 +191,7 @@ class RecordAccumulator:
             self.seal(mine)
         finally:
             if mine is not None:
-                # Interrupted, anywhere, it is left to the sender.
+                # If this thread was interrupted (Ctrl-C), the sender seals the batch.
                 mine.is_sealing = False
         return True
 
@@ -181,7 +201,7 @@ class RecordAccumulator:
             topic.sticky.bytes += size
 
     def seal(self, batch: ProducerBatch) -> None:
-        """Encode a closed batch that nobody else seals."""
+        """Encode a closed batch, whose ``is_sealing`` the caller has set."""
         try:
             batch.seal(self._settings.codec, self._settings.compression_level)
         finally:
@@ -201,10 +221,10 @@ class RecordAccumulator:
     ) -> RecordFuture:
         """Add a record to a new batch, which takes the memory that was granted.
 
-        If another thread has just opened one, it goes there.
+        If another thread has opened a batch meanwhile, the record goes there.
 
         Raises:
-            ProducerClosedError: closed meanwhile.
+            ProducerClosedError: the producer was closed meanwhile.
         """
         with self.lock:
             batch = queue.open
@@ -217,8 +237,8 @@ class RecordAccumulator:
                 limit = self.topics[queue.topic].limit(limit)
             new = ProducerBatch(queue.topic, queue.partition, limit, grant.held, now_ms)
             future = self._add(new, record, size, callback)
-            # From here on the caller is interrupted (Ctrl-C) behind the last call only:
-            # the sender sees a batch like any other, or nothing yet.
+            # From here on, this thread can be interrupted (Ctrl-C) only after the last
+            # call. So the sender sees a whole batch, or none yet.
             grant.held = 0
             self._incomplete[new] = None
             self._active[queue] = None
@@ -235,10 +255,10 @@ class RecordAccumulator:
         snapshot: Snapshot,
         now_ms: float,
     ) -> PartitionQueue:
-        """Return where the next batch of records without keys goes.
+        """Return the queue for the next batch of records without keys.
 
-        Where the last one went, until batch.size bytes have gone there: so it has its
-        share however many batches lingering made of it.
+        It is the last one, until batch.size bytes have gone there. So each partition
+        gets its share of bytes, even if batches are sent before they are full.
         """
         with self.lock:
             topic.queue(partition_count - 1)
@@ -284,12 +304,13 @@ class RecordAccumulator:
         now_ms: float,
         unanswered_ms: Callable[[int], float] = lambda node: -float("inf"),
     ) -> Ready:
-        """Return which nodes have something to be sent to them now.
+        """Return the nodes for which batches are ready.
 
         Args:
-            snapshot: says who leads.
+            snapshot: has the leaders.
             now_ms: the time.
-            unanswered_ms: when a node was sent what it has not answered; -inf: never.
+            unanswered_ms: returns when a node got the last batches that it has not
+                answered; -inf if there are none.
         """
         nodes: set[int] = set()
         leaderless: set[str] = set()
@@ -332,20 +353,20 @@ class RecordAccumulator:
     def _backoff_left_ms(
         queue: PartitionQueue, batch: ProducerBatch, now_ms: float
     ) -> float:
-        """Return how long a batch that was tried before is not to be tried again."""
+        """Return how long a batch must wait before its next attempt, in ms."""
         if (queue.leader, queue.leader_epoch) != batch.key_of_leader:
-            return 0.0  # a new leader has not refused it yet
+            return 0.0  # the new leader has not refused it
         return batch.last_attempt_ms + batch.backoff_ms - now_ms
 
     def must_wait(self, queue: PartitionQueue, snapshot: Snapshot) -> bool:
-        """Return whether waking the sender for a queue is of no use."""
+        """Return whether a queue's node takes no more, so that waking has no effect."""
         occupied = self.occupied
         return bool(occupied) and (
             snapshot.leader(queue.topic, queue.partition) in occupied
         )
 
     def note_node(self, node: int, is_usable: bool, now_ms: float) -> None:
-        """Note whether a node that has batches can take them."""
+        """Note whether a node can take the batches that it has."""
         if is_usable:
             self._stalled_since_ms.pop(node, None)
         else:
@@ -354,9 +375,9 @@ class RecordAccumulator:
     def drain(
         self, snapshot: Snapshot, nodes: Iterable[int], now_ms: float
     ) -> dict[int, list[ProducerBatch]]:
-        """Take batches for each node: one a partition, max.request.size in all.
+        """Take sealed batches for each node, one of a partition, of max.request.size.
 
-        They are sealed; a first one that is too large alone goes all the same.
+        A first batch goes even if it alone is larger.
         """
         wanted = set(nodes)
         drained: dict[int, list[ProducerBatch]] = {}
@@ -373,12 +394,15 @@ class RecordAccumulator:
         return drained
 
     def _is_sealed(self, batch: ProducerBatch) -> bool:
-        """Seal a drained batch; put it back if that fails, for its time to run out."""
+        """Seal a drained batch; if that fails, put it back, and return False.
+
+        It is tried again until delivery.timeout.ms is over.
+        """
         if batch.data is not None:
             return True
         try:
             self.seal(batch)
-        except Exception as error:  # noqa: BLE001 - of a codec, or no memory is left
+        except Exception as error:  # noqa: BLE001 - a codec's error, or no memory
             _log.exception("sealing a batch of %s-%d", batch.topic, batch.partition)
             batch.last_refusal = (
                 f"it cannot be encoded: {error or type(error).__name__}"
@@ -390,7 +414,7 @@ class RecordAccumulator:
     def _drain_node(
         self, node: int, queues: list[PartitionQueue], now_ms: float
     ) -> list[ProducerBatch]:
-        # Where the last request had no room for more, this one begins.
+        # Begin with the first queue that had no room in the last request.
         count, rules = len(queues), self._rules
         limit = self._settings.max_request_size
         first = start = self._drain_index.get(node, 0) % count
@@ -425,7 +449,7 @@ class RecordAccumulator:
             self._note_closed(queue, batch.size)
         batch.is_closed = True
         if batch.data is None:
-            # Sequences count records, which are not encoded yet.
+            # The rules below need the number of records, before they are encoded.
             batch.record_count = len(batch.records)
             batch.is_sealing = True
         if self._rules is not None:
@@ -434,7 +458,7 @@ class RecordAccumulator:
     # -- trying again ------------------------------------------------------------------
 
     def reenqueue(self, batch: ProducerBatch, now_ms: float) -> None:
-        """Put a batch back, to be tried again after its backoff."""
+        """Put a batch back, for another attempt after its backoff."""
         batch.backoff_ms = self._backoff.delay_ms(batch.attempts, self._rng)
         batch.attempts += 1
         batch.last_attempt_ms = now_ms
@@ -446,9 +470,9 @@ class RecordAccumulator:
         queue = self.topics[batch.topic].queue(batch.partition)
         position = 0
         if batch.has_sequence:
-            # Batches that were drained after it may have come back before it.
+            # Batches that were drained later may have been put back earlier.
             for position, other in enumerate(queue.batches):
-                # Numbers begin again at 0 after the highest.
+                # Sequence numbers wrap around to 0 after the highest.
                 ahead = (other.base_sequence - batch.base_sequence) & 0x7FFFFFFF
                 if not other.has_sequence or 0 < ahead < 1 << 30:
                     break
@@ -458,10 +482,10 @@ class RecordAccumulator:
         self._active[queue] = None
 
     def split_and_reenqueue(self, batch: ProducerBatch) -> list[ProducerBatch]:
-        """Put the halves of a batch that was too large in its place, to go at once.
+        """Split a batch that was too large, and put the parts in its place.
 
-        The first time they are of batch.size; after that half of what was too large,
-        down to single records.
+        The first time, the parts have batch.size; after that, half of what was too
+        large, down to single records.
         """
         limit = self._settings.batch_size + BATCH_HEADER_SIZE
         if batch.is_split or batch.raw_size <= limit:
@@ -490,7 +514,7 @@ class RecordAccumulator:
         return children
 
     def mute(self, batch: ProducerBatch) -> None:
-        """Drain nothing more of the batch's partition."""
+        """Drain no more batches of this batch's partition."""
         self.topics[batch.topic].queue(batch.partition).is_muted = True
 
     def unmute(self, batch: ProducerBatch) -> None:
@@ -500,7 +524,7 @@ class RecordAccumulator:
     # -- the end -----------------------------------------------------------------------
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
-        """Take the batches that were not even sent within delivery.timeout.ms."""
+        """Take the waiting batches that are older than delivery.timeout.ms."""
         limit_ms = self._settings.delivery_timeout_ms
         expired: list[ProducerBatch] = []
         with self.lock:
@@ -519,7 +543,7 @@ class RecordAccumulator:
         return expired
 
     def next_expiry_ms(self) -> float:
-        """Return when the first batch will expire; inf without any."""
+        """Return when the first waiting batch expires; inf without any."""
         with self.lock:
             oldest = min(
                 (queue.batches[0].created_ms for queue in self._active),
@@ -528,18 +552,18 @@ class RecordAccumulator:
         return oldest + self._settings.delivery_timeout_ms
 
     def expiry_error(self, batch: ProducerBatch, now_ms: float) -> DeliveryTimeoutError:
-        """Return what the records of an expired batch fail with."""
+        """Return the error for the records of an expired batch."""
         count = batch.record_count or len(batch.records)
         sent = (
             "; they were sent, and may be written"
             if (batch.attempts or batch.in_retry) and batch.data is not None
-            else ""  # such as what could not be encoded
+            else ""  # not sent, or it could not be encoded
         )
         return DeliveryTimeoutError(
             f"{count} record(s) for {batch.topic}-{batch.partition} were not"
             f" acknowledged in {now_ms - batch.created_ms:.0f} ms"
             f" (delivery.timeout.ms={self._settings.delivery_timeout_ms}){sent}; "
-            + (batch.last_refusal or "is the broker up, and fast enough?")
+            + (batch.last_refusal or "does the broker run, and is it fast enough?")
         )
 
     def release(self, batch: ProducerBatch) -> None:
@@ -556,18 +580,18 @@ class RecordAccumulator:
 
     @property
     def has_incomplete(self) -> bool:
-        """Whether a batch is not done yet, sent or not."""
-        with self.lock:  # or a batch is on its way while the producer is closed
+        """Whether there is a batch that is not done yet, sent or not."""
+        with self.lock:  # a thread may be adding one while the producer is closed
             return bool(self._incomplete)
 
     @property
     def unacknowledged(self) -> int:
-        """How many records are not done; without the lock, which may be held here."""
-        batches = list(self._incomplete)  # in one step, whatever other threads do
+        """How many records are not done; reads without the lock, which may be held."""
+        batches = list(self._incomplete)  # one step, which no other thread interrupts
         return sum(batch.record_count or len(batch.records) for batch in batches)
 
     def complete_here(self) -> None:
-        """See the function of that name; called by the sender's thread."""
+        """Note that the calling thread, the sender's, completes all batches."""
         complete_here(self._incomplete)
 
     def undrained(self) -> list[ProducerBatch]:
