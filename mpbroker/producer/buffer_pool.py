@@ -1,9 +1,9 @@
-"""The bytes that batches may hold together: ``buffer.memory``.
+"""BufferPool: an account of the bytes that all batches may hold, ``buffer.memory``.
 
-Nothing is allocated here; it is an account. Whoever finds it exhausted waits in line,
-so that a large request is not overtaken for ever by small ones. Who waits is not woken
-for every batch that comes free: while nearly all memory holds batches there is enough
-to send, and to change threads costs as much as to fill one.
+It allocates nothing. A thread that needs more bytes than are free waits in line, so
+that small requests do not overtake a large one for ever. A waiting thread is not woken
+for every batch that becomes free. While nearly all memory holds batches, there is
+enough to send, and to switch threads costs as much as to fill a batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mpbroker.producer.errors import (
 )
 from mpbroker.producer.latch import Latch
 
-_PATIENCE_S: Final = 0.005  # then who waits takes what there is
-_ENOUGH: Final = 16  # of this part of all memory is told at once
+_PATIENCE_S: Final = 0.005  # a waiting thread looks for free bytes so often
+_ENOUGH: Final = 16  # threads are woken when one part in so many is free
 
 
 class Grant:
-    """Bytes on their way from the pool to a batch, which sets ``held`` to 0.
+    """Bytes on their way from the pool to a batch, which takes them by ``held = 0``.
 
-    What no batch took goes back at the end of `with`, and at the end of a `take` that
-    failed, wherever its thread was interrupted (Ctrl-C): that is behind a call, never
-    between two stores.
+    Bytes that no batch took go back at the end of `with`, and at the end of a `take`
+    that failed, wherever the thread was interrupted (Ctrl-C). An interrupt comes after
+    a call, never between two stores.
     """
 
     __slots__ = ("_pool", "held", "size", "told")
@@ -39,7 +39,7 @@ class Grant:
         self._pool = pool
         self.size = size
         self.held = 0
-        self.told: Latch | None = None  # in line; set when there is no more
+        self.told: Latch | None = None  # while in line; set when the wait is over
 
     def __enter__(self) -> Self:
         return self
@@ -49,13 +49,14 @@ class Grant:
             self._pool.give_back(self)
 
     def take(self, timeout_s: float, waits: Callable[[], None] = lambda: None) -> None:
-        """Take the bytes, waiting for them in line.
+        """Take the bytes, waiting in line for them.
 
         Args:
-            waits: called when it is in line: who has bytes to free may look.
+            timeout_s: the longest wait.
+            waits: called when this grant is in line, so that the sender may free bytes.
 
         Raises:
-            BufferExhaustedError: they were not there in time.
+            BufferExhaustedError: the bytes did not become free in time.
             RecordTooLargeError, ProducerClosedError: see `BufferPool.try_take`.
         """
         try:
@@ -66,10 +67,10 @@ class Grant:
             raise
 
     def overdraw(self) -> None:
-        """Take the bytes at once, there or not: up to as many as there are in all.
+        """Take the bytes at once, even if they are not free.
 
         Raises:
-            BufferExhaustedError: so many are lent.
+            BufferExhaustedError: as many bytes as ``buffer.memory`` are lent already.
             RecordTooLargeError, ProducerClosedError: see `BufferPool.try_take`.
         """
         self._pool.lend(self)
@@ -93,14 +94,14 @@ class BufferPool:
         return len(self._waiters)
 
     def grant(self, size: int) -> Grant:
-        """Return what takes bytes for a batch, and holds them until it has them."""
+        """Return a grant that takes bytes, and holds them for a batch."""
         return Grant(self, size)
 
     def try_take(self, grant: Grant) -> bool:
-        """Take bytes if they are there and nobody waits for some; return whether.
+        """Take bytes if they are free and no thread waits in line; return whether.
 
         Raises:
-            RecordTooLargeError: there will never be so many.
+            RecordTooLargeError: the pool will never have so many bytes.
             ProducerClosedError: `close` was called.
         """
         with self._lock:
@@ -118,8 +119,8 @@ class BufferPool:
             if self.available_bytes + self.total_bytes < grant.size:
                 self.exhausted_count += 1
                 raise BufferExhaustedError(
-                    f"callbacks have taken buffer.memory={self.total_bytes} once more"
-                    " than there is, and cannot wait for it; send less in them"
+                    f"buffer.memory={self.total_bytes} is overdrawn by as much again,"
+                    " and callbacks cannot wait for it; send less in callbacks"
                 )
             self.available_bytes -= grant.size
             grant.held = grant.size
@@ -149,13 +150,13 @@ class BufferPool:
             raise ProducerClosedError("the producer was closed while send() waited")
         if not grant.held:
             raise BufferExhaustedError(
-                f"no {grant.size} bytes of buffer.memory={self.total_bytes} came free"
-                f" in {timeout_s * 1000:.0f} ms (max.block.ms); brokers are slower than"
-                " send(): raise buffer.memory, or send less"
+                f"{grant.size} bytes of buffer.memory={self.total_bytes} did not become"
+                f" free in {timeout_s * 1000:.0f} ms (max.block.ms); brokers are slower"
+                " than send(): raise buffer.memory, or send less"
             )
 
     def give_back(self, grant: Grant) -> None:
-        """Take from a grant what it holds, and its place in line."""
+        """Take back the bytes that a grant holds, and its place in line."""
         with self._lock:
             self.available_bytes += grant.held
             grant.held = 0
@@ -174,7 +175,7 @@ class BufferPool:
             )
 
     def free(self, size: int) -> None:
-        """Give bytes back, to those who wait first."""
+        """Give bytes back; threads in line get them first."""
         with self._lock:
             self.available_bytes += size
             if self._waiters and self.available_bytes * _ENOUGH >= self.total_bytes:
@@ -190,7 +191,7 @@ class BufferPool:
                 first.told.set()
 
     def close(self) -> None:
-        """Let nobody wait any more, nor allocate."""
+        """End all waits; nothing can be taken any more."""
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, deque()
@@ -199,10 +200,10 @@ class BufferPool:
                 waiter.told.set()
 
     def metrics(self, age_ms: float) -> dict[str, float]:
-        """Return all that is to be told of it, under Kafka's names.
+        """Return the pool's metrics, under Kafka's names.
 
         Args:
-            age_ms: of the producer, over which the ratio of waiting is taken.
+            age_ms: the age of the producer; the ratio of waiting is over this time.
         """
         return {
             "buffer-total-bytes": float(self.total_bytes),
