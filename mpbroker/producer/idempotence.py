@@ -1,12 +1,13 @@
-"""Every record once and in order: producer ids, epochs and sequence numbers.
+"""Idempotence: producer ids, epochs and sequence numbers of batches.
 
-Each batch carries the number of its first record among all that this producer wrote to
-the partition; a broker refuses what is out of order and recognises what it has. A batch
-keeps its number however often it is sent. When numbers can no longer be true, because
-one batch failed for good and others were numbered after it, the epoch is raised by one
-and the partition begins again at 0.
+They make sure that every record is written once, and in order. Each batch carries a
+sequence number: how many records this producer wrote to the partition before it. A
+broker refuses a batch that is out of order, and recognizes one that it has already. A
+batch keeps its number however often it is sent. If a batch fails for good after later
+ones were numbered, these numbers are wrong. Then the epoch is raised by one, and the
+partition begins again at 0.
 
-Used by the sender's thread only.
+Only the sender's thread uses it.
 
 Source: KIP-98; KIP-360 for raising the epoch.
 """
@@ -35,7 +36,7 @@ Partition = tuple[str, int]
 
 
 class _Sequences:
-    """One partition's numbers."""
+    """The sequence numbers of one partition."""
 
     __slots__ = ("epoch", "in_flight", "last_acked", "last_acked_offset", "next")
 
@@ -44,23 +45,23 @@ class _Sequences:
         self.last_acked = _NONE_ACKED
         self.last_acked_offset = -1
         self.epoch = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        self.in_flight: list[ProducerBatch] = []  # numbered and not done, in order
+        self.in_flight: list[ProducerBatch] = []  # numbered, not done; in order
 
     def is_next(self, sequence: int) -> bool:
-        """Return whether a sequence follows what was acknowledged last."""
+        """Return whether a sequence number follows the last acknowledged one."""
         if self.last_acked == _NONE_ACKED:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_behind(self, sequence: int) -> bool:
-        """Return whether a sequence is at or before what was acknowledged last."""
+        """Return whether a sequence number is not after the last acknowledged one."""
         if self.last_acked == _NONE_ACKED:
             return False
         return (self.last_acked - sequence) & 0x7FFFFFFF < 1 << 30
 
 
 class Idempotence:
-    """See the module; the rules of draining, for a producer without transactions."""
+    """See the module; the rules of draining for producers without transactions."""
 
     def __init__(self) -> None:
         self.producer_id: int = NO_PRODUCER_ID
@@ -68,8 +69,8 @@ class Idempotence:
         self.fatal_error: ProducerError | None = None
         self._partitions: dict[Partition, _Sequences] = {}
         self._bump: set[Partition] = set()
-        # By partition: the sequence after a batch that expired when it may have been
-        # written. Nothing new is numbered until it is known whether it was.
+        # By partition: the sequence number after a batch that expired and may be
+        # written. No new batch is numbered before this is known.
         self._unresolved: dict[Partition, int] = {}
 
     @property
@@ -90,24 +91,24 @@ class Idempotence:
     # -- the id ------------------------------------------------------------------------
 
     def init_request(self) -> InitProducerIdRequest:
-        """Return the request for an id."""
+        """Return the request for a producer id."""
         return InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=0x7FFFFFFF
         )
 
     def take_id(self, response: InitProducerIdResponse) -> None:
-        """Take an id that the broker gave."""
+        """Take the producer id and epoch that the broker gave."""
         self.producer_id = response.producer_id
         self.epoch = response.producer_epoch
 
     def begin_turn(self) -> None:
-        """Raise the epoch where that was found to be necessary."""
+        """Raise the epoch, if that was found to be necessary."""
         self._resolve()
         if not self._bump or not self.has_producer_id:
             return
         if self.epoch >= _MAX_EPOCH:
             self.producer_id, self.epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
-            return  # begun again with the next id
+            return  # `took_new_id` goes on with a new id
         self.epoch += 1
         self._restart()
 
@@ -117,7 +118,7 @@ class Idempotence:
             self._begin_again(key)
 
     def _begin_again(self, key: Partition) -> None:
-        """Number a partition from 0, with the present id; what is in flight first."""
+        """Number a partition from 0 again, beginning with its batches in flight."""
         sequences = self._partitions[key]
         sequences.epoch = self.producer_id, self.epoch
         sequences.next = 0
@@ -129,12 +130,12 @@ class Idempotence:
             sequences.next = increment_sequence(sequences.next, batch.record_count)
 
     def took_new_id(self) -> None:
-        """Number those partitions anew that waited for an id."""
+        """Number the partitions again that waited for a new producer id."""
         if self._bump:
             self._restart()
 
     def request_bump(self, batch: ProducerBatch) -> None:
-        """Have the batch's partition begin again, in the next turn."""
+        """Have the batch's partition begin again at 0, in the next turn."""
         self._bump.add((batch.topic, batch.partition))
 
     # -- draining ----------------------------------------------------------------------
@@ -147,17 +148,18 @@ class Idempotence:
         if not batch.has_sequence:
             stale = sequences.epoch != (self.producer_id, self.epoch)
             if stale and sequences.in_flight:
-                return False  # numbered by another epoch: let them end first
+                return False  # wait for the batches that have numbers of another epoch
             if sequences.last_acked == _NONE_ACKED and sequences.in_flight:
-                # A broker that knows nothing of this producer takes any first number.
-                # If it refuses number 0 (it is just becoming the leader) and takes the
-                # next, 0 can never be written: seen with Apache Kafka on new topics.
+                # A broker that does not know this producer accepts any first number. If
+                # it refuses batch 0, because it is just becoming the leader, and then
+                # accepts the next batch, batch 0 can never be written. That happens
+                # with Apache Kafka on new topics. So send batch 0 alone.
                 return False
             if not self._unresolved and not self._bump:
                 return True  # nearly always
             key = batch.topic, batch.partition
             return key not in self._unresolved and key not in self._bump
-        # Sent before: in order, so only the first of what is in flight.
+        # A batch that is sent again: only the first one in flight, to keep the order.
         first = sequences.in_flight[0] if sequences.in_flight else None
         return first is None or first is batch
 
@@ -190,7 +192,7 @@ class Idempotence:
             sequences.last_acked_offset = base_offset + batch.record_count - 1
 
     def failed(self, batch: ProducerBatch, error: ProducerError) -> None:
-        """Note that a batch will not be written, whatever is numbered after it."""
+        """Note that a batch failed for good, even if later ones are numbered."""
         self._remove(self._of(batch), batch)
         if isinstance(error, FatalError):
             self.fatal_error = error
@@ -203,14 +205,14 @@ class Idempotence:
             sequences.in_flight.remove(batch)
 
     def replaced(self, batch: ProducerBatch, children: list[ProducerBatch]) -> None:
-        """Put the parts of a batch that was split in its place."""
+        """Put the parts of a split batch in its place."""
         in_flight = self._of(batch).in_flight
         if batch in in_flight:
             position = in_flight.index(batch)
             in_flight[position : position + 1] = children
 
     def expired(self, batch: ProducerBatch) -> None:
-        """Note that a batch's time is over and nobody knows whether it is written."""
+        """Note that a batch expired, without knowing whether it is written."""
         if not batch.has_sequence:
             return
         sequences = self._of(batch)
@@ -228,7 +230,7 @@ class Idempotence:
         for key in list(self._unresolved):
             sequences = self._partitions[key]
             if sequences.in_flight:
-                continue  # their answers will tell
+                continue  # the answers to these will tell
             del self._unresolved[key]
             if not sequences.is_next(sequences.next):
                 self._cannot_resolve(key)
@@ -239,18 +241,18 @@ class Idempotence:
     def may_retry(
         self, batch: ProducerBatch, code: ErrorCode, log_start_offset: int
     ) -> bool:
-        """Return whether a refused batch should be sent again.
+        """Return whether to send a refused batch again.
 
         Args:
-            batch: numbered.
+            batch: the batch.
             code: why it was refused.
-            log_start_offset: of the partition; -1 if the broker did not say.
+            log_start_offset: the partition's; -1 if the broker did not tell it.
         """
         if not batch.has_sequence:
             return code.retriable
         sequences = self._of(batch)
         if code == ErrorCode.UNKNOWN_PRODUCER_ID:
-            # The broker forgot us, as it may when retention took all that we wrote.
+            # The broker may forget a producer when retention has deleted its records.
             if log_start_offset >= 0:
                 self._lost_by_broker(batch, sequences, log_start_offset)
             return (
@@ -273,10 +275,10 @@ class Idempotence:
         unresolved = self._unresolved.get((batch.topic, batch.partition))
         is_next = sequences.is_next(batch.base_sequence)
         if sequences.is_behind(batch.base_sequence) and not batch.was_renumbered:
-            return False  # what comes after it is written: its place is taken
+            return False  # later batches are written: its place in the order is gone
         if unresolved is None and (batch.was_renumbered or not is_next):
-            # The answer is to a number it had before, or one before it is being
-            # retried: its turn comes.
+            # The answer is for a number that it had before, or an earlier batch is
+            # being retried.
             return True
         if self.is_transactional:
             return False
