@@ -1,4 +1,4 @@
-"""An event whose setter never waits for who waits for it."""
+"""Latch: an event that can be set even if a waiting thread was interrupted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 
 class Latch:
-    """`threading.Event` for threads that a signal's handler may interrupt (Ctrl-C).
+    """`threading.Event` for threads that a signal handler may interrupt (Ctrl-C).
 
-    An Event is guarded by a lock that is taken in Python: interrupted just behind that,
-    a thread that begins to wait leaves it locked for good, and who sets the event, the
-    sender's thread, stands still with all that it holds. Here each waits for a lock of
-    its own, which is released.
+    Python code takes the lock of an Event. A thread that is interrupted just after
+    that, when it begins to wait, leaves the lock locked for ever. Then the thread that
+    sets the event, the sender's, would wait for ever. Here each waiting thread has a
+    lock of its own, which `set` releases.
     """
 
     __slots__ = ("_is_set", "_locks")
@@ -24,22 +24,22 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Let all go on that wait, now and later."""
+        """End all waits, now and later."""
         self._is_set = True
         while self._locks:
             try:
                 self._locks.pop().release()
             except IndexError:
-                return  # another thread, doing the same, or giving up, was quicker
+                return  # another thread was quicker: it sets, too, or gave up waiting
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set; return whether it is."""
+        """Wait until the latch is set; return False if the time is over."""
         if self._is_set:
             return True
         lock = threading.Lock()
         lock.acquire()
         self._locks.append(lock)
-        # If it was set before that, nobody may have seen the lock.
+        # `set` may have run before the lock was in the list: look again.
         if not self._is_set:
             lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
             try:

@@ -1,7 +1,7 @@
-"""The end of a producer that nobody closes: it is dropped, or forked, or all ends.
+"""The end of a producer that was not closed: it is dropped, or forked, or Python ends.
 
-None of this may take a lock: garbage is collected in any thread between any two steps,
-while that thread holds a producer's lock; and a fork copies locks as they happen to be.
+None of this code may take a lock. Garbage is collected in any thread at any moment,
+even while that thread holds a producer's lock. And a fork copies locks as they are.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Of a live process; a forked child's copies are marked, so that none of them waits for
-# a thread that was not forked with it, or sends in its parent's name.
+# The producers of this process. In a forked child the copies are marked, so that none
+# waits for a thread that was not forked, or sends in its parent's name.
 _disown: weakref.WeakKeyDictionary[object, Callable[[object], None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -42,14 +42,14 @@ def watch(
     accumulator: RecordAccumulator,
     name: str,
 ) -> weakref.finalize[[weakref.ref[_T], int, Sender, RecordAccumulator, str], _T]:
-    """Watch over a producer whose thread runs; return what to detach when it is closed.
+    """Watch over a producer; return the finalizer to detach when it is closed.
 
     Args:
-        producer: to be watched; no reference is kept.
-        disown: called with it in a forked child.
-        sender: told to end, when all is sent, if the producer is dropped.
-        accumulator: knows what was not acknowledged then.
-        name: what to call the producer.
+        producer: the producer; no reference to it is kept.
+        disown: called with the producer in a forked child.
+        sender: closed when the producer is dropped; it sends all records before.
+        accumulator: tells how many records were not acknowledged.
+        name: what to call the producer in warnings.
     """
     _disown[producer] = disown  # type: ignore[assignment]
     return weakref.finalize(
@@ -70,9 +70,9 @@ def _unclosed(
     accumulator: RecordAccumulator,
     name: str,
 ) -> None:
-    """Say so as of files; what can still be sent is sent."""
+    """Warn, as Python does for files; send the records if that is still possible."""
     if os.getpid() != made_by:
-        return  # a forked child's copy: there is nothing of it to end
+        return  # a forked child's copy has nothing to end
     count = accumulator.unacknowledged
     how = "close() it, or use it in a with block"
     if producer() is None:
