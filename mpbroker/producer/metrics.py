@@ -1,4 +1,4 @@
-"""What a producer counts, under Kafka's names.
+"""ProducerMetrics: what a producer counts, under Kafka's names.
 
 Source: the "Producer Monitoring" tables of the Apache Kafka documentation.
 """
@@ -44,7 +44,7 @@ _TOTALS: Final = (
 
 
 class ProducerMetrics:
-    """Counters of one producer. Every method may be called by any thread."""
+    """The counters of one producer; for calls by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,14 +54,14 @@ class ProducerMetrics:
         self._totals = dict.fromkeys(_TOTALS, 0.0)
         self._topics: dict[str, dict[str, Rate]] = {}
         self._nodes: dict[int, tuple[Rate, Average, Tally]] = {}
-        # What has not gone into these yet: it comes so often that it would cost a tenth
-        # of all that sending costs.
+        # Values that are not in these yet. To add each at once would cost a tenth of
+        # all that sending costs.
         self._lately = {name: Tally() for name in _AVERAGES}
         self._sent_lately: dict[str, list[int]] = {}  # by topic: records, bytes
         self._folded_ms = -float("inf")
 
     def count(self, name: str, amount: float, now_ms: float, topic: str = "") -> None:
-        """Add to a rate, and to the topic's if one is named."""
+        """Add to a rate, and to the rate of a topic if one is named."""
         with self._lock:
             self._rates[name].add(amount, now_ms)
             if topic:
@@ -74,7 +74,7 @@ class ProducerMetrics:
         return rates
 
     def sent(self, batches: Sequence[ProducerBatch], now_ms: float) -> None:
-        """Note a request with these batches; of those sent before, that alone."""
+        """Count a request, and those of its batches that were not sent before."""
         records = 0
         with self._lock:
             lately = self._lately
@@ -96,7 +96,7 @@ class ProducerMetrics:
             self._fold(now_ms)
 
     def _fold(self, now_ms: float, *, at_once: bool = False) -> None:
-        """Take on what was noted lately, from time to time: a window is far longer."""
+        """Add the values noted lately, at intervals far shorter than a window."""
         if not at_once and now_ms - self._folded_ms < FOLLOW_MS:
             return
         self._folded_ms = now_ms
@@ -122,7 +122,7 @@ class ProducerMetrics:
     def answered(
         self, node: int, latency_ms: float, throttle_ms: float, now_ms: float
     ) -> None:
-        """Note an answer, how long it took, and what it cost by a quota."""
+        """Note an answer of a node, its latency, and its throttle time by a quota."""
         with self._lock:
             self._lately["request-latency"].add(latency_ms)
             self._lately["produce-throttle-time"].add(throttle_ms)
@@ -133,12 +133,12 @@ class ProducerMetrics:
             self._fold(now_ms)
 
     def spend(self, name: str, seconds: float) -> None:
-        """Add to one of the total times."""
+        """Add to a total time."""
         with self._lock:
             self._totals[name] += seconds * 1e9
 
     def snapshot(self, now_ms: float) -> dict[str, dict[str, float]]:
-        """Return all by group: producer-metrics, and per topic and node."""
+        """Return all metrics by group: producer-metrics, and by topic and node."""
         with self._lock:
             self._fold(now_ms, at_once=True)
             own = self._network.snapshot(now_ms)

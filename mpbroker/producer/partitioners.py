@@ -1,7 +1,8 @@
-"""Which partition a record goes to, where its sender did not say.
+"""Choose the partition of a record that does not name one.
 
-Keys go where Kafka's Java client puts them (murmur2); records without one stay with a
-partition for a whole batch (`sticky`). Another rule is any object with this method::
+A key goes to the partition where Kafka's Java client puts it (murmur2). Records without
+a key go to one partition for a whole batch (`sticky`). A partitioner of your own is any
+object with this method::
 
     class ByCustomer:
         def partition(self, topic, key, value, partition_count, available):
@@ -17,8 +18,9 @@ from typing import Final, Protocol
 
 from mpbroker.client.partitioner import partition_for_key
 
-# Keys repeat, and hashing one costs more than all else that a record needs. All that is
-# remembered is for ever, and beside buffer.memory: with keys of 64 bytes some 4.5 MB.
+# Keys repeat, and hashing one costs more than all else that a record needs. The cache
+# is never emptied and does not count as buffer.memory: with keys of 64 bytes some 4.5
+# MB.
 _CACHED_KEYS: Final = 1 << 14
 _LONGEST_CACHED: Final = 64
 
@@ -33,7 +35,7 @@ def cached_partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 class Partitioner(Protocol):
-    """A rule of one's own; see the module."""
+    """A partitioner of your own; see the module."""
 
     def partition(
         self,
@@ -43,21 +45,21 @@ class Partitioner(Protocol):
         partition_count: int,
         available: Sequence[int],
     ) -> int | None:
-        """Return a partition, 0..partition_count - 1; None leaves it to `sticky`.
+        """Return a partition, 0..partition_count - 1; None: choose as without a key.
 
-        Called by the thread that sends, once for each record.
+        The thread that calls send() calls it, once for each record.
 
         Args:
-            topic: the record's.
-            key: serialized.
-            value: serialized.
-            partition_count: of the topic.
+            topic: the record's topic.
+            key: the record's key, serialized.
+            value: the record's value, serialized.
+            partition_count: how many partitions the topic has.
             available: the partitions that have a leader now.
         """
 
 
 class RoundRobinPartitioner:
-    """Every record to the next partition that has a leader, whatever its key."""
+    """Sends every record to the next partition that has a leader, whatever its key."""
 
     def __init__(self) -> None:
         self._counters: dict[str, count[int]] = {}
@@ -71,7 +73,7 @@ class RoundRobinPartitioner:
         available: Sequence[int],
     ) -> int:
         counter = self._counters.setdefault(topic, count())
-        turn = next(counter)  # one step, whatever other threads do
+        turn = next(counter)  # one step, which no other thread interrupts
         if available:
             return available[turn % len(available)]
         return turn % partition_count
