@@ -1,4 +1,4 @@
-"""Waiting until a topic's partitions and leaders are known."""
+"""TopicWait: wait until a topic's partitions and leaders are known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAN_BE_SENT: Final = utf8()
 
 
 class TopicWait:
-    """Threads that send wait here; the sender's thread asks."""
+    """Threads that call send() wait here; the sender's thread asks brokers."""
 
     def __init__(
         self,
@@ -35,7 +35,15 @@ class TopicWait:
         max_block_ms: int,
         asking: threading.Thread,
     ) -> None:
-        """Wait for nothing yet; ``asking`` is the sender's thread."""
+        """Wait for nothing yet.
+
+        Args:
+            metadata: the producer's metadata.
+            client: is woken to ask.
+            metrics: gets the times of waits.
+            max_block_ms: the longest wait.
+            asking: the sender's thread.
+        """
         self._metadata = metadata
         self._client = client
         self._metrics = metrics
@@ -43,22 +51,27 @@ class TopicWait:
         self._asking = asking
 
     def wait(self, topic: str, partition: int | None, began: float) -> TopicInfo:
-        """Wait until a topic, and one of its partitions, is known.
+        """Wait until a topic is known, and has a partition.
+
+        Args:
+            topic: the topic's name.
+            partition: the partition's number; None: any will do.
+            began: the time.monotonic() at which the caller began.
 
         Raises:
-            DeliveryTimeoutError: not within max.block.ms.
-            FatalError: no broker believes who we are.
-            RefusedError: no message can carry that name.
-            RetriableError: a callback asks, whose thread would wait for itself.
-            TypeError: it is no string.
-            ProducerError: the broker refused to tell.
+            DeliveryTimeoutError: it is not known within max.block.ms.
+            FatalError: a login or a certificate was refused.
+            RefusedError: the topic's name cannot be sent.
+            RetriableError: a callback calls this, and its thread would wait for itself.
+            TypeError: the topic is not a string.
+            ProducerError: the broker refused to describe the topic.
         """
         _check_name(topic)
         deadline = began + self._max_block_ms / 1000
         metadata = self._metadata
         try:
             while True:
-                # Each time: who waits for long has not lost interest.
+                # Each time, so that the topic is not forgotten during a long wait.
                 metadata.add_topic(topic, monotonic_ms())
                 seen = metadata.request_update()
                 snapshot = metadata.snapshot
@@ -114,21 +127,20 @@ def _in_callback(
 ) -> RetriableError:
     what = f"topic {topic!r}" if info is None else f"partition {partition} of {topic!r}"
     return RetriableError(
-        f"{what} is not known yet, and a callback cannot wait for it: its thread is the"
-        " one that asks brokers, which it will now; call partitions_for() before there"
-        " are callbacks, or send from another thread",
+        f"{what} is not known yet, and a callback cannot wait for it: its own thread"
+        " asks the brokers, which it does now; call partitions_for() before the"
+        " callbacks, or send from another thread",
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     )
 
 
 def _check_name(topic: object) -> None:
-    """Keep away from metadata a name that would spoil the question about all others."""
+    """Refuse a name that would spoil the Metadata request for all topics."""
     if not topic:
-        raise RefusedError("a record without a topic; name one")
+        raise RefusedError("the record has no topic; name one")
     if not isinstance(topic, str):
         raise TypeError(f"the topic {topic!r} is {type(topic).__name__}, not str")
     if not _CAN_BE_SENT.accepts(topic):
         raise RefusedError(
-            f"the topic {topic[:80]!r} cannot be asked for: it must be"
-            f" {_CAN_BE_SENT.limit}"
+            f"the topic {topic[:80]!r} cannot be sent: it must be {_CAN_BE_SENT.limit}"
         )
