@@ -1,4 +1,4 @@
-"""What waits for each partition of a topic; `RecordAccumulator` has the lock of all."""
+"""The queues of batches of partitions; `RecordAccumulator` has their lock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mpbroker.producer.batch import ProducerBatch
 from mpbroker.producer.sticky import StickyPartitioner
 from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
-# How a batch's estimate of its compressed size follows what batches turn out to be:
-# quickly up, since too large is refused, slowly down. Source: KIP-126.
+# How the estimated compression ratio follows that of sealed batches: it rises fast,
+# because brokers refuse batches that are too large, and falls slowly. Source: KIP-126.
 _RATIO_UP: Final = 0.05
 _RATIO_DOWN: Final = 0.005
 _RATIO_MARGIN: Final = 1.05
@@ -19,9 +19,14 @@ _LEAST_RATIO: Final = 0.05
 
 
 class PartitionQueue:
-    """One partition's batches; ``open`` is the last of them while it takes more.
+    """The batches of one partition.
 
-    ``leader`` and ``leader_epoch`` are by what ``snapshot`` says; see `follow`.
+    Attributes:
+        open: the last batch, while it takes more records; else None.
+        transaction: the number of the transaction that ``open`` belongs to.
+        is_muted: whether no batch may be drained now.
+        leader: the leader's node id by ``snapshot``; see `follow`.
+        leader_epoch: the leader's epoch, likewise.
     """
 
     __slots__ = (
@@ -41,14 +46,14 @@ class PartitionQueue:
         self.partition = partition
         self.batches: deque[ProducerBatch] = deque()
         self.open: ProducerBatch | None = None
-        self.transaction = 0  # whose ``open`` is
+        self.transaction = 0
         self.is_muted = False
         self.snapshot: Snapshot | None = None
         self.leader = NO_NODE
         self.leader_epoch = -1
 
     def follow(self, snapshot: Snapshot) -> int:
-        """Take on who leads the partition, if that may be news; return the leader."""
+        """Take the partition's leader from a snapshot, if that is new; return it."""
         if self.snapshot is not snapshot:
             self.leader = snapshot.leader(self.topic, self.partition)
             self.leader_epoch = snapshot.leader_epoch(self.topic, self.partition)
@@ -57,7 +62,12 @@ class PartitionQueue:
 
 
 class TopicQueues:
-    """The queues of a topic's partitions, and where records without keys go now."""
+    """The queues of a topic's partitions, and the current one for records without keys.
+
+    Attributes:
+        current: the queue that records without keys go to now.
+        ratio: the estimated size of a compressed batch, divided by its size before.
+    """
 
     __slots__ = ("current", "name", "queues", "ratio", "sticky")
 
@@ -65,21 +75,21 @@ class TopicQueues:
         self.name = name
         self.queues: list[PartitionQueue] = []
         self.sticky = sticky
-        self.current: PartitionQueue | None = None  # for records without keys
-        self.ratio = 1.0  # compressed size by size, estimated
+        self.current: PartitionQueue | None = None
+        self.ratio = 1.0
 
     def queue(self, partition: int) -> PartitionQueue:
-        """Return a partition's queue."""
+        """Return a partition's queue; make it if there is none."""
         while len(self.queues) <= partition:
             self.queues.append(PartitionQueue(self.name, len(self.queues)))
         return self.queues[partition]
 
     def limit(self, size: int) -> int:
-        """Return how many bytes compress to ``size``, a little less by experience."""
+        """Return how many bytes compress to ``size``, estimated with a margin."""
         return int(size / (self.ratio * _RATIO_MARGIN))
 
     def learn_ratio(self, batch: ProducerBatch) -> None:
-        """Take on how well a sealed batch was compressed."""
+        """Adapt the estimated ratio to that of a sealed batch."""
         if not batch.raw_size:
             return
         actual = (batch.size - BATCH_HEADER_SIZE) / batch.raw_size

@@ -1,4 +1,4 @@
-"""What a user hands to a producer, and what may look at it on the way."""
+"""ProducerRecord, and the serializers and interceptors of a producer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpbroker.protocol.records.record_encode import RawHeaders
 _log = logging.getLogger(__name__)
 
 Serializer = Callable[[str, Any], bytes | None]
-"""From the topic and a key or value to its bytes; raises whatever it likes."""
+"""Return the bytes of a key or value, given the topic and it; may raise any error."""
 
 Headers = Iterable[tuple[str, bytes | None]]
 
@@ -30,23 +30,23 @@ class ProducerRecord(NamedTuple):
 
 
 class ProducerInterceptor:
-    """Sees every record and what became of it. Override what you need.
+    """Sees every record, and how it ended. Override the methods you need.
 
-    What a method raises is logged, and the record goes on as it was.
+    An exception of a method is logged; the record is sent as it was before.
     """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Return the record to send in place of this one; the sending thread calls."""
+        """Return the record to send instead; called by the thread that calls send()."""
         return record
 
     def on_acknowledgement(
         self, metadata: RecordMetadata | None, error: Exception | None
     ) -> None:
-        """Learn what became of a record; called before its callback."""
+        """Take the end of a record; called before its callback, by the same thread."""
 
 
 class Interceptors:
-    """All of a producer's, in their order; what one raises is logged."""
+    """The interceptors of a producer, in their order; their exceptions are logged."""
 
     def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
         self._interceptors = tuple(interceptors)
@@ -55,7 +55,7 @@ class Interceptors:
         return bool(self._interceptors)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Return what is left of a record when all have seen it."""
+        """Return a record as all interceptors have changed it."""
         for interceptor in self._interceptors:
             try:
                 record = interceptor.on_send(record)
@@ -64,7 +64,7 @@ class Interceptors:
         return record
 
     def before(self, callback: Callback | None) -> Callback:
-        """Return a callback that tells the interceptors, and then calls another."""
+        """Return a callback that calls the interceptors, and then ``callback``."""
 
         def acknowledged(
             metadata: RecordMetadata | None, error: Exception | None
@@ -83,8 +83,14 @@ class Interceptors:
 def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -> Any:
     """Return a key or value as bytes or None.
 
+    Args:
+        serializer: None if the value is bytes already.
+        topic: the record's topic.
+        what: "key" or "value", for errors.
+        value: what the user gave.
+
     Raises:
-        SerializationError: it is something else, or the serializer raised.
+        SerializationError: the value is not bytes, or the serializer raised an error.
     """
     if serializer is not None:
         try:
@@ -96,7 +102,7 @@ def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)  # of our own: theirs may change before it is sent
+        return bytes(value)  # a copy: the user may change the buffer
     raise SerializationError(
         f"the {what} of a record for {topic!r} is {type(value).__name__}, not bytes;"
         f" encode it, or give the producer a {what}_serializer"
@@ -104,10 +110,10 @@ def to_bytes(serializer: Serializer | None, topic: str, what: str, value: Any) -
 
 
 def to_raw_headers(topic: str, headers: Headers) -> RawHeaders:
-    """Return headers as they go on the wire.
+    """Return headers with encoded names.
 
     Raises:
-        SerializationError: not pairs of a string and bytes (or None).
+        SerializationError: the headers are not pairs of a string and bytes (or None).
     """
     raw = []
     try:

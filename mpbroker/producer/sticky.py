@@ -1,4 +1,4 @@
-"""Where records without keys go: one partition for a whole batch, then another.
+"""StickyPartitioner: one partition for a whole batch of records without keys.
 
 Source: KIP-480 (sticky), KIP-794 (weights by how fast partitions drain, and shares by
 bytes rather than by batches).
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 
 class StickyPartitioner:
-    """One topic's choice.
+    """Chooses partitions of one topic.
 
     Attributes:
-        partition: where records go now; None before the first `choose`.
-        bytes: how many went there since, in batches that are closed.
+        partition: the partition chosen last; None before the first `choose`.
+        bytes: how many bytes went there since, in closed batches.
     """
 
     __slots__ = ("_rng", "bytes", "partition")
@@ -27,11 +27,13 @@ class StickyPartitioner:
         self._rng = rng
 
     def choose(self, lengths: Sequence[int | None], adaptive: bool) -> int:
-        """Choose the next partition by chance.
+        """Choose the next partition at random.
 
         Args:
-            lengths: batches that wait for each partition; None: it is of no use now.
-            adaptive: whether short queues are likelier: by max + 1 - length.
+            lengths: how many batches wait for each partition; None for a partition that
+                cannot be used now.
+            adaptive: whether partitions with shorter queues are likelier; their weight
+                is the longest length + 1 - their length.
         """
         longest = -1
         for length in lengths:

@@ -1,4 +1,4 @@
-"""A producer's metrics, pushed to brokers that ask for them (KIP-714)."""
+"""Push a producer's metrics to brokers that ask for them (KIP-714)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_telemetry_sender(
     metrics: ProducerMetrics,
     clock: Callable[[], float],
 ) -> TelemetrySender | None:
-    """Return what pushes a producer's metrics; None: enable.metrics.push is false."""
+    """Return the sender of a producer's metrics; None without enable.metrics.push."""
     if not settings.enable_metrics_push:
         return None
 
@@ -38,7 +38,7 @@ def make_telemetry_sender(
             "connection-count": float(client.connection_count()),
             "metadata-age": (now_ms - metadata.updated_ms) / 1000,
         }
-        # There may be more topics than can be told.
+        # Topics last: there may be more than a push can have.
         return dict(sorted(groups.items(), key=lambda g: g[0].startswith(_TOPICS)))
 
     resource = {}
