@@ -1,8 +1,8 @@
-"""The loop that moves batches to brokers and takes their answers.
+"""Sender: the loop that sends batches to brokers and takes their answers.
 
-`run_once` is one turn: what transactions and idempotence need, then drain what is
-ready, then poll. It owns the `NetworkClient`; a thread of the producer's runs it, and
-tests run it turn by turn, with a clock of their own.
+`run_once` is one turn: send what transactions and idempotence need, send the batches
+that are ready, then poll. The sender owns the `NetworkClient`. The producer's thread
+runs it; tests run it turn by turn, with a clock of their own.
 
 Source: KIP-91 (delivery timeout), KIP-98, KIP-126 (splitting), KIP-467 (errors of
 single records), KIP-951 (leaders in answers).
@@ -54,8 +54,8 @@ from mpbroker.protocol.messages.produce import (
 
 _log = logging.getLogger(__name__)
 
-_NAMED_TOPICS_MAX_VERSION: Final = 12  # from 13 on, topics go by id
-# From 12 on a Produce adds its partitions to the transaction by itself (KIP-890).
+_NAMED_TOPICS_MAX_VERSION: Final = 12  # later versions name topics by id
+# From version 12 on, a Produce adds its partitions to the transaction itself (KIP-890).
 _TRANSACTIONS_MAX_VERSION: Final = 11
 
 _STALE_METADATA: Final = frozenset(
@@ -95,7 +95,7 @@ class Sender:
         self._idempotence = idempotence
         self._metrics = metrics
         self._clock = clock
-        # One batch in flight a connection, and none of a partition overtakes another.
+        # With one request in flight, mute partitions, so that no batch is overtaken.
         self._in_order = settings.max_in_flight == 1
         self._transactions = None
         if isinstance(idempotence, TransactionManager):
@@ -111,20 +111,20 @@ class Sender:
         self._init_not_before_ms = 0.0
         self._is_closing = False
         self._is_forced = False
-        # When closing does not wait any longer for a transaction's end.
+        # When closing stops waiting for the end of a transaction.
         self._end_by_ms: float | None = None
         self._none_expires_before_ms = -float("inf")
 
     # -- the loop ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run turns until closed: by `close`, once all is done; by `force_close`."""
+        """Run turns until `close` was called and all is done, or `force_close` was."""
         self._accumulator.complete_here()
         while not self._is_closing or (not self._is_forced and self._has_work()):
             try:
                 self.run_once()
-            except Exception:  # noqa: BLE001 - a mistake of ours must not hang futures
-                _log.exception("in the producer's thread")
+            except Exception:  # noqa: BLE001 - a bug here must not hang futures
+                _log.exception("error in the producer's thread")
         if self._accumulator.has_incomplete:
             error = ProducerClosedError(
                 "the producer was closed before this record was acknowledged; it may be"
@@ -143,7 +143,7 @@ class Sender:
         return self._telemetry is not None and self._telemetry.must_end(self._clock())
 
     def _must_end_transaction(self) -> bool:
-        """Abort what is open at the end; return whether that has yet to be answered."""
+        """Abort a transaction when closing; return whether to wait for its end."""
         state = self._idempotence
         if not isinstance(state, TransactionManager) or self._is_forced:
             return False
@@ -151,33 +151,33 @@ class Sender:
             TransactionState.IN_TRANSACTION,
             TransactionState.ABORTABLE_ERROR,
         ):
-            # Unless another thread's call has just come before it.
+            # The call of another thread may have ended it just now.
             with suppress(TransactionStateError):
                 state.begin_abort()
         if not state.is_completing:
             return False
-        # As long as its last record may take; the broker ends it by itself in the end.
+        # Wait as long as a record may take. The broker itself aborts it later.
         now_ms = self._clock()
         if self._end_by_ms is None:
             self._end_by_ms = now_ms + self._settings.delivery_timeout_ms
         if now_ms < self._end_by_ms:
             return True
         _log.warning(
-            "closed without knowing how the transaction of %s ended: no answer in %d ms"
-            " (delivery.timeout.ms)",
+            "closing without knowing how the transaction of %s ended: no answer in"
+            " %d ms (delivery.timeout.ms)",
             state.transactional_id,
             self._settings.delivery_timeout_ms,
         )
         return False
 
     def close(self) -> None:
-        """End `run` when everything is sent and answered."""
+        """End `run` when all batches are sent and answered."""
         self._accumulator.is_closed = True
         self._is_closing = True
         self._client.wakeup()
 
     def force_close(self) -> None:
-        """End `run` now; what is not acknowledged fails."""
+        """End `run` now; records that are not acknowledged fail."""
         self._is_forced = True
         self.close()
 
@@ -194,7 +194,7 @@ class Sender:
         self._metrics.follow(self._client.counts, now_ms)
 
     def _prepare(self, now_ms: float) -> float:
-        """Do what idempotence needs before batches go; return how long it can wait."""
+        """Do what must come before batches; return how long that can wait, in ms."""
         refusal = self._metadata.refusal
         if refusal is not None:
             self._refuse_all(authentication_failed(refusal))
@@ -219,7 +219,7 @@ class Sender:
         if node is None:
             return self._settings.client.retry_backoff_ms
         if not self._client.ready(node, now_ms):
-            return float("inf")  # something will come: versions, metadata, an end
+            return float("inf")  # an event will come: an answer, or a lost connection
         self._init_pending = True
         self._client.send(
             node,
@@ -253,7 +253,7 @@ class Sender:
         self._init_not_before_ms = now_ms + self._settings.client.retry_backoff_ms
 
     def _refuse_all(self, error: FatalError) -> None:
-        """Fail what waits, and what is waited for by a transaction's calls."""
+        """Fail all waiting batches, and the transaction's calls that wait."""
         state = self._idempotence
         if isinstance(state, TransactionManager):
             state.fail(error)
@@ -268,10 +268,10 @@ class Sender:
     # -- sending -----------------------------------------------------------------------
 
     def _send_batches(self, now_ms: float) -> float:
-        """Send what is ready; return how long until more may be."""
+        """Send the batches that are ready; return how long to wait for more, in ms."""
         accumulator, client = self._accumulator, self._client
         snapshot = self._metadata.snapshot
-        accumulator.occupied = _NO_NODES  # what comes after we have looked wakes us
+        accumulator.occupied = _NO_NODES  # records that come from here on wake us
         ready = accumulator.ready(snapshot, now_ms, self._unanswered_ms)
         if ready.leaderless:
             for topic in ready.leaderless:
@@ -303,17 +303,16 @@ class Sender:
             node for node in ready.nodes if client.is_occupied(node)
         }
         if sent and accumulator.has_undrained and not occupied.issuperset(nodes):
-            return 0.0  # the next batches of partitions may go, too
+            return 0.0  # the next batches of these partitions may be ready, too
         wait_ms = min(ready.next_check_ms, not_ready_ms)
         if accumulator.has_incomplete:
             wait_ms = min(wait_ms, max(0.0, self._none_expires_before_ms - now_ms))
         return wait_ms
 
     def _unanswered_ms(self, node: int) -> float:
-        """Return when the last batches went to a node that has not answered, or -inf.
+        """Return when a node got the last batches that it has not answered, or -inf.
 
-        If it takes no more, that is what is to be known of it, and all there is to wait
-        for.
+        -inf, too, for a node that takes no more requests: it is waited for anyway.
         """
         client = self._client
         if not client.in_flight(node) or client.is_occupied(node):
@@ -321,7 +320,7 @@ class Sender:
         return self._sent_ms.get(node, -float("inf"))
 
     def _next_expiry_ms(self, now_ms: float) -> float:
-        """Return a time before which no batch expires, those yet to come included."""
+        """Return a time before which no batch expires, not even one to come."""
         oldest = min((batch.created_ms for batch in self._in_flight), default=now_ms)
         return min(
             min(oldest, now_ms) + self._settings.delivery_timeout_ms,
@@ -364,18 +363,18 @@ class Sender:
             ),
             expect_answer=self._settings.acks != 0,
         )
-        # It is encoded; while the answer is waited for, the batches hold all that a
-        # retry needs, and a second copy would not be within buffer.memory.
+        # The request is encoded, and a retry needs only the batches. Drop its copy of
+        # the records, which does not count as buffer.memory.
         request.topic_data = []
 
     def _expire(self, now_ms: float) -> None:
-        """Fail what is older than delivery.timeout.ms, sent or not."""
+        """Fail batches that are older than delivery.timeout.ms, sent or not."""
         accumulator, limit_ms = self._accumulator, self._settings.delivery_timeout_ms
         late = [
             batch for batch in self._in_flight if now_ms - batch.created_ms >= limit_ms
         ]
         for batch in late:
-            batch.in_retry = True  # it was sent: say so
+            batch.in_retry = True  # so that the error tells that it was sent
         for batch in [*late, *accumulator.expired(now_ms)]:
             error = accumulator.expiry_error(batch, now_ms)
             if self._idempotence is not None:
@@ -423,7 +422,7 @@ class Sender:
                 if batch is not None:
                     self._complete(batch, entry, endpoints, now_ms)
         for batch in left.values():
-            # A broker that forgets a partition has not said that it is written.
+            # An answer without the partition does not tell whether it is written.
             silent = PartitionProduceResponse(
                 index=batch.partition,
                 error_code=ErrorCode.NETWORK_EXCEPTION,
@@ -439,7 +438,7 @@ class Sender:
         endpoints: dict[int, NodeEndpoint],
         now_ms: float,
     ) -> None:
-        """Do with a batch what its answer says."""
+        """Complete a batch, try it again, split it or fail it, as its answer says."""
         if batch.is_done:
             self._forget(batch)  # expired while it was in flight
             return
@@ -448,7 +447,9 @@ class Sender:
             self._succeed(batch, entry.base_offset, entry.log_append_time_ms)
             return
         if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-            self._succeed(batch, -1, -1)  # it is there; where, nobody remembers
+            self._succeed(
+                batch, -1, -1
+            )  # the broker has it, and does not tell its offset
             return
         if code in _STALE_METADATA:
             self._learn_leader(batch, entry, endpoints)
@@ -507,7 +508,7 @@ class Sender:
         self._forget(batch)
         try:
             children = self._accumulator.split_and_reenqueue(batch)
-        except Exception:  # noqa: BLE001 - of a codec, or no memory is left
+        except Exception:  # noqa: BLE001 - a codec's error, or no memory
             _log.exception("splitting a batch of %s-%d", batch.topic, batch.partition)
             self._fail(batch, entry, now_ms)
             return
@@ -531,7 +532,7 @@ class Sender:
         error = error_of(entry.error_code, what, entry.error_message)
         if entry.error_code == ErrorCode.NETWORK_EXCEPTION:
             error = NetworkError(
-                f"{error}; they may be written: retries is used up"
+                f"{error}; they may be written, and all retries are used up"
                 if self._settings.acks == ACKS_ALL
                 else f"{error}; they may be written",
                 ErrorCode.NETWORK_EXCEPTION,
@@ -575,7 +576,7 @@ class Sender:
             self._accumulator.unmute(batch)
 
     def abort_all(self, error: ProducerError) -> None:
-        """Fail everything that is not done."""
+        """Fail all batches that are not done."""
         accumulator = self._accumulator
         in_flight, self._in_flight = list(self._in_flight), {}
         accumulator.abort([*in_flight, *accumulator.undrained()], error)
