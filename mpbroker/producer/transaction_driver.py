@@ -1,9 +1,9 @@
-"""Sends what a `TransactionManager` wants sent, to the coordinator whose it is.
+"""TransactionDriver: sends the requests of a `TransactionManager` to coordinators.
 
-One request is on its way at a time, so their answers need no order of their own.
+It has one request in flight at a time, so answers come in order.
 
-Source: KIP-98; KIP-890 for why newer versions are not used: they move work to the
-broker that it does for producers of its second transaction version only.
+Source: KIP-98; KIP-890 for why newer versions of the requests are not used: with these
+the broker does work that it does only for producers of the second transaction version.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from mpbroker.protocol.messages.txn_offset_commit import (
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 
-# Highest versions in which a client of the first transaction version speaks.
+# The highest versions of the requests for a client of the first transaction version.
 _MAX_VERSIONS: Final = {
     Step.INIT: 5,
     Step.BUMP: 5,
@@ -73,7 +73,7 @@ _FIND_AGAIN: Final = frozenset(
 
 
 class TransactionDriver:
-    """See the module; the sender's thread calls."""
+    """See the module; only the sender's thread uses it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TransactionDriver:
         self._now_ms = 0.0
 
     def step(self, now_ms: float) -> float:
-        """Send what may be sent now; return how long until there may be more, in ms."""
+        """Send the request that is due; return how long until another may be, in ms."""
         self._now_ms = now_ms
         manager = self._manager
         manager.begin_turn()
@@ -110,7 +110,7 @@ class TransactionDriver:
         if pending is None:
             return float("inf")
         if pending.step is Step.END and not manager.has_begun_at_broker:
-            manager.ended(pending)  # nothing was written: the broker knows of nothing
+            manager.ended(pending)  # the broker does not know of the transaction
             return 0.0
         return self._send(pending, now_ms)
 
@@ -134,13 +134,13 @@ class TransactionDriver:
         if not self._client.ready(node, now_ms):
             self._manager.put_back(pending)
             if not self._client.knows(node):
-                # Newer than our metadata, which has been asked for just now.
+                # The coordinator is newer than our metadata, which is being updated.
                 self._coordinators.pop(key, None)
                 return self._settings.client.retry_backoff_ms
             delay_ms = self._client.delay_ms(node, now_ms)
-            gone = not self._client.is_connected(node)  # and not only throttling us
+            gone = not self._client.is_connected(node)  # else it only throttles us
             if gone and delay_ms > 0 and delay_ms != float("inf"):
-                # It went away: another may be the coordinator by now.
+                # The connection was lost: another broker may be the coordinator now.
                 self._coordinators.pop(key, None)
             return delay_ms
         request, response_type = self._request(pending)
@@ -328,7 +328,7 @@ class TransactionDriver:
 
 
 def _worst_code(response: Message) -> int:
-    """Return an answer's error: of the whole, or the first of its parts that counts."""
+    """Return the error code of an answer, or of the first of its parts that counts."""
     codes: list[int] = []
     if isinstance(response, AddPartitionsToTxnResponse):
         codes = [
@@ -342,7 +342,7 @@ def _worst_code(response: Message) -> int:
         ]
     else:
         return int(getattr(response, "error_code", 0))
-    # OPERATION_NOT_ATTEMPTED says no more than that another one was refused.
+    # OPERATION_NOT_ATTEMPTED only tells that another part was refused.
     codes = [code for code in codes if code]
     real = [code for code in codes if code != ErrorCode.OPERATION_NOT_ATTEMPTED]
     return (real or codes or [0])[0]
