@@ -1,8 +1,8 @@
-"""The life of a producer's transactions: which call fits when, and what an error does.
+"""TransactionManager: the state of a producer's transactions.
 
-Calls of the user come from any thread and leave requests to be sent; the sender's
-thread takes them, one at a time, by priority (`TransactionDriver`). Each call waits on
-an `Operation`.
+It decides which call fits when, and what an error does. Calls of the user come from any
+thread and add requests. The sender's thread takes these one at a time, by priority
+(`TransactionDriver`). Each call waits for an `Operation`.
 
 Source: KIP-98, KIP-360 (raising the epoch after an error), KIP-447 (offsets by group
 member), KIP-890 (abortable errors).
@@ -35,15 +35,15 @@ from mpbroker.protocol.messages.init_producer_id import (
 
 
 class TransactionState(Enum):
-    """Where a transactional producer is."""
+    """The state of a transactional producer; each comment says what is true in it."""
 
-    UNINITIALIZED = "not initialised"  # no id yet, and none asked for
-    INITIALIZING = "initialising"  # the id is asked for; or again, after an abort
-    READY = "ready"  # no transaction
+    UNINITIALIZED = "not initialised"  # there is no producer id
+    INITIALIZING = "initialising"  # the id is asked for, at first or after an abort
+    READY = "ready"  # there is no transaction
     IN_TRANSACTION = "in a transaction"  # records may be sent
-    COMMITTING = "committing"  # what was sent is waited for, then EndTxn
-    ABORTING = "aborting"  # likewise; nothing more is sent
-    PREPARED = "done: others end its transaction"  # nothing more is sent
+    COMMITTING = "committing"  # batches in flight are waited for; then EndTxn
+    ABORTING = "aborting"  # likewise, but waiting batches are dropped
+    PREPARED = "done: others end its transaction"  # no record is sent
     ABORTABLE_ERROR = "in a transaction that must be aborted"
     FATAL_ERROR = "of no use any more"
 
@@ -51,7 +51,7 @@ class TransactionState(Enum):
 _S = TransactionState
 _T = TypeVar("_T")
 
-# A pair that is absent is illegal: a call that does not fit.
+# A pair that is absent is a call that does not fit.
 TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = frozenset(
     {
         (_S.UNINITIALIZED, _S.INITIALIZING),
@@ -73,7 +73,14 @@ TRANSITIONS: Final[frozenset[tuple[TransactionState, TransactionState]]] = froze
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit, and what its owner likes to note about it."""
+    """An offset to commit for a partition.
+
+    Attributes:
+        offset: of the next record to read.
+        metadata: a text of the user's, stored with it.
+        leader_epoch: the epoch of the leader that wrote the record before; -1: not
+            known.
+    """
 
     offset: int
     metadata: str = ""
@@ -81,7 +88,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """Which member of a group commits; only the group's id is always needed."""
+    """The member of a consumer group that commits; the group's id may be enough."""
 
     group_id: str
     generation_id: int = -1
@@ -90,7 +97,7 @@ class GroupMetadata(NamedTuple):
 
 
 class PreparedTransaction(NamedTuple):
-    """What whoever commits or aborts a transaction later needs to know of it."""
+    """What another client needs to commit or abort a prepared transaction."""
 
     transactional_id: str
     producer_id: int
@@ -101,13 +108,20 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class Operation:
-    """What a call of the user waits for."""
+    """What a call of the user waits for.
+
+    Attributes:
+        what: the call, such as "commit_transaction()".
+        trouble: why it takes so long; ends the text of a timeout.
+        error: how it ended; None for success.
+        is_told: whether a call that waited has got the result.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.trouble = ""  # why it takes so long
+        self.trouble = ""
         self.error: ProducerError | None = None
-        self.is_told = False  # how it ended, to somebody who waited
+        self.is_told = False
         self._done = Latch()
 
     @property
@@ -115,22 +129,22 @@ class Operation:
         return self._done.is_set()
 
     def finish(self, error: ProducerError | None = None) -> None:
-        """End the wait, with an error or without; the first time counts."""
+        """End the wait, with or without an error; only the first call has an effect."""
         if not self._done.is_set():
             self.error = error
             self._done.set()
 
     def wait(self, timeout_ms: float) -> None:
-        """Wait.
+        """Wait for the end.
 
         Raises:
-            DeliveryTimeoutError: not done in time; the call may be repeated.
+            DeliveryTimeoutError: it is not done in time; the call may be repeated.
             ProducerError: it failed.
         """
         if not self._done.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX)):
             raise DeliveryTimeoutError(
                 f"{self.what} is not answered after {timeout_ms:.0f} ms (max.block.ms)"
-                f"{self.trouble}; call it again to wait on, or close the producer"
+                f"{self.trouble}; call it again to go on waiting, or close the producer"
             )
         self.is_told = True
         if self.error is not None:
@@ -138,7 +152,7 @@ class Operation:
 
 
 class Step(Enum):
-    """What is to be sent; in the order of priority."""
+    """The kinds of requests, in the order of priority."""
 
     INIT = 1
     ADD_PARTITIONS = 2
@@ -159,7 +173,15 @@ class Pending(NamedTuple):
 
 
 class TransactionManager(Idempotence):
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        new_partitions: partitions of the transaction that the coordinator must be told.
+        adding: partitions that it is being told.
+        partitions: partitions that it knows.
+        number: how many transactions were begun; the number of the last one.
+        has_begun_at_broker: whether the coordinator knows of the transaction.
+    """
 
     def __init__(self, transactional_id: str, timeout_ms: int) -> None:
         super().__init__()
@@ -169,15 +191,15 @@ class TransactionManager(Idempotence):
         self.new_partitions: set[Partition] = set()
         self.adding: set[Partition] = set()
         self.partitions: set[Partition] = set()
-        self.number = 0  # of transactions begun
+        self.number = 0
         self.has_begun_at_broker = False
-        self._unsure: set[Partition] = set()  # asked to be added; the answer was lost
-        self._unsure_offsets: Pending | None = None  # likewise
+        self._unsure: set[Partition] = set()  # `adding`, whose answer was lost
+        self._unsure_offsets: Pending | None = None  # offsets, whose answer was lost
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._pending: list[Pending] = []
-        self._operation: Operation | None = None  # of a call that may be repeated
-        self._operations: list[Operation] = []  # somebody may wait for
+        self._operation: Operation | None = None  # of the last call, for its repetition
+        self._operations: list[Operation] = []  # those that calls may wait for
         self._closed: ProducerError | None = None
         self._must_bump = False
 
@@ -188,7 +210,7 @@ class TransactionManager(Idempotence):
     # -- calls of the user -------------------------------------------------------------
 
     def begin_init(self) -> Operation:
-        """Ask for the id, and end what a predecessor left open."""
+        """Ask for a producer id, which aborts what a predecessor left open."""
         with self._lock:
             if (last := self._untold("init_transactions()")) is not None:
                 return last
@@ -203,7 +225,7 @@ class TransactionManager(Idempotence):
             self._operation = None
 
     def add_offsets(self, offsets: Offsets, group: GroupMetadata) -> Operation:
-        """Have a group's positions be part of the transaction."""
+        """Make a group's offsets part of the transaction."""
         with self._lock:
             self.check_open("send_offsets_to_transaction()")
             operation = Operation("send_offsets_to_transaction()")
@@ -212,9 +234,12 @@ class TransactionManager(Idempotence):
             )
 
     def prepare_end(self, has_incomplete: Callable[[], bool]) -> bool:
-        """Leave the transaction to others, if all is acknowledged; return whether.
+        """Leave the transaction to another client, if all records are acknowledged.
 
-        Our end does not abort it.
+        Closing this producer does not abort it then.
+
+        Returns:
+            Whether it did.
         """
         with self._lock:
             if has_incomplete():
@@ -223,11 +248,11 @@ class TransactionManager(Idempotence):
             return True
 
     def begin_commit(self) -> Operation:
-        """Commit when everything is acknowledged."""
+        """Commit when all records are acknowledged."""
         return self._begin_end(_S.COMMITTING, "commit_transaction()")
 
     def begin_abort(self) -> Operation:
-        """Abort: what was not sent fails."""
+        """Abort; records that were not sent fail."""
         return self._begin_end(_S.ABORTING, "abort_transaction()")
 
     def _begin_end(self, target: TransactionState, what: str) -> Operation:
@@ -238,7 +263,8 @@ class TransactionManager(Idempotence):
             end = Pending(Step.END, Operation(what), committed=not aborted)
             self._enqueue(end, target)
             if aborted:
-                # Interrupted here, what is left of these is sent before the end.
+                # If this thread is interrupted here (Ctrl-C), the remaining requests
+                # are sent before the end.
                 error = TransactionAbortedError("the transaction was aborted")
                 for pending in self._pending[:-1]:
                     pending.operation.finish(error)
@@ -247,15 +273,20 @@ class TransactionManager(Idempotence):
             return end.operation
 
     def _untold(self, what: str) -> Operation | None:
-        """The same call, made before, if nobody was told yet how it ended."""
+        """Return the last call, if it is the same one and its result is yet untold."""
         last = self._operation
         return last if last and last.what == what and not last.is_told else None
 
     def check_open(self, what: str) -> int:
-        """Raise what keeps records from being sent now, if anything does.
+        """Return the number of the open transaction.
 
-        Returns:
-            Which transaction is open.
+        Args:
+            what: the call that needs it, to begin errors with.
+
+        Raises:
+            AbortableError: the transaction has failed.
+            FatalError: the producer cannot be used any more.
+            TransactionStateError: no transaction is open.
         """
         if self.state is _S.IN_TRANSACTION:
             return self.number
@@ -288,12 +319,13 @@ class TransactionManager(Idempotence):
         )
 
     def append(self, number: int, partition: Partition, append: Callable[[], _T]) -> _T:
-        """Append to a partition, which is part of the transaction then, in one step.
+        """Append a record, and make its partition part of the transaction, in one step.
 
         Args:
-            number: of the transaction that was open when send() was called: meanwhile
-                another thread may have ended it, and begun the next.
-            append: appends.
+            number: the number of the transaction that was open when send() was called.
+                Another thread may have ended it and begun the next since.
+            partition: the record's partition.
+            append: appends the record.
 
         Raises:
             ProducerError: see `check_open`.
@@ -312,10 +344,10 @@ class TransactionManager(Idempotence):
     def _enqueue(
         self, pending: Pending, target: TransactionState | None = None
     ) -> Operation:
-        """Have something sent, and be in another state, if one is given.
+        """Add a request, and go to another state, if one is given.
 
         Raises:
-            ProducerError: that state does not fit; nothing is changed.
+            ProducerError: the call does not fit the state; nothing is changed.
         """
         operation = pending.operation
         if self._closed is not None:
@@ -323,15 +355,16 @@ class TransactionManager(Idempotence):
         waiting = [each for each in self._operations if not each.is_done]
         if target is not None:
             self._move(target, operation.what)
-        # An exception of a signal's handler (Ctrl-C) comes when a call begins, or
-        # behind it: in a new state without its request no call would fit any more.
+        # An exception of a signal handler (Ctrl-C) comes when a call begins, or after
+        # it. From the new state on, only the last line has a call. Else there could be
+        # a new state without its request, in which no call fits any more.
         self._operations = [*waiting, operation]
         self._operation = operation
         self._pending.append(pending)
         return operation
 
     def close(self, error: ProducerError) -> None:
-        """End all waiting, now and later: nobody sends any more."""
+        """End all waits, now and later: no more requests are sent."""
         with self._lock:
             self._closed = error
             for operation in self._operations:
@@ -349,19 +382,20 @@ class TransactionManager(Idempotence):
         return bool(self._pending or self.new_partitions)
 
     def next_pending(self, has_incomplete: Callable[[], bool]) -> Pending | None:
-        """Take what is to be sent now; EndTxn waits until no batch is incomplete.
+        """Take the request to send now; EndTxn waits until no batch is incomplete.
 
         Args:
-            has_incomplete: asked when the end has been found: what was known before may
-                be older than the transaction's records.
+            has_incomplete: returns whether a batch is incomplete. It is called only
+                when EndTxn is next: an earlier result could miss records.
         """
         with self._lock:
             wanted: set[Partition] = set()
             if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
                 wanted = self.new_partitions
             elif self.state is _S.ABORTING and not self.has_begun_at_broker:
-                # It may have begun there, with no answer to tell us. Left open, it
-                # would time out, and fence us: begin it for certain, and end it.
+                # The broker may know of it, although the answer was lost. If it stayed
+                # open, it would time out, and fence this producer. So add the
+                # partitions again, and then end it.
                 wanted = self._unsure
                 if not wanted and self._unsure_offsets is not None:
                     return self._unsure_offsets
@@ -378,11 +412,11 @@ class TransactionManager(Idempotence):
             return first
 
     def put_back(self, pending: Pending, *, was_sent: bool = False) -> None:
-        """Send it again, later.
+        """Have a request sent again, later.
 
         Args:
-            pending: see `next_pending`.
-            was_sent: and whether the broker has acted on it, nobody knows.
+            pending: from `next_pending`.
+            was_sent: whether the broker may have executed it.
         """
         with self._lock:
             if pending.step is Step.ADD_PARTITIONS:
@@ -398,9 +432,10 @@ class TransactionManager(Idempotence):
                 self._pending.insert(0, pending)
 
     def _is_dropped(self, pending: Pending) -> bool:
-        """Finish what is of no use any more: offsets of what is being aborted.
+        """Finish a request that is of no use any more; return whether it is.
 
-        And whatever it is, if nothing will be sent any more.
+        That is a request for offsets while the transaction is being aborted, and any
+        request after a fatal error.
         """
         if self.state is _S.FATAL_ERROR:
             pending.operation.finish(self.error)
@@ -411,13 +446,13 @@ class TransactionManager(Idempotence):
         return True
 
     def note_trouble(self, why: str) -> None:
-        """Remember why what is pending has to wait."""
+        """Note why requests have to wait, for errors of calls that time out."""
         with self._lock:
             for pending in self._pending:
                 pending.operation.trouble = f": {why}"
 
     def added_partitions(self) -> None:
-        """Note that the coordinator knows of the partitions asked about."""
+        """Note that the coordinator has added the partitions of ``adding``."""
         with self._lock:
             self.partitions |= self.adding
             self.adding.clear()
@@ -425,7 +460,7 @@ class TransactionManager(Idempotence):
             self.has_begun_at_broker = True
 
     def added_offsets(self, pending: Pending) -> None:
-        """Go on to the group's coordinator."""
+        """Note that the group was added; go on with the group's coordinator."""
         with self._lock:
             self.has_begun_at_broker = True
             self._unsure_offsets = None
@@ -433,7 +468,7 @@ class TransactionManager(Idempotence):
                 self._pending.append(pending._replace(step=Step.COMMIT_OFFSETS))
 
     def ended(self, pending: Pending) -> None:
-        """Note that the transaction is over, at the broker too."""
+        """Note that the coordinator has ended the transaction."""
         with self._lock:
             self.partitions.clear()
             self.adding.clear()
@@ -443,7 +478,7 @@ class TransactionManager(Idempotence):
             self.has_begun_at_broker = False
             self.error = None
             if self._must_bump and self.state is _S.ABORTING:
-                # Numbers were lost with the records: begin again with another epoch.
+                # Sequence numbers were lost with records: ask for another epoch.
                 self.state = _S.INITIALIZING
                 self._enqueue(Pending(Step.BUMP, pending.operation))
                 return
@@ -451,7 +486,7 @@ class TransactionManager(Idempotence):
         pending.operation.finish()
 
     def init_request(self) -> InitProducerIdRequest:
-        """Return the request for an id, or for another epoch of the one there is."""
+        """Return the request for a producer id, or for another epoch of it."""
         request = InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
@@ -462,7 +497,7 @@ class TransactionManager(Idempotence):
         return request
 
     def initialized(self, pending: Pending, response: InitProducerIdResponse) -> None:
-        """Take the id."""
+        """Take the producer id and epoch."""
         with self._lock:
             self.take_id(response)
             self._must_bump = False
@@ -473,7 +508,7 @@ class TransactionManager(Idempotence):
         pending.operation.finish()
 
     def fail(self, error: ProducerError, pending: Pending | None = None) -> None:
-        """Take an error: the transaction, or the producer, is of no use any more."""
+        """Take an error, which ends the transaction or the producer."""
         with self._lock:
             if pending is not None and pending.step is Step.ADD_PARTITIONS:
                 self.adding.clear()
@@ -482,8 +517,9 @@ class TransactionManager(Idempotence):
                 and isinstance(error, AbortableError)
                 and (pending is None or pending.step is not Step.END)
             ):
-                # Asked before the abort, or to be sure of what there is to abort: that
-                # has begun nothing, and what else has is dropped all the same.
+                # The request was sent before the abort, or to make sure what there is
+                # to abort. Its refusal means that it has begun nothing. The abort goes
+                # on.
                 if pending is not None:
                     if pending.step is Step.ADD_PARTITIONS:
                         self._unsure.clear()
@@ -516,7 +552,7 @@ class TransactionManager(Idempotence):
     # -- the rules of draining ---------------------------------------------------------
 
     def may_drain(self, batch: ProducerBatch) -> bool:
-        """See `DrainRules`: only to partitions the coordinator knows of."""
+        """See `DrainRules`: only batches of partitions that the coordinator knows."""
         return (
             self.state in (_S.IN_TRANSACTION, _S.COMMITTING)
             and (batch.topic, batch.partition) in self.partitions
@@ -529,7 +565,7 @@ class TransactionManager(Idempotence):
         super().prepare(batch)
 
     def begin_turn(self) -> None:
-        """Find out what became of expired batches; the broker raises the epoch."""
+        """Find out whether expired batches are written; the broker raises the epoch."""
         self._resolve()
 
     def _cannot_resolve(self, key: Partition) -> None:
@@ -538,11 +574,11 @@ class TransactionManager(Idempotence):
             self.fail(AbortableError(f"records for {key[0]}-{key[1]} are lost"))
 
     def request_bump(self, batch: ProducerBatch) -> None:
-        """Raise the epoch with the abort that must come."""
+        """Have the epoch raised by the abort that must come."""
         self._must_bump = True
 
     def expired(self, batch: ProducerBatch) -> None:
-        """The transaction cannot be committed without its records, sent or not."""
+        """Note that a batch expired: the transaction cannot be committed without it."""
         super().expired(batch)
         self._lost(
             DeliveryTimeoutError(
@@ -552,9 +588,9 @@ class TransactionManager(Idempotence):
         )
 
     def refused(self, error: ProducerError, number: int) -> None:
-        """Note that a transaction's record failed before it was in a batch.
+        """Note that a record of a transaction failed before it was in a batch.
 
-        As in Kafka: who looks at no future learns from the commit that one is missing.
+        As in Kafka, the commit fails then. So a user who ignores futures notices it.
         """
         with self._lock:
             if self.state is _S.IN_TRANSACTION and self.number == number:
