@@ -4,9 +4,9 @@
         future = producer.send("events", b"value", key=b"key")
         print(future.result().offset)
 
-`send` hands a record over and returns; a thread of the producer's own sends batches.
-That thread calls callbacks, so they must not wait for the producer. A producer belongs
-to the process that made it: a forked child makes its own.
+`send` hands a record over and returns a future. The producer's own thread sends
+batches, and calls callbacks; so a callback must not wait for the producer. A producer
+belongs to the process that made it; a forked child makes its own.
 
 Source: the API of Apache Kafka's KafkaProducer; KIP-447 for offsets in transactions.
 """
@@ -79,10 +79,11 @@ _T = TypeVar("_T")
 
 
 class Producer:
-    """See the module. Every method may be called by any thread.
+    """Sends records. The module has the rules. Any thread may call any method.
 
-    A signal's handler must not call, since the thread that it interrupts may hold what
-    the call waits for. It may raise: what it interrupts can be done again.
+    A signal handler must not call a method, because the thread that it interrupts may
+    hold a lock of the producer. It may raise an exception: the interrupted call leaves
+    nothing behind, and can be made again.
     """
 
     def __init__(
@@ -95,18 +96,19 @@ class Producer:
         interceptors: Sequence[ProducerInterceptor] = (),
         **settings: object,
     ) -> None:
-        """Start the producer's thread; it connects when there is something to do.
+        """Start the producer's thread, which connects when there is something to do.
 
         Args:
             config: Kafka's settings by name, with dots or underscores.
-            key_serializer: makes bytes of keys; None: they are bytes.
-            value_serializer: likewise of values.
-            partitioner: chooses partitions; None: see `partitioners`.
+            key_serializer: returns the bytes of a key; None: keys are bytes.
+            value_serializer: returns the bytes of a value; None: values are bytes.
+            partitioner: chooses partitions; None: by key, as Kafka's Java client.
             interceptors: see every record, in this order.
             settings: more of ``config``, as keyword arguments.
 
         Raises:
-            ConfigError: says which setting, and what to do.
+            ConfigError: a setting is wrong or missing; the text says which, and what to
+                do.
             AddressError: bootstrap.servers cannot be read.
         """
         given = {**(config or {}), **settings}
@@ -134,11 +136,12 @@ class Producer:
             self._metrics,
             monotonic_ms,
         )
-        self._refusal: ProducerError | None = None  # why send() does not work any more
-        # What surely fits; what is larger is judged exactly.
+        self._refusal: ProducerError | None = None  # why send() refuses all records
+        # A smaller record surely fits; the size of a larger one is computed exactly.
         self._surely_small = min(options.max_request_size, options.buffer_memory) - 128
         self._lock = self._accumulator.lock
-        # What `send` looks up first: nothing where there is more to do than to append.
+        # The queues for the short way in `send`. Empty if a record needs more than
+        # appending: a serializer, a partitioner, interceptors or a transaction.
         self._plain: Mapping[str, TopicQueues] = self._accumulator.topics
         special = key_serializer, value_serializer, partitioner, self._transactions
         if interceptors or any(each is not None for each in special):
@@ -153,7 +156,7 @@ class Producer:
             max_block_ms=options.max_block_ms,
             asking=self._thread,
         )
-        # Before it runs: the constructor may be interrupted while that is waited for.
+        # Before the thread runs: start() waits, and may be interrupted (Ctrl-C).
         parts = self._sender, self._accumulator, options.client.client_id
         self._unclosed = lifetime.watch(self, Producer._disown, *parts)
         self._thread.start()
@@ -175,28 +178,30 @@ class Producer:
         timestamp_ms: int | None = None,
         callback: Callback | None = None,
     ) -> RecordFuture:
-        """Hand a record over; it is sent with others of its partition.
+        """Hand a record over; it is sent in a batch with others of its partition.
 
-        Waits up to max.block.ms for the topic's metadata, and for memory while as much
-        as buffer.memory is on its way. What goes wrong with the record after its
-        serialization is told by the future and the callback, and not raised here. In a
-        callback nothing is waited for: a topic must be known, memory is lent.
+        Waits up to max.block.ms for the topic's metadata, and for memory while
+        buffer.memory is full. Once the record is serialized, errors are not raised
+        here: the future and the callback get them. In a callback, `send` does not wait:
+        the topic must be known, and memory is lent.
 
         Args:
-            topic: created by the broker, if it does that.
-            value: bytes, or what the serializer takes; None is null.
-            key: likewise; records of one key go to one partition, in order.
-            headers: names and values.
-            partition: None has the partitioner choose.
-            timestamp_ms: since 1970; None is now.
-            callback: called with a `RecordMetadata` or None, and an error or None, by
-                the producer's thread, in the order of records of a partition.
+            topic: the topic's name; the broker may create the topic.
+            value: bytes, or what the serializer accepts; None is null.
+            key: likewise; records with the same key go to one partition, in order.
+            headers: pairs of a name and bytes or None.
+            partition: the partition's number; None: the partitioner chooses.
+            timestamp_ms: in ms since 1970; None: now.
+            callback: called by the producer's thread, in the order of the records of a
+                partition, with a `RecordMetadata` or None, and an error or None.
 
         Raises:
-            SerializationError: key, value or headers are not bytes, or the time none.
-            ProducerClosedError: closed, or forked since it was made.
-            TransactionStateError: transactional, and no transaction is open.
-            FatalError: the producer is of no use any more; close it.
+            SerializationError: the key, value or headers are not bytes, or the time is
+                not a number of ms.
+            ProducerClosedError: the producer is closed, or was made before a fork.
+            TransactionStateError: the producer is transactional, and no transaction is
+                open.
+            FatalError: the producer cannot be used any more; close it.
         """
         queues = self._plain.get(topic)
         if (
@@ -209,7 +214,8 @@ class Producer:
             and not headers
             and (size := len(value) + RECORD_OVERHEAD) < self._surely_small
         ):
-            # Nearly always there is room in a batch. `try_append`, without its call.
+            # The code of `RecordAccumulator.try_append`, without the cost of its call:
+            # nearly always there is room in the open batch.
             with self._lock:
                 batch = queues.current.open
                 if batch is not None and batch.size + size <= batch.limit:
@@ -263,7 +269,7 @@ class Producer:
         except (RetriableError, RefusedError) as error:
             return self._failed(topic, partition, record, callback, error, transaction)
         except BaseException:
-            self._client.wakeup()  # interrupted, perhaps before it was told of a batch
+            self._client.wakeup()  # a batch may be ready that the sender does not know
             raise
 
     def _append(
@@ -290,21 +296,21 @@ class Producer:
         if future is not None:
             return future
         now_ms = monotonic_ms()
-        self._metadata.add_topic(topic, now_ms)  # it is in use
+        self._metadata.add_topic(topic, now_ms)  # so that it is not forgotten
         if accumulator.seal_full(queue, size):
-            # Whatever becomes of this record: who closes waits for that batch, and the
-            # sender passed by while it was being sealed.
+            # At once, even if this record fails below: the sender has skipped the batch
+            # while it was being sealed, and a call of close() may wait for it.
             self._have_sent(queue)
         if chosen is None:
-            # That batch is complete, or was sent before it got full: to another
-            # partition now, unless little went there.
+            # The batch is full, or was sent before it was full. Choose another
+            # partition, unless this one has had only a few bytes.
             queue = accumulator.sticky_queue(
                 queues, len(info.leaders), self._metadata.snapshot, now_ms
             )
         charge = max(self._settings.batch_size, record_size_bound(key, value, headers))
         with self._pool.grant(charge) as grant:
             if threading.current_thread() is self._thread:
-                grant.overdraw()  # a callback's: nobody else would free what it needs
+                grant.overdraw()  # a callback: only this thread could free memory
             else:
                 left_s = self._settings.max_block_ms / 1000 + began - time.monotonic()
                 grant.take(max(0.0, left_s), self._client.wakeup)
@@ -317,14 +323,14 @@ class Producer:
     def _joined(
         self, queue: PartitionQueue, transaction: int, append: Callable[[], _T]
     ) -> _T:
-        """Append within the transaction of that number, if there are transactions."""
+        """Append to a queue; within a transaction, if the producer has transactions."""
         if self._transactions is None:
             return append()
         place = queue.topic, queue.partition
         return self._transactions.append(transaction, place, append)
 
     def _have_sent(self, queue: PartitionQueue) -> None:
-        """Wake the sender, unless it waits until the queue's node takes more."""
+        """Wake the sender, unless the queue's node takes no more requests now."""
         snapshot = self._metadata.snapshot
         if self._transactions or not self._accumulator.must_wait(queue, snapshot):
             self._client.wakeup()
@@ -344,7 +350,11 @@ class Producer:
     def _choose(
         self, topic: str, record: RawRecord, partition: int | None, info: TopicInfo
     ) -> int | None:
-        """Return the record's partition; None for the sticky one."""
+        """Return the record's partition; None: the sticky one.
+
+        Raises:
+            RefusedError: the partition does not exist.
+        """
         count = len(info.leaders)
         if partition is not None:
             if partition < 0:
@@ -389,7 +399,7 @@ class Producer:
         error: ProducerError,
         transaction: int,
     ) -> RecordFuture:
-        """Return the future of a record that failed before it was in a batch."""
+        """Return the failed future of a record that did not get into a batch."""
         number = -1 if partition is None else partition
         batch = ProducerBatch(topic, number, 0, 0, monotonic_ms())
         batch.records.append(record)
@@ -442,23 +452,24 @@ class Producer:
             self._metrics.spend(metric, time.monotonic() - began)
 
     def init_transactions(self) -> None:
-        """Get ready, once, before the first transaction.
+        """Get ready for transactions; call it once, before the first one.
 
-        What an earlier producer of this transactional.id left open is aborted, and that
-        one is fenced.
+        It aborts the transaction that an earlier producer of this transactional.id has
+        left open, and fences that producer.
 
         Raises:
-            DeliveryTimeoutError: not within max.block.ms; call it again.
+            DeliveryTimeoutError: there is no answer within max.block.ms; call it again.
             FatalError: close the producer.
-            TransactionStateError: called before, or no transactional.id is set.
+            TransactionStateError: it was called before, or transactional.id is not set.
         """
         self._transact("txn-init-time-ns", self._manager().begin_init)
 
     def begin_transaction(self) -> None:
-        """Open a transaction; `send` belongs to it until it is committed or aborted.
+        """Open a transaction, to which all records belong until it is ended.
 
         Raises:
-            TransactionStateError: one is open, or `init_transactions` was not called.
+            TransactionStateError: a transaction is open, or `init_transactions` was not
+                called.
             FatalError: close the producer.
         """
         began = time.monotonic()
@@ -470,16 +481,17 @@ class Producer:
         offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
         group: GroupMetadata | str,
     ) -> None:
-        """Commit a consumer group's positions if, and when, the transaction commits.
+        """Commit a consumer group's offsets together with the transaction.
 
         Args:
-            offsets: of the next records to be read.
-            group: its id, or better what its consumer says of itself, so that a member
-                that was replaced cannot commit.
+            offsets: the offset of the next record to read, by partition.
+            group: the group's id; or the group and its member, so that a member that
+                was replaced cannot commit.
 
         Raises:
             AbortableError: abort the transaction.
-            DeliveryTimeoutError: not within max.block.ms; call it again, or abort.
+            DeliveryTimeoutError: there is no answer within max.block.ms; call it again,
+                or abort.
             FatalError: close the producer.
         """
         manager = self._manager()
@@ -497,15 +509,18 @@ class Producer:
         )
 
     def prepare_transaction(self) -> PreparedTransaction:
-        """Wait until all records are acknowledged; leave it open for others to end.
+        """Wait until all records are acknowledged; leave the transaction open.
 
-        The producer is of no use after that: close it. The transaction is aborted by
-        the broker if nobody ends it within transaction.timeout.ms.
+        Another client ends it. Close this producer, which cannot be used any more. The
+        broker aborts the transaction if it is not ended within transaction.timeout.ms.
+
+        Returns:
+            What the other client needs to commit or abort.
 
         Raises:
             AbortableError: a record was lost: abort.
             FatalError: close the producer.
-            TransactionStateError: none is open.
+            TransactionStateError: no transaction is open.
 
         Source: KIP-939's prepareTransaction, which brokers do not know yet.
         """
@@ -513,26 +528,28 @@ class Producer:
         manager.check_open("prepare_transaction()")
         self.flush()
         while not manager.prepare_end(self._has_incomplete):
-            self.flush()  # a callback, say, has sent something
+            self.flush()  # a callback may have sent more records
         return PreparedTransaction(
             manager.transactional_id, manager.producer_id, manager.epoch
         )
 
     def commit_transaction(self) -> None:
-        """Wait until all records are acknowledged, and make them visible at once.
+        """Wait until all records are acknowledged; then commit them together.
 
         Raises:
-            AbortableError: a record was lost; nothing is committed: abort.
-            DeliveryTimeoutError: not within max.block.ms; call it again to wait on.
+            AbortableError: a record was lost, and nothing is committed: abort.
+            DeliveryTimeoutError: there is no answer within max.block.ms; call it again
+                to go on waiting.
             FatalError: close the producer.
         """
         self._transact("txn-commit-time-ns", self._manager().begin_commit)
 
     def abort_transaction(self) -> None:
-        """Drop the transaction: its records are never seen by read_committed readers.
+        """Abort the transaction: read_committed readers never see its records.
 
         Raises:
-            DeliveryTimeoutError: not within max.block.ms; call it again to wait on.
+            DeliveryTimeoutError: there is no answer within max.block.ms; call it again
+                to go on waiting.
             FatalError: close the producer.
         """
         self._transact("txn-abort-time-ns", self._manager().begin_abort)
@@ -549,16 +566,16 @@ class Producer:
             info is None
             or (partition is not None and partition >= len(info.leaders))
             or self._pool.waiting > 0
-            # Whatever the record's size turns out to be.
+            # Assume the largest record.
             or self._pool.available_bytes
             < self._settings.max_request_size + self._settings.batch_size
         )
 
     def partitions_for(self, topic: str) -> int:
-        """Return how many partitions a topic has, waiting as `send` does.
+        """Return how many partitions a topic has, waiting for it as `send` does.
 
         Raises:
-            ProducerError: it is not known, or the producer is closed.
+            ProducerError: the topic is not known in time, or the producer is closed.
         """
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
@@ -568,15 +585,18 @@ class Producer:
         return len(info.leaders)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything now and wait until it is acknowledged or has failed.
+        """Send all records now, and wait until they are acknowledged or have failed.
 
-        Records of other threads that come meanwhile are not waited for. Errors are for
-        futures and callbacks to tell.
+        It does not wait for records that other threads send meanwhile. Futures and
+        callbacks get the errors of records.
+
+        Args:
+            timeout: in seconds; None waits as long as delivery.timeout.ms allows.
 
         Raises:
-            TimeoutError: not all is done after ``timeout`` seconds.
-            ProducerClosedError: forked since the producer was made, or called by a
-                callback, which would wait for itself.
+            TimeoutError: some records are not done after ``timeout`` seconds.
+            ProducerClosedError: the producer was made before a fork, or a callback
+                calls this and would wait for itself.
         """
         self._check_own_thread("flush()")
         if isinstance(self._refusal, ProducerForkedError):
@@ -597,7 +617,8 @@ class Producer:
                     )
                 pending += batch.children
         finally:
-            flushes.discard(flush)  # no call of ours, before which we are interrupted
+            # One call into C, so that an interrupt (Ctrl-C) cannot come before it.
+            flushes.discard(flush)
             self._metrics.spend("flush-time-ns", time.monotonic() - began)
 
     def _check_own_thread(self, what: str) -> None:
@@ -607,14 +628,14 @@ class Producer:
             )
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what there is, wait for it, and end the producer's thread.
+        """Send all records, wait until they are done, and end the producer's thread.
 
-        Calling it again does nothing. In a callback, or in a forked child, nothing is
-        waited for.
+        A second call does nothing. In a callback, or in a forked child, it does not
+        wait. An open transaction is aborted.
 
         Args:
-            timeout: in seconds; what is not acknowledged by then fails. None waits as
-                long as delivery.timeout.ms allows.
+            timeout: in seconds; records that are not acknowledged by then fail. None
+                waits as long as delivery.timeout.ms allows.
         """
         self.begin_close()
         self._unclosed.detach()
@@ -632,7 +653,10 @@ class Producer:
             self._thread.join()
 
     def begin_close(self) -> None:
-        """Refuse what comes from now on, and wake who waits in `send`; then `close`."""
+        """Refuse records from now on, and wake threads that wait in `send`.
+
+        Call `close` afterwards.
+        """
         self._plain = {}
         if self._refusal is None:
             self._refusal = ProducerClosedError(
@@ -643,7 +667,7 @@ class Producer:
             self._metadata.fail(self._refusal)
 
     def _disown(self) -> None:
-        """Make this copy, a forked child's, say what it is."""
+        """Have this copy of the producer, in a forked child, refuse all calls."""
         self._plain = {}
         self._refusal = ProducerForkedError(
             f"this producer belongs to process {self._made_by}, and this is"
@@ -655,7 +679,7 @@ class Producer:
         """Return Kafka's metrics by group: producer-metrics, and by topic and node.
 
         Raises:
-            ProducerForkedError: forked since the producer was made.
+            ProducerForkedError: the producer was made before a fork.
         """
         if isinstance(self._refusal, ProducerForkedError):
             raise self._refusal.with_traceback(None)
@@ -679,7 +703,7 @@ class Producer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # An error in the block is what its author wants to see soon.
+        # After an error in the block, do not wait: its author wants to see it soon.
         self.close(0 if exc_type is not None else None)
 
 
