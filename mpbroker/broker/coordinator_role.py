@@ -8,15 +8,20 @@ import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_logs import StateMachines
+from mpbroker.coordinator.coordinator_process import (
+    Clock,
+    CoordinatorProcess,
+    RequestPort,
+)
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.groups.group_records import KEYS
 from mpbroker.coordinator.outbox import Outbox
+from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
@@ -30,7 +35,6 @@ from mpbroker.coordinator.transactions.transactions import Transactions
 from mpbroker.ipc.layout import COORDINATOR
 from mpbroker.ipc.tables.transaction_table import TransactionTable
 from mpbroker.metadata.topic_names import OFFSETS_TOPIC, TRANSACTION_TOPIC
-from mpbroker.network.connection_rows import connection_name, peer_address
 from mpbroker.network.request_channel import HandlerEnd
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.records.compression import Codec
@@ -248,28 +252,16 @@ class CoordinatorRole:
 
     def _coordinator_process(self) -> CoordinatorProcess:
         parts, memory = self._parts, self._parts.memory
-        words = memory.control.words
-        process = CoordinatorProcess(
-            memory.control,
-            memory.lane,
-            self._channel,
-            memory.handler_bells[COORDINATOR],
-            self._groups,
-            self._context.outbox,
-            self._context.timers,
+        bell = memory.handler_bells[COORDINATOR]
+        return CoordinatorProcess(
+            RequestPort(memory.control, memory.lane, bell, self._channel),
+            StateMachines(
+                self._context, self._groups, self._offsets_topic, self._transactions()
+            ),
+            Syncs(self._disk, self._commit, self._durability, self._purgatory),
             Clock(),
-            self._offsets_topic,
-            self._transactions(),
-            self._purgatory,
-            self._commit,
-            self._durability,
-            self._disk,
             self._registry.catch_up,
-            lambda connection: f"/{peer_address(words, connection)[0]}",
-            lambda connection: connection_name(words, connection),
             error_answer,
-            sync=True,
-            authorization=parts.authorization(self._registry),
+            parts.authorization(self._registry),
+            parts.client_quotas(self._registry),
         )
-        process.quotas = parts.client_quotas(self._registry)
-        return process

@@ -6,13 +6,18 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_logs import StateMachines
+from mpbroker.coordinator.coordinator_process import (
+    Clock,
+    CoordinatorProcess,
+    RequestPort,
+)
 from mpbroker.coordinator.coordinator_topic import LoadedRecord
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
@@ -26,6 +31,7 @@ from mpbroker.coordinator.groups.group_records import (
     versioned,
 )
 from mpbroker.coordinator.outbox import Call, Outbox, transaction_log
+from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.ipc.layout import RowStatus
 from mpbroker.protocol.error_code import ErrorCode
@@ -62,30 +68,21 @@ class Stage:
         transactions.handlers = {}
         transactions.topic.has_changed = False
         self.transactions = transactions
-        disk = SimpleNamespace(event_fd=-1, is_idle=True)
+        disk: Any = SimpleNamespace(event_fd=-1, is_idle=True)
         self.channel = channel = MagicMock()
         channel.send_bytes.side_effect = lambda slot, body: self.sent.append(body)
         self.coordinator = MagicMock()
+        context = CoordinatorContext(self.out, Timers(), FakeTopics())
+        durability = Durability(lambda log: None, FakeNotices(), self.fail)  # type: ignore[arg-type]
+        words: Any = SimpleNamespace(words=defaultdict(int))
+        bell: Any = SimpleNamespace(fd=self.bell)
         self.process = CoordinatorProcess(
-            SimpleNamespace(words=defaultdict(int)),  # type: ignore[arg-type]
-            MagicMock(),
-            channel,
-            SimpleNamespace(fd=self.bell),  # type: ignore[arg-type]
-            self.coordinator,
-            self.out,
-            Timers(),
+            RequestPort(words, MagicMock(), bell, channel),
+            StateMachines(context, self.coordinator, topic, transactions),
+            Syncs(disk, MagicMock(), durability, MagicMock()),
             Clock(),
-            topic,
-            transactions,
-            MagicMock(),
-            MagicMock(),
-            Durability(lambda log: None, FakeNotices(), self.fail),  # type: ignore[arg-type]
-            disk,  # type: ignore[arg-type]
             lambda: None,
-            lambda connection: "",
-            lambda connection: "",
             lambda request, code: code.name.encode(),
-            sync=True,
         )
 
     def fail(self, logs: list[FakeLog]) -> None:
@@ -141,7 +138,8 @@ def test_a_log_that_was_loaded_again_is_rested_on_again(stage: Stage) -> None:
     stage.process._flush()
     stage.log.row.status = RowStatus.ONLINE
     stage.log.row.log_end_offset = stage.log.row.durable_end_offset = 5
-    stage.process._note_end(PARTITION, stage.log)  # type: ignore[arg-type]
+    stage.topic.log_of.return_value = stage.log
+    stage.process._logs.note_loaded(PARTITION)
     stage.out.then((PARTITION,), told.append)
     stage.process._flush()
     assert told == [False, True]
@@ -152,8 +150,9 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
     stage: Stage, log: int
 ) -> None:
     """Two loads at once would take back what is served by then."""
-    process, now_ms = stage.process, 0
-    process._clock = SimpleNamespace(now_ms=lambda: now_ms)  # type: ignore[assignment]
+    process, loading = stage.process, stage.process._loading
+    now_ms = 0
+    loading._now_ms = lambda: now_ms
     stage.topic.load.side_effect = lambda _: iter([[], []])
     stage.transactions.loading.replay.side_effect = lambda _: iter([1, 2])
 
@@ -161,15 +160,15 @@ def test_a_log_that_is_lost_while_it_is_loaded_is_loaded_again_after_that(
         nonlocal now_ms
         now_ms += 3_000
         process._timers.expire(now_ms)
-        return len(process._loads)
+        return len(loading._loads)
 
     process._lose(log)
     assert look() == 1
-    next(process._loads[0])
+    next(loading._loads[0])
     process._lose(log)
     assert look() == 1
-    process._load(60.0)
-    assert not process._loads
+    loading.go_on(60.0)
+    assert not loading
     assert look() == 1
 
 
@@ -187,8 +186,8 @@ def test_partitions_are_opened_before_the_groups_are_loaded(stage: Stage) -> Non
     transactions.topic.partitions_to_load.return_value = [0, 1]
     transactions.loading.replay.side_effect = lambda each: note(f"ends {each}")
     transactions.loading.finish.side_effect = lambda: done.append("open")
-    stage.process._begin_loading()
-    stage.process._load(60.0)
+    stage.process._loading.begin()
+    stage.process._loading.go_on(60.0)
     assert done == ["ends 0", "ends 1", "open", "groups 5", "groups 6"]
 
 
@@ -201,14 +200,15 @@ def test_a_record_that_says_what_cannot_be_is_passed_over(stage: Stage) -> None:
         1,
         lambda: "id",
     )
-    stage.process._coordinator = made
-    stage.process._replay(
+    loading = stage.process._loading
+    loading._groups = made
+    loading.replay(
         PARTITION, LoadedRecord(versioned(key, 8), versioned(value, 0), -1, None), 1
     )
     offset = LoadedRecord(
         offset_key("g", "t", 0), offset_value(5, -1, "", 1, -1), -1, None
     )
-    stage.process._replay(PARTITION, offset, 1)
+    loading.replay(PARTITION, offset, 1)
     offsets = made.offsets.offsets("g")
     assert offsets is not None
     assert offsets.get("t", 0) == OffsetAndMetadata(5, -1, "", 1, -1)
@@ -285,7 +285,7 @@ def test_what_cannot_be_written_is_said_in_rows_where_an_answer_has_no_other_pla
         throttle_ms=0,
         frame=lambda body: body,
     )
-    stage.process._answer_error = error_answer
+    stage.process._writer._replies._answer_error = error_answer
     stage.out.write(PARTITION, b"k", b"v")
     stage.out.answer(Call(version, "c", "h", request), response, (PARTITION,))
     stage.process._flush()

@@ -90,7 +90,7 @@ class Disk(Machine):
 
     def load_again(self) -> None:
         self.process._timers.expire(self.process._clock.now_ms() + 3000)
-        self.process._load(60.0)
+        self.process._loading.go_on(60.0)
         self._settle()
 
 

@@ -83,7 +83,7 @@ class CrowdedMachine(Machine):
         """Let time pass; what failed is tried again."""
         self._passed_ms += ms
         self.process._timers.expire(self.process._clock.now_ms())
-        self.process._load(60.0)
+        self.process._loading.go_on(60.0)
         self._settle()
 
     def abort_what_is_old(self) -> None:

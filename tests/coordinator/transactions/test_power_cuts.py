@@ -21,14 +21,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from mpbroker.coordinator.clock import Clock
 from mpbroker.coordinator.context import CoordinatorContext
-from mpbroker.coordinator.coordinator_process import CoordinatorProcess
+from mpbroker.coordinator.coordinator_logs import StateMachines
+from mpbroker.coordinator.coordinator_process import (
+    Clock,
+    CoordinatorProcess,
+    RequestPort,
+)
 from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
 from mpbroker.coordinator.durability import Durability
 from mpbroker.coordinator.groups.group_config import GroupConfig
 from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
 from mpbroker.coordinator.outbox import Call, Outbox
+from mpbroker.coordinator.record_writer import Syncs
 from mpbroker.coordinator.timers import Timers
 from mpbroker.coordinator.transactions.open_transactions import SharedOpenTransactions
 from mpbroker.coordinator.transactions.transaction_config import TransactionConfig
@@ -170,30 +175,19 @@ class Machine:
         words: Any = SimpleNamespace(words=defaultdict(int))
         notices: Any = FakeNotices()
         self.bell = os.eventfd(0)
+        durability = Durability(lambda _: None, notices, self._sync)
+        bell: Any = SimpleNamespace(fd=self.bell)
         self.process = CoordinatorProcess(
-            words,
-            anything,
-            channel,
-            SimpleNamespace(fd=self.bell),  # type: ignore[arg-type]
-            groups,
-            out,
-            timers,
+            RequestPort(words, anything, bell, channel),
+            StateMachines(context, groups, no_groups, self.transactions),
+            Syncs(never, anything, durability, anything),
             Clock(),
-            no_groups,
-            self.transactions,
-            anything,
-            anything,
-            Durability(lambda _: None, notices, self._sync),
-            never,
             lambda: None,
-            lambda _: "",
-            lambda _: "",
             lambda *_: b"",
-            sync=True,
         )
         self.table.begin_restoring()
-        self.process._begin_loading()
-        self.process._load(60.0)
+        self.process._loading.begin()
+        self.process._loading.go_on(60.0)
         self._settle()
 
     def _next_id(self) -> int:
@@ -202,7 +196,7 @@ class Machine:
 
     def _settle(self) -> None:
         self.process._flush()
-        while self.process._durability.go_on(1):
+        while self.process._syncs.durability.go_on(1):
             self.process._flush()
         self.process._flush()
 

@@ -1,0 +1,142 @@
+"""The logs of groups and of transactions, by the numbers that the outbox gives them.
+
+For each log this knows how far it was written and whether it is lost. A log is lost
+when an append or a sync has failed: what memory says of it may not be on disk, so its
+groups or transactions are forgotten, and it is loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mpbroker.coordinator.context import CoordinatorContext
+from mpbroker.coordinator.coordinator_topic import CoordinatorTopic
+from mpbroker.coordinator.durability import Awaited
+from mpbroker.coordinator.groups.group_coordinator import GroupCoordinator
+from mpbroker.coordinator.outbox import TransactionalRecord, rests_on, transaction_log
+from mpbroker.coordinator.transactions.transaction_coordinator import (
+    TransactionCoordinator,
+)
+from mpbroker.coordinator.transactions.transactions import Transactions
+from mpbroker.storage.log.partition_log import PartitionLog
+
+
+class StateMachines(NamedTuple):
+    """Groups and transactions, what they share, and where the groups' records are."""
+
+    context: CoordinatorContext
+    groups: GroupCoordinator
+    offsets_topic: CoordinatorTopic
+    transactions: Transactions
+
+
+class NumberedLog(NamedTuple):
+    """A partition of one of the two topics, and the coordinator of what is in it."""
+
+    topic: CoordinatorTopic
+    partition: int
+    coordinator: GroupCoordinator | TransactionCoordinator
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.partition}"
+
+
+class CoordinatorLogs:
+    """Appends to logs by their numbers, and remembers their ends.
+
+    Args:
+        grown: told of each log that records were appended to, to wake its readers.
+    """
+
+    def __init__(
+        self, state: StateMachines, grown: Callable[[PartitionLog], object]
+    ) -> None:
+        self._state = state
+        self._grown = grown
+        # The log of a number, and the offset behind what was last appended to it.
+        self._ends: dict[int, tuple[PartitionLog, int]] = {}
+        # Logs that were lost and have not been loaded again. Whatever rests on one of
+        # them fails, however late in the turn it is looked at.
+        self._lost: set[int] = set()
+
+    def __getitem__(self, number: int) -> NumberedLog:
+        state = self._state
+        if number < 0:
+            partition = transaction_log(number)
+            transactions = state.transactions
+            return NumberedLog(transactions.topic, partition, transactions.coordinator)
+        return NumberedLog(state.offsets_topic, number, state.groups)
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether one of the topics was deleted, or made anew by somebody else."""
+        state = self._state
+        return state.offsets_topic.has_changed or state.transactions.topic.has_changed
+
+    # -- appends -----------------------------------------------------------------------
+
+    def append(
+        self, number: int, records: list[tuple[bytes, bytes | None]], now_ms: int
+    ) -> None:
+        """Append records of no transaction.
+
+        Raises:
+            ApiError: the log cannot be written: it is lost.
+        """
+        topic, partition, _ = self[number]
+        self._appended(number, *topic.append(partition, records, now_ms))
+
+    def append_transactional(
+        self, number: int, records: Sequence[TransactionalRecord], now_ms: int
+    ) -> None:
+        """Append records of transactions.
+
+        Raises:
+            ApiError: the log cannot be written: it is lost.
+        """
+        topic, partition, _ = self[number]
+        self._appended(number, *topic.append_transactional(partition, records, now_ms))
+
+    def _appended(self, number: int, log: PartitionLog, end: int) -> None:
+        self._ends[number] = log, end
+        self._grown(log)
+
+    def awaited(self, after: tuple[int, ...]) -> list[Awaited] | None:
+        """Return how far which logs must be synced; None if one of them is lost.
+
+        Args:
+            after: what an answer or a step rests on, as the outbox has it.
+        """
+        awaited = []
+        for each in after:
+            number, waits_for_disk = rests_on(each)
+            if number in self._lost:
+                return None
+            found = self._ends.get(number) if waits_for_disk else None
+            if found is not None:
+                awaited.append(Awaited(number, *found))
+        return awaited
+
+    # -- lost and loaded ---------------------------------------------------------------
+
+    def is_lost(self, number: int) -> bool:
+        return number in self._lost
+
+    def lose(self, number: int) -> None:
+        """Forget a log's groups or transactions, of which memory says too much."""
+        self._lost.add(number)
+        self._ends.pop(number, None)
+        _, partition, coordinator = self[number]
+        coordinator.failed(partition)
+
+    def note_loaded(self, number: int) -> None:
+        """A log was read to its end: rest on it again, once it is on disk so far.
+
+        What was read need not be on disk: a predecessor may have died between its
+        append and its sync, and its clients ask for the same again.
+        """
+        topic, partition, _ = self[number]
+        log = topic.log_of(partition)
+        self._lost.discard(number)
+        self._ends[number] = log, log.row.log_end_offset

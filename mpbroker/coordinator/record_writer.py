@@ -1,0 +1,266 @@
+"""From the outbox to the logs, from the logs to the disk, and then to the clients.
+
+The order is what everything rests on:
+
+    1. records are appended, one batch a log
+    2. what others may see only once a record is in its log (`once_appended`)
+    3. markers, which end transactions that were decided in an earlier flush
+    4. answers and steps: at once, or when what they rest on is on disk
+
+Killed between two of these, the successor reads from the logs all that any client or
+process has seen. What was not appended has not happened, and nobody was told of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Final, NamedTuple, cast
+
+from mpbroker.base.logger import get_logger
+from mpbroker.coordinator.coordinator_logs import CoordinatorLogs
+from mpbroker.coordinator.durability import Awaited, Durability
+from mpbroker.coordinator.outbox import Answer, Markers, Outbox, Step, TopicPartition
+from mpbroker.coordinator.transactions.transaction_markers import MarkerWriter
+from mpbroker.network.request_channel import HandlerEnd
+from mpbroker.protocol.error_code import ErrorCode
+from mpbroker.protocol.errors import ApiError, ProtocolError
+from mpbroker.server.authorization.authorizer_error import AuthorizerError
+from mpbroker.server.group_commit import GroupCommit
+from mpbroker.server.purgatory import Purgatory
+from mpbroker.server.quotas.client_quotas import with_throttle
+from mpbroker.server.request import Request
+from mpbroker.storage.log.disk_sync import DiskSync
+
+_LOG = get_logger(__name__)
+
+# A batch may grow for so long while others are written to disk: a sync takes 1 to 5 ms.
+HOLD_NS: Final = 2_000_000
+
+
+class Syncs(NamedTuple):
+    """What puts records on disk, and wakes those who wait for them."""
+
+    disk: DiskSync
+    commit: GroupCommit
+    durability: Durability
+    purgatory: Purgatory  # the fetches that wait for a log to grow
+
+
+class Replies:
+    """Sends answers to their connections."""
+
+    def __init__(
+        self,
+        channel: HandlerEnd,
+        answer_error: Callable[[Request, ErrorCode], bytes | None],
+    ) -> None:
+        self._channel = channel
+        self._answer_error = answer_error
+
+    def send(self, answer: Answer) -> None:
+        request: Request = answer.call.request
+        try:
+            if answer.call.amend is not None:
+                answer.call.amend(answer.response)
+            body = answer.response.encode(request.api_version)
+            body = with_throttle(request, body)
+            self._channel.send_bytes(request.slot, request.frame(body))
+        except (ProtocolError, OverflowError):
+            # A bug of ours, or larger than all the memory for answers.
+            _LOG.exception("an answer of the coordinator cannot be sent")
+            self._channel.close_connection(request.slot)
+        except AuthorizerError:
+            _LOG.exception("an answer cannot be given: the authorizer has failed")
+            self._channel.close_connection(request.slot)
+
+    def refuse(self, answer: Answer) -> None:
+        """Say COORDINATOR_NOT_AVAILABLE: what the answer rests on is not on disk."""
+        request: Request = answer.call.request
+        body = self._answer_error(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if body is not None:
+            self._channel.send_bytes(request.slot, request.frame(body))
+        elif answer.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            self.send(answer)
+        else:
+            self._channel.close_connection(request.slot)
+
+    def flush(self) -> None:
+        """Hand what was sent to the processors now, not at the end of the turn."""
+        self._channel.flush()
+
+
+class RecordWriter:
+    """Empties the outbox.
+
+    Args:
+        lost: told of a log that cannot be written or synced.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        logs: CoordinatorLogs,
+        markers: MarkerWriter,
+        syncs: Syncs,
+        replies: Replies,
+        now_ms: Callable[[], int],
+        lost: Callable[[int], None],
+    ) -> None:
+        self._out = outbox
+        self._logs = logs
+        self._markers = markers
+        self._disk = syncs.disk
+        self._durability = syncs.durability
+        self._replies = replies
+        self._now_ms = now_ms
+        self._lost = lost
+        # Answers whose records are still to be written, and since when the first waits.
+        self._held: list[Answer] = []
+        self._held_since_ns = 0
+
+    @property
+    def holds_answers(self) -> bool:
+        """Whether answers wait for records that are not appended yet."""
+        return bool(self._held)
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether records wait for the syncs under way, for HOLD_NS at most."""
+        return self._held_since_ns > 0
+
+    def flush(self, *, may_hold: bool) -> None:
+        """Append what is to be written; give or hold back what is to be answered.
+
+        Args:
+            may_hold: records may wait for the syncs under way.
+        """
+        # Again and again: a step that need not wait may leave more of everything.
+        while (self._out or self._held) and self._flush_once(may_hold=may_hold):
+            pass
+
+    def _flush_once(self, *, may_hold: bool) -> bool:
+        """Empty the outbox once; return False if records are held back instead."""
+        out, logs = self._out, self._logs
+        if may_hold and self._holds_back():
+            self._send_what_rests_on_nothing()
+            return False
+        now_ms = self._now_ms()
+        for number, records in out.take_records().items():
+            self._append(number, partial(logs.append, number, records, now_ms))
+        for number, transactional in out.take_transactional().items():
+            append = partial(logs.append_transactional, number, transactional, now_ms)
+            self._append(number, append)
+        # Behind the appends: other processes act on what these runs make visible. If we
+        # were killed in between the other way round, they would have acted on a
+        # transaction that no successor knows.
+        for number, run in out.take_appended():
+            if not logs.is_lost(number):
+                run()
+        for markers in out.take_markers():
+            self._mark(markers, now_ms)
+        waiting = self._give_answers()
+        if out.steps and waiting:
+            # Those who were told of a commit need not wait for what comes of it.
+            self._replies.flush()
+        for step in out.take_steps():
+            self._go_on(step)
+        return True
+
+    # -- records -----------------------------------------------------------------------
+
+    def _holds_back(self) -> bool:
+        """Say whether what is to be written waits for the syncs under way.
+
+        One batch and one sync for all that came meanwhile, instead of one each. A
+        commit that comes alone meets no sync, and waits for none.
+        """
+        if not (self._out.records or self._out.transactional) or self._disk.is_idle:
+            return False
+        now_ns = time.monotonic_ns()
+        if not self._held_since_ns:
+            self._held_since_ns = now_ns
+        return now_ns - self._held_since_ns < HOLD_NS
+
+    def _send_what_rests_on_nothing(self) -> None:
+        for answer in self._out.take_answers():
+            if answer.after:
+                self._held.append(answer)
+            else:
+                self._replies.send(answer)
+
+    def _append(self, number: int, append: Callable[[], None]) -> None:
+        try:
+            append()
+        except ApiError as error:
+            _LOG.error("the coordinator's records cannot be written: %s", error)
+            self._lost(number)
+
+    def _mark(self, markers: Markers, now_ms: int) -> None:
+        """Append markers; say so at once or, where it is waited for, once on disk."""
+        results, awaited, appended = self._markers.append(markers, now_ms)
+
+        def complete(failed: list[Hashable]) -> None:
+            for partition in cast("list[TopicPartition]", failed):
+                if partition in results:
+                    results[partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            markers.done(results, self._now_ms(), appended)
+
+        self._when_durable(awaited if markers.waits else [], complete)
+
+    # -- answers and steps -------------------------------------------------------------
+
+    def _give_answers(self) -> bool:
+        """Send answers, or let them wait for the disk; say if any rests on a log.
+
+        Those that rest on the same logs wait as one.
+        """
+        held, self._held, self._held_since_ns = self._held, [], 0
+        resting: dict[tuple[int, ...], list[Answer]] = {}
+        for answer in (*held, *self._out.take_answers()):
+            if answer.after:
+                resting.setdefault(answer.after, []).append(answer)
+            else:
+                self._replies.send(answer)
+        for after, answers in resting.items():
+            self._give(answers, after)
+        return bool(resting)
+
+    def _give(self, answers: list[Answer], after: tuple[int, ...]) -> None:
+        def complete(failed: list[Hashable]) -> None:
+            for answer in answers:
+                if failed:
+                    self._replies.refuse(answer)
+                else:
+                    self._replies.send(answer)
+            self._lose_all(failed)
+
+        awaited = self._logs.awaited(after)
+        if awaited is None:
+            for answer in answers:
+                self._replies.refuse(answer)
+        else:
+            self._when_durable(awaited, complete)
+
+    def _go_on(self, step: Step) -> None:
+        def complete(failed: list[Hashable]) -> None:
+            # The logs first: the step finds nothing any more of what was lost.
+            self._lose_all(failed)
+            step.run(not failed)
+
+        awaited = self._logs.awaited(step.after)
+        if awaited is None:
+            step.run(False)
+        else:
+            self._when_durable(awaited, complete)
+
+    def _lose_all(self, failed: list[Hashable]) -> None:
+        for number in cast("list[int]", failed):
+            self._lost(number)
+
+    def _when_durable(
+        self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
+    ) -> None:
+        """Call back when all logs are on disk as far as is wanted, perhaps at once."""
+        self._durability.when(awaited, complete, time.monotonic_ns())
