@@ -1,8 +1,9 @@
-"""What goes on when records that are on their way to the disk are there.
+"""Callbacks that wait until logs are on disk up to an offset.
 
-All that waits for the same place in a log waits as one. A sync of ours that has ended
-is looked at by us, with no notice and no wake-up; of a sync that another process made
-of the same log (the partitions of a transaction) its notice comes by our ring.
+A log is synced once for everything that waits for it. The process that makes a sync
+notes its end here (``sync_ended``), without a wake-up. Another process may be syncing
+the same log, a partition of a transaction for example: the end of its sync comes as a
+notice through this process's ring.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NEVER: Final = 1 << 62
 
 
 class Awaited(NamedTuple):
-    """A log by the name that its waiter knows, and how far it must be synced."""
+    """A log, the name that its waiter has for it, and the offset to sync it to."""
 
     name: Hashable
     log: PartitionLog
@@ -28,7 +29,7 @@ class Awaited(NamedTuple):
 
 
 class _Waiter:
-    """One that waits, for one log or several."""
+    """A callback, and how many logs it still waits for."""
 
     __slots__ = ("complete", "deadline_ns", "failed", "left")
 
@@ -45,12 +46,12 @@ class _Waiter:
 
 
 class Durability:
-    """Who waits for which log.
+    """The callbacks, by the logs that they wait for.
 
     Args:
-        want_sync: asks for a sync of a log, to be started with the others of a turn.
-        notices: of syncs that other processes made.
-        sync_at_once: syncs logs before it returns, where that holds up nobody.
+        want_sync: asks for a sync of a log; those of a turn are started together.
+        notices: tell of syncs that other processes have made.
+        sync_at_once: syncs logs before it returns, if no other request waits meanwhile.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Durability:
         self._want_sync = want_sync
         self._notices = notices
         self._sync_at_once = sync_at_once
-        # By row; each log's in the order in which they came.
+        # By the log's row, in the order in which they came.
         self._waiting: dict[int, deque[tuple[Awaited, _Waiter]]] = {}
         self._ended: list[int] = []
         self._look_at_deadlines_ns = _NEVER
@@ -76,10 +77,10 @@ class Durability:
         complete: Callable[[list[Hashable]], None],
         now_ns: int,
     ) -> None:
-        """Call back when all are on disk, perhaps at once.
+        """Call back when all these logs are on disk, perhaps before this returns.
 
         Args:
-            complete: told the names of the logs that cannot be synced.
+            complete: called with the names of the logs that could not be synced.
         """
         left = [each for each in awaited if each.log.row.durable_end_offset < each.end]
         failed: list[Hashable] = []
@@ -101,19 +102,20 @@ class Durability:
             self._want_sync(each.log)
 
     def sync_ended(self, row: int) -> None:
-        """Note that a sync of ours has ended, well or not."""
+        """Note that a sync of this process has ended, whether it failed or not."""
         self._ended.append(row)
 
     def go_on(self, now_ns: int) -> bool:
-        """Call back all whose logs are on disk, or never will be.
+        """Call back all whose logs are on disk by now, or are off line.
 
         Returns:
-            Whether there was anything to look at: there may be syncs to be started.
+            Whether any log was looked at. The caller then starts the syncs that are
+            wanted, and calls again.
         """
         rows, self._ended = self._ended, []
         if not self._notices.is_empty():
             told, look_at_all = self._notices.take()
-            # Some notices were lost (a death, or too many at once).
+            # All, if notices were lost: by a death, or as the ring was full.
             rows.extend(list(self._waiting) if look_at_all else told)
         looked = False
         for row in rows:
@@ -134,7 +136,7 @@ class Durability:
         while queue and (not online or queue[0][0].end <= durable):
             done.append(queue.popleft())
         if queue:
-            self._want_sync(log)  # too late for the last one
+            self._want_sync(log)  # these came too late for the sync that has ended
         else:
             del self._waiting[row]
         for awaited, waiter in done:
@@ -145,7 +147,7 @@ class Durability:
                 waiter.complete(waiter.failed)
 
     def _expire(self, now_ns: int) -> None:
-        """Give up what the disk has not done in all this time."""
+        """Fail the callbacks that have waited for longer than DEADLINE_NS."""
         self._look_at_deadlines_ns = _NEVER
         given_up: dict[int, _Waiter] = {}
         for row, queue in list(self._waiting.items()):
@@ -166,7 +168,7 @@ class Durability:
 
 
 def _still_to_come(awaited: list[Awaited]) -> tuple[list[Awaited], list[Hashable]]:
-    """Tell what is not on disk yet, and the names of what never will be."""
+    """Return the logs that are not on disk yet, and the names of those off line."""
     left: list[Awaited] = []
     failed: list[Hashable] = []
     for each in awaited:

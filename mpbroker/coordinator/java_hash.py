@@ -1,4 +1,4 @@
-"""String.hashCode(): by it Kafka picks the partition that a group's records are in."""
+"""Java's String.hashCode(): it decides which partition holds a group's records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=65536)
 def java_hash(text: str) -> int:
-    """Return the absolute value of a text's hash code."""
+    """Return the absolute value of a text's hash code; 0 for -2**31, as Kafka does."""
     value = 0
     encoded = text.encode("utf-16-be", "surrogatepass")
     for index in range(0, len(encoded), 2):

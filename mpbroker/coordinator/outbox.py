@@ -1,11 +1,12 @@
-"""What the coordinator decides: records to be written, and answers to be given.
+"""The outbox: the records and answers that the state machines have decided on.
 
-The state machines write here and do nothing else; the process around them appends
-the records, and holds back an answer until the records it rests on are on disk.
+The state machines write here and have no other effect. `record_writer` appends the
+records, and sends each answer once the records that it rests on are on disk.
 
-A log is named by a number: a partition of __consumer_offsets by its own, a partition
-of __transaction_state by ``transaction_log`` of it. What rests on a log waits for its
-disk or, if that is said by ``appended_to`` its number, for the append alone.
+Each log has a number. A partition of __consumer_offsets keeps its own number; a
+partition of __transaction_state has a negative one, from ``transaction_log``. An answer
+or a step rests on such numbers: a plain number means that the log must be on disk, a
+number from ``appended_to`` means that the append is enough.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ Marked = Callable[
 
 
 def transaction_log(partition: int) -> int:
-    """The number that a partition of __transaction_state goes by; its own inverse."""
+    """Convert a partition of __transaction_state to its log's number, or back."""
     return ~partition
 
 
 def appended_to(log: int) -> int:
-    """What something rests on if a log's records need not be on disk."""
+    """Return what an answer rests on if the log need not be on disk."""
     return log + _APPENDED
 
 
 def rests_on(number: int) -> tuple[int, bool]:
-    """Take such a number apart: the log, and whether its disk is waited for."""
+    """Return the log that is meant, and whether it must be on disk."""
     if number >= _APPENDED // 2:
         return number - _APPENDED, False
     return number, True
 
 
 class Call:
-    """One request as the coordinator sees it: who asks, and in which version."""
+    """One request as the state machines see it: its version and its client."""
 
     __slots__ = (
         "_client_host",
@@ -71,45 +72,45 @@ class Call:
         self.version = version
         self.client_id = client_id
         self._client_host = client_host
-        self.request = request  # the process's own; nobody here looks at it
-        self.access = access  # what its sender may do; None: everything
-        self.amend = amend  # puts what was refused into the answer
+        self.request = request  # only the process around the state machines reads it
+        self.access = access  # what the client may do; None: everything
+        self.amend = amend  # adds what the authorizer has refused to the answer
         self.answered = False
 
     @property
     def client_host(self) -> str:
-        """Whose connection it is; found out only if somebody asks: few do."""
-        host = self._client_host
+        """The client's address as Kafka shows it: "/127.0.0.1"."""
+        host = self._client_host  # a function until the first request that needs it
         if not isinstance(host, str):
             host = self._client_host = host()
         return host
 
 
 class Answer(NamedTuple):
-    """A response, and what must be durable before it goes."""
+    """A response, and the logs that it rests on."""
 
     call: Call
     response: Message
     after: tuple[int, ...]  # logs, or appended_to them
 
     def refuse(self, error_code: ErrorCode) -> bool:
-        """Put an error into all rows of the response that have none.
+        """Put an error code into each row of the response that has none.
 
         Returns:
-            Whether it is now said anywhere: not all responses have rows with errors.
+            False if there is no such row: this response cannot tell the error.
         """
         return _refuse_rows(self.response, error_code)
 
 
 class Step(NamedTuple):
-    """What is to be done once something is durable; told whether it is."""
+    """A function to call with True when logs are on disk, with False if they fail."""
 
     run: Callable[[bool], None]
     after: tuple[int, ...]  # logs, or appended_to them
 
 
 class TransactionalRecord(NamedTuple):
-    """A record of __consumer_offsets that counts if a transaction commits."""
+    """A record of __consumer_offsets that takes effect if its transaction commits."""
 
     producer_id: int
     producer_epoch: int
@@ -118,7 +119,7 @@ class TransactionalRecord(NamedTuple):
 
 
 class AppendedMarker(NamedTuple):
-    """A marker that is in its partition's log, and perhaps not on disk yet."""
+    """A marker in its partition's log, which need not be on disk yet."""
 
     producer_id: int
     producer_epoch: int
@@ -130,10 +131,10 @@ class AppendedMarker(NamedTuple):
 
 
 class Markers(NamedTuple):
-    """The end of a transaction, to be appended to partitions.
+    """The end of a transaction: one marker for each of its partitions.
 
-    ``done`` is told how each went, the time, and where they are: once all that went
-    well are durable or, where nobody ``waits``, appended.
+    ``done`` is called with the partitions' error codes, the time, and the markers that
+    were appended: when these are on disk if ``waits`` is true, else after the append.
     """
 
     producer_id: int
@@ -143,11 +144,11 @@ class Markers(NamedTuple):
     partitions: Sequence[TopicPartition]
     done: Marked
     waits: bool = True
-    earlier: Sequence[AppendedMarker] = ()  # are waited for, too
+    earlier: Sequence[AppendedMarker] = ()  # ``done`` waits for their disk, too
 
 
 class Outbox:
-    """Records and answers since the last look."""
+    """What has been decided since the process last emptied it."""
 
     def __init__(self) -> None:
         self.records: dict[int, list[tuple[bytes, bytes | None]]] = {}
@@ -168,7 +169,7 @@ class Outbox:
         )
 
     def write(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Append a record to a log; no value deletes what the key names."""
+        """Append a record to a log; None as value deletes the key."""
         records = self.records.get(partition)
         if records is None:
             records = self.records[partition] = []
@@ -179,26 +180,28 @@ class Outbox:
         self.transactional.setdefault(partition, []).append(record)
 
     def write_markers(self, markers: Markers) -> None:
-        """End a transaction, behind all that is written so far."""
+        """Append markers, after all records that are in the outbox now."""
         self.markers.append(markers)
 
     def answer(
         self, call: Call, response: Message, after: tuple[int, ...] = NOW
     ) -> None:
-        """Answer a call; once all that was written to these logs is on disk."""
+        """Answer a call once what these logs get until now is on disk."""
         if call.answered:
-            return  # it met a bug half-way, and was told so
+            return  # a bug of ours was met on the way, and was the answer
         call.answered = True
         self.answers.append(Answer(call, response, after))
 
     def then(self, after: tuple[int, ...], run: Callable[[bool], None]) -> None:
-        """Go on once all that was written to these logs is on disk, or cannot be."""
+        """Call a function once what these logs get until now is on disk, or failed."""
         self.steps.append(Step(run, after))
 
     def once_appended(self, log: int, run: Callable[[], object]) -> None:
-        """Go on once all that was written to a log is in it, if not yet on disk.
+        """Call a function once what a log gets until now is appended to it.
 
-        For what others act on: they would see it though we died before the append.
+        This is for changes that other processes act on at once. If we made such a
+        change first and were killed before the append, they would act on something
+        that no log tells a successor.
         """
         self.appended.append((log, run))
 

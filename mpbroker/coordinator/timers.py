@@ -1,8 +1,9 @@
-"""Timers by name, for thousands of members whose deadlines move all the time.
+"""Named timers, made for thousands of members whose deadlines move all the time.
 
-A heap of deadlines. A member's deadline moves with each of its heartbeats, and always
-away from now: such a move only changes a number, and the heap learns of it when the
-old deadline comes. So a heartbeat costs one dictionary store, whatever the size.
+The deadlines are in a heap. Each heartbeat moves the deadline of its member, always to
+a later time. That changes one number and leaves the heap as it is: the entry is put in
+its new place when the old deadline comes. So a heartbeat costs the same, however many
+members there are.
 """
 
 import heapq
@@ -25,7 +26,7 @@ class _Timer:
 
 
 class Timers:
-    """Callables to be called once, at their deadline."""
+    """Functions that are called once each, at their deadlines."""
 
     def __init__(self) -> None:
         self._timers: dict[Hashable, _Timer] = {}
@@ -57,7 +58,7 @@ class Timers:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Drop the entries of timers that are no more."""
+        """Drop the heap's entries of timers that were cancelled or replaced."""
         self._heap = [
             entry
             for entry in self._heap
@@ -67,9 +68,9 @@ class Timers:
         heapq.heapify(self._heap)
 
     def expire(self, now_ms: int) -> int:
-        """Call all that are due; return how many that were.
+        """Call all functions that are due; return how many there were.
 
-        What is scheduled meanwhile for now or earlier is called too.
+        A function that one of them schedules for now or earlier is called, too.
         """
         heap, timers = self._heap, self._timers
         expired = 0
@@ -85,12 +86,12 @@ class Timers:
             del timers[name]
             expired += 1
             timer.expire(now_ms)
-            heap = self._heap  # a cancel may have rebuilt it
+            heap = self._heap  # the function may have cancelled timers: see _rebuild
         return expired
 
     @property
     def next_ms(self) -> int:
-        """When ``expire`` has something to look at; NEVER if there is nothing."""
+        """When to call ``expire`` next; NEVER if there is no timer."""
         heap = self._heap
         while heap:
             deadline_ms, number, name = heap[0]
