@@ -53,23 +53,24 @@ _BATCH_BYTES: Final = 512 * 1024
 
 
 class LoadedRecord(NamedTuple):
-    """A record of the log, or the end of a transaction."""
+    """A record of the log, or the marker that ends a transaction."""
 
     key: bytes
     value: bytes | None
-    producer_id: int  # -1: of no transaction
-    commit: bool | None  # of a transaction's end: how it ended; else None
+    producer_id: int  # of its transaction; -1: it is in none
+    commit: bool | None  # of a marker: whether it commits; None: this is a record
 
 
 class CoordinatorTopic:
-    """A log of the coordinator: __consumer_offsets, or __transaction_state.
+    """One of the two topics, with the logs of its partitions.
 
     Args:
-        log: finds a partition's log.
+        log: returns a partition's log.
         exists: says whether a partition has a directory.
-        made_as: how the topic is made, if there is none yet.
+        made_as: how to make the topic, if it does not exist yet.
         load_bytes: how much of a partition is read at a time.
-        own_appends: appends what is not compressed; None: the usual way only.
+        own_appends: appends uncompressed records by the compiled core; None: all
+            records are appended by PartitionLog.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class CoordinatorTopic:
         self._registry = registry
         self._log = log
         self._exists = exists
-        self._used = registry.topic(self.name)  # what the records are in
+        self._used = registry.topic(self.name)  # it holds our records
         self.num_partitions: Final = (
             made_as.num_partitions if self._used is None else len(self._used.partitions)
         )
@@ -98,7 +99,7 @@ class CoordinatorTopic:
 
     @property
     def has_changed(self) -> bool:
-        """Whether it is another topic by now, or one of another size."""
+        """Whether the topic was deleted, recreated, or given more partitions."""
         topic = self._registry.topic(self.name)
         if topic is None:
             return self._used is not None
@@ -107,7 +108,7 @@ class CoordinatorTopic:
         return len(topic.partitions) != self.num_partitions
 
     def partitions_to_load(self) -> list[int]:
-        """Which partitions may hold something."""
+        """Return the partitions that may hold records: those with a directory."""
         topic = self._registry.topic(self.name)
         if topic is None:
             return []
@@ -131,7 +132,7 @@ class CoordinatorTopic:
         if topic is None or self.has_changed:
             raise ApiError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{self.name} was deleted, or made by somebody else",
+                f"{self.name} was deleted or recreated",
             )
         self._used = topic
         return topic
@@ -142,11 +143,11 @@ class CoordinatorTopic:
         records: list[tuple[bytes, bytes | None]],
         now_ms: int,
     ) -> tuple[PartitionLog, int]:
-        """Append records; return the log, and the offset after the last of them.
+        """Append records; return the log, and the offset behind the last record.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR or the like; some may have been appended. Or
-                UNKNOWN_TOPIC_OR_PARTITION: it is another topic by now.
+            ApiError: UNKNOWN_TOPIC_OR_PARTITION if the topic has changed; otherwise
+                KAFKA_STORAGE_ERROR or the like, and some records may be in the log.
         """
         log = self._log(self._topic(), partition)
         end = self._own.append(log, records, now_ms)
@@ -160,7 +161,7 @@ class CoordinatorTopic:
     def append_transactional(
         self, partition: int, records: Sequence[TransactionalRecord], now_ms: int
     ) -> tuple[PartitionLog, int]:
-        """Append records of transactions, a batch each; as ``append``."""
+        """Like ``append``, for records of transactions: a batch for each producer."""
         log = self._log(self._topic(), partition)
         by_producer: dict[tuple[int, int], list[tuple[bytes, bytes | None]]] = {}
         for record in records:
@@ -175,7 +176,7 @@ class CoordinatorTopic:
         """Return the log of a partition.
 
         Raises:
-            ApiError: there is none, of a topic that was deleted.
+            ApiError: the topic was deleted, or the log cannot be opened.
         """
         topic = self._registry.topic(self.name)
         if topic is None:
@@ -185,14 +186,14 @@ class CoordinatorTopic:
         return self._log(topic, partition)
 
     def load(self, partition: int) -> Iterator[list[LoadedRecord]]:
-        """Read a partition from its start to its end, some at a time.
+        """Read a partition from its start to its end, a part at a time.
 
-        A batch that is damaged is passed over: who died of it would be followed by one
-        that dies of it, until the broker gives up; and who stopped there would forget
-        what is behind, at every start more.
+        A damaged batch is skipped, and the log says so. A coordinator that died of it
+        would be followed by others that die of it, until the broker gives up; one that
+        stopped reading there would lose all records behind it.
 
         Raises:
-            ApiError: it cannot be read.
+            ApiError: the partition is off line, or cannot be read.
         """
         log = self.log_of(partition)
         log.require_online()
@@ -203,8 +204,8 @@ class CoordinatorTopic:
                 return _records_of(header, batch, start)
             except ProtocolError as error:
                 _LOG.error(
-                    "%s-%d: the batch at offset %d cannot be read; what it says is"
-                    " lost: %s",
+                    "%s-%d: the batch at offset %d cannot be read, its records are"
+                    " skipped: %s",
                     self.name,
                     partition,
                     header.base_offset,
@@ -225,15 +226,16 @@ class CoordinatorTopic:
 
 
 def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:
-    """Leave out what a later record replaces, as compaction would.
+    """Leave out records that a later one of the same key replaces, as compaction does.
 
-    Not among transactions: what one of them leaves depends on all that came before.
+    If there are records of transactions return all: which one of a key counts depends
+    on how its transaction ends.
     """
     by_key: dict[bytes, LoadedRecord] = {}
     for record in records:
         if record.producer_id >= 0 or record.commit is not None:
             return records
-        by_key.pop(record.key, None)  # or it would keep its old place
+        by_key.pop(record.key, None)  # so that the key moves to its newest place
         by_key[record.key] = record
     return list(by_key.values())
 
@@ -241,7 +243,7 @@ def newest(records: list[LoadedRecord]) -> list[LoadedRecord]:
 def _cut(
     records: Sequence[tuple[bytes, bytes | None]], now_ms: int
 ) -> Iterator[list[RawRecord]]:
-    """Divide records into batches of a bearable size."""
+    """Split records into batches of about _BATCH_BYTES."""
     batch: list[RawRecord] = []
     size = 0
     for key, value in records:
@@ -261,7 +263,7 @@ def _append(
     now_ms: int,
     producer: tuple[int, int] | None = None,
 ) -> int:
-    """Append a batch; return the offset behind it."""
+    """Append a batch by PartitionLog; return the offset behind it."""
     payload, _, _ = encode_records(records)
     if codec:
         payload = compress(codec, payload)
@@ -304,7 +306,7 @@ def _records_of(
         header.record_count,
         header.base_offset,
         header.base_timestamp,
-        None,  # of no importance here
+        None,  # timestamps do not matter here
     )
     return [
         LoadedRecord(record.key, record.value, producer_id, None)
