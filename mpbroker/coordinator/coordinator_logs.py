@@ -1,8 +1,8 @@
 """The logs of groups and of transactions, by the numbers that the outbox gives them.
 
-For each log this knows how far it was written and whether it is lost. A log is lost
-when an append or a sync has failed: what memory says of it may not be on disk, so its
-groups or transactions are forgotten, and it is loaded again.
+For each log CoordinatorLogs knows how far it was written, and whether it is lost. A log
+is lost when an append or a sync fails. The state in memory may then say more than is on
+disk, so it is forgotten, and the log is loaded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpbroker.storage.log.partition_log import PartitionLog
 
 
 class StateMachines(NamedTuple):
-    """Groups and transactions, what they share, and where the groups' records are."""
+    """Groups and transactions, what both use, and the topic of the groups' records."""
 
     context: CoordinatorContext
     groups: GroupCoordinator
@@ -43,10 +43,10 @@ class NumberedLog(NamedTuple):
 
 
 class CoordinatorLogs:
-    """Appends to logs by their numbers, and remembers their ends.
+    """Appends to logs by number, and remembers how far each was written.
 
     Args:
-        grown: told of each log that records were appended to, to wake its readers.
+        grown: told of each log that was appended to, so that waiting fetches go on.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class CoordinatorLogs:
         self._grown = grown
         # The log of a number, and the offset behind what was last appended to it.
         self._ends: dict[int, tuple[PartitionLog, int]] = {}
-        # Logs that were lost and have not been loaded again. Whatever rests on one of
-        # them fails, however late in the turn it is looked at.
+        # Lost logs that are not loaded again yet. An answer or a step that rests on one
+        # fails, also if it is looked at after the log was lost.
         self._lost: set[int] = set()
 
     def __getitem__(self, number: int) -> NumberedLog:
@@ -103,10 +103,10 @@ class CoordinatorLogs:
         self._grown(log)
 
     def awaited(self, after: tuple[int, ...]) -> list[Awaited] | None:
-        """Return how far which logs must be synced; None if one of them is lost.
+        """Return the logs to sync and how far; None if one of them is lost.
 
         Args:
-            after: what an answer or a step rests on, as the outbox has it.
+            after: what an answer or a step rests on: see `outbox`.
         """
         awaited = []
         for each in after:
@@ -124,17 +124,18 @@ class CoordinatorLogs:
         return number in self._lost
 
     def lose(self, number: int) -> None:
-        """Forget a log's groups or transactions, of which memory says too much."""
+        """Forget the groups or transactions of a log that cannot be written."""
         self._lost.add(number)
         self._ends.pop(number, None)
         _, partition, coordinator = self[number]
         coordinator.failed(partition)
 
     def note_loaded(self, number: int) -> None:
-        """A log was read to its end: rest on it again, once it is on disk so far.
+        """Use a log again that was read to its end.
 
-        What was read need not be on disk: a predecessor may have died between its
-        append and its sync, and its clients ask for the same again.
+        What was read need not be on disk: a predecessor may have died between an append
+        and its sync. Its clients repeat their requests, and the answers to these must
+        wait for that sync. So the end that was read counts as appended now.
         """
         topic, partition, _ = self[number]
         log = topic.log_of(partition)

@@ -1,8 +1,9 @@
-"""How the state of groups and transactions is read back from their logs.
+"""Reading the state of groups and transactions back from their logs.
 
-A load is a generator that reads a few megabytes a step, so that requests about what is
-loaded already are served in between. Transactions come first: until their markers are
-whole, no partition of the broker is open after an unclean stop.
+A load is a generator that reads some megabytes in each step. Between two steps the
+process serves requests for the logs that are loaded already. Transactions are loaded
+first: after an unclean stop no partition of the broker is open until all their markers
+are written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOOK_AGAIN_MS: Final = 2000
 
 
 class LogLoading:
-    """The loads that are under way or still to be made, one after another."""
+    """The loads that are under way or to come, one after another."""
 
     def __init__(
         self, logs: CoordinatorLogs, state: StateMachines, now_ms: Callable[[], int]
@@ -36,14 +37,14 @@ class LogLoading:
         self._transactions = state.transactions
         self._timers = state.context.timers
         self._now_ms = now_ms
-        self._loads: list[Iterator[int]] = []  # the last one is the next to go on
-        self._numbers: set[int] = set()  # of the logs that these loads read
+        self._loads: list[Iterator[int]] = []  # the last one is under way
+        self._numbers: set[int] = set()  # the logs that they load
 
     def __bool__(self) -> bool:
         return bool(self._loads)
 
     def begin(self) -> None:
-        """Begin to load all that there is, when the process starts."""
+        """Begin to load all logs, when the process starts."""
         of_groups = self._offsets_topic.partitions_to_load()
         of_transactions = self._transactions.topic.partitions_to_load()
         self._groups.begin_loading(of_groups)
@@ -58,17 +59,17 @@ class LogLoading:
         self._numbers.update(numbers, of_groups)
 
     def go_on(self, patience_s: float) -> None:
-        """Load for so long, and for the rest of a step."""
+        """Load until the time is over and the step under way has ended."""
         until = time.monotonic() + patience_s
         while self._loads and time.monotonic() < until:
             if next(self._loads[-1], None) is None:
                 self._loads.pop()
 
     def load_again(self, number: int) -> None:
-        """Look every two seconds whether a lost log can be used again; then load it.
+        """Look every two seconds whether a lost log is on line again, then load it.
 
-        A disk that was full may have room by then. A log on which a sync has failed
-        stays off line until the broker starts anew.
+        A disk that was full may have room by then. If a sync has failed, the log stays
+        off line until the broker is started anew.
         """
         topic, partition, coordinator = self._logs[number]
 
@@ -79,8 +80,8 @@ class LogLoading:
                 self.load_again(number)
                 return
             if number in self._numbers:
-                # It was lost once more while it is loaded. That load has to end first:
-                # two at once would take back what is served by then.
+                # It was lost again while it is being loaded. That load must end first:
+                # the second one of two would undo what is served after the first.
                 self.load_again(number)
                 return
             self._numbers.add(number)
@@ -109,7 +110,7 @@ class LogLoading:
         log.coordinator.loaded(log.partition, self._now_ms())
 
     def _finish_transactions(self) -> Iterator[int]:
-        """Open the partitions, behind all transactions and before the first group."""
+        """Open all partitions, between the loads of transactions and of groups."""
         self._transactions.loading.finish()
         yield from ()
 
@@ -147,4 +148,9 @@ class LogLoading:
             if read is not None:
                 groups.replay(*read, now_ms, record.producer_id)
         except (ProtocolError, ValueError) as error:
-            _LOG.error("an unreadable record of partition %d: %s", partition, error)
+            _LOG.error(
+                "a record of %s-%d cannot be read and is skipped: %s",
+                self._offsets_topic.name,
+                partition,
+                error,
+            )

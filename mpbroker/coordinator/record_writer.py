@@ -1,14 +1,16 @@
-"""From the outbox to the logs, from the logs to the disk, and then to the clients.
+"""From the outbox to the logs, from there to the disk, and then to the clients.
 
-The order is what everything rests on:
+Everything that clients are promised depends on this order:
 
-    1. records are appended, one batch a log
-    2. what others may see only once a record is in its log (`once_appended`)
-    3. markers, which end transactions that were decided in an earlier flush
-    4. answers and steps: at once, or when what they rest on is on disk
+    1. append the records, one batch a log
+    2. call the functions that wait for an append (Outbox.once_appended): they let other
+       processes see what the records say
+    3. append markers, of transactions whose end is on disk since an earlier flush
+    4. send the answers and call the steps whose records are on disk, or let them wait
 
-Killed between two of these, the successor reads from the logs all that any client or
-process has seen. What was not appended has not happened, and nobody was told of it.
+If the process is killed between two of these, its successor finds in the logs whatever
+a client or another process can have seen. A record that was not appended has not
+happened: no client was answered, and no process saw it.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from mpbroker.storage.log.disk_sync import DiskSync
 
 _LOG = get_logger(__name__)
 
-# A batch may grow for so long while others are written to disk: a sync takes 1 to 5 ms.
+# How long a batch may grow while earlier ones are synced: a sync takes 1 to 5 ms.
 HOLD_NS: Final = 2_000_000
 
 
 class Syncs(NamedTuple):
-    """What puts records on disk, and wakes those who wait for them."""
+    """The objects that put records on disk, and that wake what waits for them."""
 
     disk: DiskSync
     commit: GroupCommit
@@ -68,7 +70,7 @@ class Replies:
             body = with_throttle(request, body)
             self._channel.send_bytes(request.slot, request.frame(body))
         except (ProtocolError, OverflowError):
-            # A bug of ours, or larger than all the memory for answers.
+            # A bug of ours, or the answer is larger than the memory for all answers.
             _LOG.exception("an answer of the coordinator cannot be sent")
             self._channel.close_connection(request.slot)
         except AuthorizerError:
@@ -76,7 +78,7 @@ class Replies:
             self._channel.close_connection(request.slot)
 
     def refuse(self, answer: Answer) -> None:
-        """Say COORDINATOR_NOT_AVAILABLE: what the answer rests on is not on disk."""
+        """Send COORDINATOR_NOT_AVAILABLE: what the answer rests on cannot be synced."""
         request: Request = answer.call.request
         body = self._answer_error(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if body is not None:
@@ -87,12 +89,12 @@ class Replies:
             self._channel.close_connection(request.slot)
 
     def flush(self) -> None:
-        """Hand what was sent to the processors now, not at the end of the turn."""
+        """Hand over to the processors at once, and not at the end of the turn."""
         self._channel.flush()
 
 
 class RecordWriter:
-    """Empties the outbox.
+    """Carries out what is in the outbox.
 
     Args:
         lost: told of a log that cannot be written or synced.
@@ -116,32 +118,32 @@ class RecordWriter:
         self._replies = replies
         self._now_ms = now_ms
         self._lost = lost
-        # Answers whose records are still to be written, and since when the first waits.
+        # Answers whose records are held back, and since when records are.
         self._held: list[Answer] = []
         self._held_since_ns = 0
 
     @property
     def holds_answers(self) -> bool:
-        """Whether answers wait for records that are not appended yet."""
+        """Whether answers wait until records are appended."""
         return bool(self._held)
 
     @property
     def holds_records(self) -> bool:
-        """Whether records wait for the syncs under way, for HOLD_NS at most."""
+        """Whether records are held back while others are synced, see HOLD_NS."""
         return self._held_since_ns > 0
 
     def flush(self, *, may_hold: bool) -> None:
-        """Append what is to be written; give or hold back what is to be answered.
+        """Empty the outbox.
 
         Args:
-            may_hold: records may wait for the syncs under way.
+            may_hold: records may be held back while others are synced.
         """
-        # Again and again: a step that need not wait may leave more of everything.
+        # Repeated, because a step that need not wait may add to the outbox.
         while (self._out or self._held) and self._flush_once(may_hold=may_hold):
             pass
 
     def _flush_once(self, *, may_hold: bool) -> bool:
-        """Empty the outbox once; return False if records are held back instead."""
+        """Empty the outbox once; return False if its records are held back."""
         out, logs = self._out, self._logs
         if may_hold and self._holds_back():
             self._send_what_rests_on_nothing()
@@ -152,9 +154,9 @@ class RecordWriter:
         for number, transactional in out.take_transactional().items():
             append = partial(logs.append_transactional, number, transactional, now_ms)
             self._append(number, append)
-        # Behind the appends: other processes act on what these runs make visible. If we
-        # were killed in between the other way round, they would have acted on a
-        # transaction that no successor knows.
+        # After the appends. These functions let producers write to partitions. If we
+        # were killed between such a call and the append behind it, a producer would
+        # have written to a transaction that no successor knows.
         for number, run in out.take_appended():
             if not logs.is_lost(number):
                 run()
@@ -162,7 +164,8 @@ class RecordWriter:
             self._mark(markers, now_ms)
         waiting = self._give_answers()
         if out.steps and waiting:
-            # Those who were told of a commit need not wait for what comes of it.
+            # A client whose EndTxn is answered need not wait for the step that follows,
+            # which appends the markers.
             self._replies.flush()
         for step in out.take_steps():
             self._go_on(step)
@@ -171,10 +174,10 @@ class RecordWriter:
     # -- records -----------------------------------------------------------------------
 
     def _holds_back(self) -> bool:
-        """Say whether what is to be written waits for the syncs under way.
+        """Return whether to hold the records back until the syncs under way have ended.
 
-        One batch and one sync for all that came meanwhile, instead of one each. A
-        commit that comes alone meets no sync, and waits for none.
+        What comes meanwhile then shares one batch and one sync. A commit that comes
+        alone meets no sync under way, and is not held back.
         """
         if not (self._out.records or self._out.transactional) or self._disk.is_idle:
             return False
@@ -198,7 +201,7 @@ class RecordWriter:
             self._lost(number)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
-        """Append markers; say so at once or, where it is waited for, once on disk."""
+        """Append markers; report them at once or, if they wait, once on disk."""
         results, awaited, appended = self._markers.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
@@ -212,9 +215,9 @@ class RecordWriter:
     # -- answers and steps -------------------------------------------------------------
 
     def _give_answers(self) -> bool:
-        """Send answers, or let them wait for the disk; say if any rests on a log.
+        """Send answers, or let them wait for the disk; return whether any had to.
 
-        Those that rest on the same logs wait as one.
+        Answers that rest on the same logs wait together.
         """
         held, self._held, self._held_since_ns = self._held, [], 0
         resting: dict[tuple[int, ...], list[Answer]] = {}
@@ -245,7 +248,7 @@ class RecordWriter:
 
     def _go_on(self, step: Step) -> None:
         def complete(failed: list[Hashable]) -> None:
-            # The logs first: the step finds nothing any more of what was lost.
+            # First the logs: the step must not find what is forgotten with them.
             self._lose_all(failed)
             step.run(not failed)
 
@@ -262,5 +265,5 @@ class RecordWriter:
     def _when_durable(
         self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
     ) -> None:
-        """Call back when all logs are on disk as far as is wanted, perhaps at once."""
+        """Call back with the logs that failed when all others are on disk."""
         self._durability.when(awaited, complete, time.monotonic_ns())
