@@ -1,16 +1,17 @@
-"""The coordinator's process: its lane, its log, its clock; it never waits for one.
+"""The coordinator's process: one loop that serves all groups and transactions.
 
-A turn: take requests from the lane, execute them, call the timers that are due, append
-what came of it to __consumer_offsets (one batch a partition, whatever the number of
-requests), start the syncs, give the answers whose records are on disk. Only for a lone
-request are syncs waited for, where they take no time: see GroupCommit.sync_at_once.
+A turn takes requests from the lane and executes them, calls the timers that are due,
+appends the records that came of both (one batch a log, however many requests there
+were), starts the syncs, and sends the answers whose records are on disk. The loop waits
+for a sync only if it has a single request and the disk is quick: see
+GroupCommit.sync_at_once.
 
-    killed anywhere        its requests are put back and executed again by a successor,
-                           which has everything from the log
-    append or sync fails   the partition is off line, its groups are forgotten,
-                           and whoever waits is told to look for a coordinator again
+    killed anywhere        the supervisor puts its requests back on the lane; a
+                           successor reads the logs and executes them again
+    append or sync fails   the log is lost: its groups or transactions are forgotten,
+                           and clients are told to look for a coordinator again
 
-A request that parks (a join, a sync) costs its slot and nothing else.
+A parked request (a join, a sync) holds a slot and costs nothing else.
 
 Source: Kafka's CoordinatorRuntime.
 """
@@ -56,19 +57,19 @@ from mpbroker.server.request import CLOSE, Request
 if TYPE_CHECKING:
     from mpbroker.server.authorization.authorization import Authorization
 
-# So many requests share an append and a sync; a turn of them takes some 5 ms.
+# The most requests of a turn, which share appends and syncs: 5 ms of work or so.
 _MAX_BATCH: Final = 64
 _IDLE_POLL_S: Final = 1.0
 _UNPLACED_POLL_S: Final = 0.001
-# While less is left to load than this takes, requests wait for it on the lane; after
-# that they are told COORDINATOR_LOAD_IN_PROGRESS.
+# The process loads for so long before it takes the first request. What is not loaded by
+# then answers COORDINATOR_LOAD_IN_PROGRESS until it is.
 _LOAD_PATIENCE_S: Final = 0.5
-# A turn's share of loading, once requests are served beside it.
+# How long each turn loads, once requests are served beside it.
 _LOAD_TURN_S: Final = 0.02
 
 
 class Clock:
-    """Wall-clock milliseconds that never go back: session timers must not either."""
+    """Milliseconds of the wall clock that never go back, as timers need them."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -90,9 +91,10 @@ class CoordinatorProcess:
     """The loop of the coordinator.
 
     Args:
-        catch_up: takes over what has been written to the metadata log.
-        answer_error: makes the body that says an error, or None if the API cannot.
-        authorization: says which client may do what; None: each may do everything.
+        catch_up: reads what was added to the metadata log.
+        answer_error: makes an answer's body from an error code; None if the API has no
+            place for one.
+        authorization: says what a client may do; None: everything.
     """
 
     def __init__(
@@ -147,15 +149,16 @@ class CoordinatorProcess:
         self._epoll.register(port.doorbell.fd, select.EPOLLIN | select.EPOLLET)
         if syncs.disk.event_fd >= 0:
             self._epoll.register(syncs.disk.event_fd, select.EPOLLIN | select.EPOLLET)
-        # The topic was deleted under us, or somebody has made it with another number of
-        # partitions: only a new start knows what is left, and who is in which.
+        # One of our topics was deleted or recreated. A new process has to find out what
+        # is left of it, and what each partition holds now.
         self.must_restart = False
 
     # -- the loop ------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until the broker stops."""
-        # Nobody waits for it to be ready, so it says itself who it is.
+        # The supervisor does not wait until this process is ready, as it does for
+        # handlers, so the process itself says who it is.
         self._words[self._row + HANDLER_PID] = os.getpid()
         self._words[self._row + HANDLER_ACTIVE] = 1
         own_box().note(EventKind.SERVING)
@@ -177,7 +180,7 @@ class CoordinatorProcess:
         return self._phase >= Phase.DRAINING
 
     def turn(self) -> None:
-        """Some requests and all that is due; or wait for something."""
+        """Serve requests and all that is due; wait if there is neither."""
         slots = self._lane.take(_MAX_BATCH, arm=False)
         self._work(slots)
         if not slots:
@@ -191,8 +194,8 @@ class CoordinatorProcess:
         self._catch_up()
         self._see_to_topics()
         if self.must_restart and not self._is_draining:
-            return  # what is claimed, and all that waits, is its successor's
-        # Then what it asks for may be synced at once: nobody is held up by that.
+            return  # its successor executes what is claimed, and all that is parked
+        # What a single request writes may be synced at once: no other request waits.
         alone = len(slots) <= 1 and not self._writer.holds_answers
         self._syncs.commit.is_alone = alone
         if slots:
@@ -200,7 +203,8 @@ class CoordinatorProcess:
         if self._loading:
             self._loading.go_on(_LOAD_TURN_S)
         if self._is_draining:
-            # Nobody will come any more; and no timer may write behind the last flush.
+            # No member joins any more, so answer those that wait for one. Timers are
+            # not called: what they write might come behind the last flush.
             self._groups.refuse_waiting()
             self._transactions.refuse_waiting(self._clock.now_ms())
         else:
@@ -209,7 +213,8 @@ class CoordinatorProcess:
         self._see_to_syncs()
         while self._syncs.durability.go_on(time.monotonic_ns()):
             if self._out:
-                # Who was told of a commit need not wait for its markers.
+                # Answers go out first: a client whose EndTxn is answered need not wait
+                # until its markers are appended.
                 self._channel.flush()
                 self._flush()
             self._see_to_syncs()
@@ -223,7 +228,7 @@ class CoordinatorProcess:
             timeout = HOLD_NS / 1e9
         until_timer = (self._timers.next_ms - self._clock.now_ms()) / 1e3
         if self._is_draining:
-            until_timer = _IDLE_POLL_S  # none is called any more
+            until_timer = _IDLE_POLL_S  # no timer is called any more
         self._epoll.poll(max(0.0, min(timeout, until_timer)))
 
     def _flush(self) -> None:
@@ -252,8 +257,8 @@ class CoordinatorProcess:
         words, row = self._words, self._row
         words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
         for slot in slots:
-            # Before it is executed: whoever repairs after our death finds here which
-            # request we may have died of.
+            # Stored before the request is executed: if we die, the supervisor finds
+            # here which request it may have been of.
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             self._execute(slot)
         words[row + HANDLER_BUSY_SLOT] = 0
@@ -263,7 +268,7 @@ class CoordinatorProcess:
         received = self._channel.request(slot)
         request = self._dispatcher.parse(*received)
         if not isinstance(request, Request):
-            # Handlers forward only what they could read and we serve.
+            # A bug: handlers forward only requests that they could read.
             self._channel.close_connection(slot)
             return
         self._call = None
@@ -274,8 +279,8 @@ class CoordinatorProcess:
             self._quotas.charge_time(request, done - started)
         self._channel.note_wait(slot, done)
         if isinstance(answer, bytes) or answer is CLOSE:
-            # Malformed, or it met a bug of ours; what it had begun must not answer it
-            # a second time.
+            # The request is malformed, or has met a bug of ours. What it had begun must
+            # not answer it a second time.
             if self._call is not None:
                 if self._call.answered:
                     return
