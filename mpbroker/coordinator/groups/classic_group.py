@@ -1,7 +1,7 @@
 """A classic group: its members, its generation, and its state as a table.
 
-Only the state, no protocol: who may do what, and what is answered when, is
-`classic_protocol`'s business.
+This is state only. `classic_protocol` and `classic_rebalance` decide what a member may
+do, and what it is answered when.
 
 Source: Kafka's ClassicGroup and ClassicGroupState.
 """
@@ -35,7 +35,7 @@ class ClassicGroupState(Enum):
     PREPARING_REBALANCE = "PreparingRebalance"  # waits for members to join again
     COMPLETING_REBALANCE = "CompletingRebalance"  # waits for the leader's assignment
     STABLE = "Stable"  # every member can have its assignment
-    DEAD = "Dead"  # removed; who still holds it must look again
+    DEAD = "Dead"  # removed; a caller that still holds it must look again
 
 
 S = ClassicGroupState
@@ -51,7 +51,7 @@ PREVIOUS_STATES: Final[Mapping[ClassicGroupState, frozenset[ClassicGroupState]]]
 
 
 class IllegalGroupTransitionError(MpbrokerError):
-    """A state that cannot follow a group's: our bug."""
+    """A bug of ours: a state that cannot follow the group's state."""
 
 
 class Membership(NamedTuple):
@@ -108,10 +108,10 @@ class ClassicMember:
         self.client_host = client_host
         self.take(membership)
         self.assignment = assignment
-        # A parked JoinGroup or SyncGroup of it; never both.
+        # Its parked JoinGroup or SyncGroup; never both.
         self.awaiting_join: Call | None = None
         self.awaiting_sync: Call | None = None
-        # Has not been in a generation yet: it may time out although its join waits.
+        # It has not been in a generation yet: its session may end while its join waits.
         self.is_new = False
 
     def take(self, membership: Membership) -> None:
@@ -126,18 +126,18 @@ class ClassicMember:
         return self.group_instance_id is not None
 
     def metadata(self, protocol: str) -> bytes:
-        """What it said with a protocol; nothing if it does not have it."""
+        """Return what it sent with a protocol; b"" if it does not support it."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
         return b""
 
     def matches(self, protocols: Protocols) -> bool:
-        """Say whether these are the protocols it joined with."""
+        """Return whether it has joined with these protocols."""
         return list(self.protocols) == list(protocols)
 
     def vote(self, candidates: frozenset[str] | set[str]) -> str:
-        """Return its first protocol that all members have."""
+        """Return the first of its protocols that is among the candidates."""
         for name, _ in self.protocols:
             if name in candidates:
                 return name
@@ -145,7 +145,7 @@ class ClassicMember:
 
 
 class ClassicGroup:
-    """One group of the classic protocol, or a mere holder of offsets."""
+    """A group of the classic protocol, or one that only has committed offsets."""
 
     type_name: Final = "classic"
 
@@ -165,9 +165,9 @@ class ClassicGroup:
         self.leader_id: str | None = None
         self.members: dict[str, ClassicMember] = {}
         self.static_members: dict[str, str] = {}  # instance id -> member id
-        # Were told MEMBER_ID_REQUIRED and have not come back yet.
+        # Ids that were given out with MEMBER_ID_REQUIRED and have not joined yet.
         self.pending_join_members: set[str] = set()
-        # Have the generation's join answer and have not synced yet.
+        # Members whose JoinGroup is answered and that have sent no SyncGroup yet.
         self.pending_sync_members: set[str] = set()
         self.new_member_added = False
         self.num_awaiting_join = 0
@@ -179,10 +179,10 @@ class ClassicGroup:
         return self.state in states
 
     def transition_to(self, state: ClassicGroupState, now_ms: int) -> None:
-        """Go to a state.
+        """Change the state.
 
         Raises:
-            IllegalGroupTransitionError: the table does not have it.
+            IllegalGroupTransitionError: PREVIOUS_STATES does not allow it.
         """
         if self.state not in PREVIOUS_STATES[state]:
             raise IllegalGroupTransitionError(
@@ -193,7 +193,7 @@ class ClassicGroup:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of its members'."""
+        """The longest rebalance timeout of the members; 0 if there are none."""
         return max(
             (member.rebalance_timeout_ms for member in self.members.values()), default=0
         )
@@ -206,7 +206,7 @@ class ClassicGroup:
         )
 
     def init_next_generation(self, now_ms: int) -> None:
-        """All that wanted to have joined: begin a generation, or be empty."""
+        """Begin the next generation; without members the group becomes Empty."""
         self.generation_id = (self.generation_id + 1) & 0x7FFF_FFFF
         self.pending_sync_members.clear()
         if self.members:
@@ -219,7 +219,7 @@ class ClassicGroup:
     # -- members -------------------------------------------------------------------
 
     def add(self, member: ClassicMember, join: Call | None = None) -> None:
-        """Take a member in; the first gives the group its type and leads it."""
+        """Add a member; the first one leads and sets the group's protocol type."""
         if not self.members:
             self.protocol_type = member.protocol_type
         if self.leader_id is None:
@@ -232,7 +232,7 @@ class ClassicGroup:
         self.pending_join_members.discard(member.member_id)
 
     def remove(self, member_id: str) -> ClassicMember | None:
-        """Let a member go. What it waits for is the caller's to answer."""
+        """Remove a member; the caller answers its parked requests."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._forget_protocols(member)
@@ -253,14 +253,14 @@ class ClassicGroup:
         membership: Membership,
         join: Call | None,
     ) -> None:
-        """A member has joined again, perhaps with other protocols."""
+        """Keep what a member says that joins again, perhaps with other protocols."""
         self._forget_protocols(member)
         member.take(membership)
         self._supported.update({name for name, _ in member.protocols})
         self.set_awaiting_join(member, join)
 
     def replace_static_member(self, old_member_id: str, new_member_id: str) -> None:
-        """A static member has come back: it takes its old place under a new id."""
+        """Give a static member that comes back its old place, under a new id."""
         member = self.members.pop(old_member_id)
         assert member.group_instance_id is not None
         member.member_id = new_member_id
@@ -273,7 +273,7 @@ class ClassicGroup:
             self.pending_sync_members.add(new_member_id)
 
     def set_awaiting_join(self, member: ClassicMember, join: Call | None) -> None:
-        """Park a member's join, or note that it is answered (None)."""
+        """Park a member's JoinGroup, or note that it is answered (None)."""
         self.num_awaiting_join += (join is not None) - (
             member.awaiting_join is not None
         )
@@ -281,10 +281,10 @@ class ClassicGroup:
 
     def _forget_protocols(self, member: ClassicMember) -> None:
         self._supported.subtract({name for name, _ in member.protocols})
-        self._supported += Counter()  # drops what nobody has any more
+        self._supported += Counter()  # drops the protocols that are left at 0
 
     def maybe_elect_new_joined_leader(self) -> bool:
-        """Make sure that the leader is among those who joined; False if nobody did."""
+        """Make sure that the leader has joined; False if no member has."""
         leader = self.members.get(self.leader_id or "")
         if leader is not None and leader.awaiting_join is not None:
             return True
@@ -297,7 +297,7 @@ class ClassicGroup:
     # -- protocols -----------------------------------------------------------------
 
     def supports_protocols(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Say whether a member with these could take part."""
+        """Return whether a member with these protocols could take part."""
         if self.state is S.EMPTY or not self.members:
             return bool(protocol_type) and any(True for _ in names)
         total = len(self.members)
@@ -306,19 +306,22 @@ class ClassicGroup:
         )
 
     def select_protocol(self) -> str:
-        """The protocol that most members vote for, of those that all have."""
+        """Return the protocol with most votes, of those that all members support."""
         total = len(self.members)
         candidates = {name for name, n in self._supported.items() if n == total}
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Say whether a member wants a topic; True where nobody can tell."""
+        """Return whether a member subscribes to a topic; True if that is unknown."""
         topics = self.subscribed_topics()
         return topics is None or topic in topics
 
     def subscribed_topics(self) -> set[str] | None:
-        """What the members want; None if they are no consumers, or do not say."""
+        """Return the topics that members subscribe to.
+
+        None if they are not consumers, or if what they sent cannot be read.
+        """
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
         if not self.members:
@@ -336,7 +339,7 @@ class ClassicGroup:
     # -- checks ----------------------------------------------------------------------
 
     def validate_member(self, member_id: str, group_instance_id: str | None) -> None:
-        """Raise what is wrong with who says it is a member.
+        """Raise unless this is a member, and the latest one of its instance id.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
@@ -358,7 +361,7 @@ class ClassicGroup:
         *,
         transactional: bool = False,
     ) -> None:
-        """Raise why a commit is not allowed.
+        """Raise if a member may not commit now.
 
         Raises:
             ApiError: COORDINATOR_NOT_AVAILABLE, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
@@ -367,7 +370,7 @@ class ClassicGroup:
         if self.state is S.DEAD:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if generation_id < 0 and self.state is S.EMPTY:
-            return  # who has no group management, or an admin
+            return  # a consumer without group management, or an admin client
         if generation_id >= 0 or member_id or group_instance_id is not None:
             self.validate_member(member_id, group_instance_id)
             if generation_id != self.generation_id:
@@ -380,7 +383,7 @@ class ClassicGroup:
     # -- the log -----------------------------------------------------------------------
 
     def metadata_value(self) -> GroupMetadataValue:
-        """The record that a successor needs to carry on."""
+        """Return the value of its record: what a successor needs to go on."""
         protocol = self.protocol_name
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
@@ -407,7 +410,7 @@ class ClassicGroup:
     def of_record(
         cls, group_id: str, value: GroupMetadataValue, now_ms: int
     ) -> ClassicGroup:
-        """The group that a record describes: Stable if it has members, else Empty."""
+        """Make the group of a record: Stable if it has members, otherwise Empty."""
         state = S.STABLE if value.members else S.EMPTY
         group = cls(group_id, now_ms, state)
         group.generation_id = value.generation

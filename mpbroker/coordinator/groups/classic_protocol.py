@@ -1,7 +1,7 @@
 """The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-The caller has found the group, or found that there is none; each method answers now,
-or parks the call in its member until the rebalance has come so far.
+The caller has looked the group up. Each method answers the request, or parks it in its
+member until the rebalance has come far enough.
 
 Source: Kafka protocol guide; GroupMetadataManager (classicGroupJoin, -Sync, -Heartbeat,
 -Leave); KIP-345 for static members, KIP-394 for MEMBER_ID_REQUIRED.
@@ -45,7 +45,7 @@ LEAVE_SEVERAL_SINCE: Final = 3
 
 
 class ClassicProtocol:
-    """Serve what members ask.
+    """Serves the requests of members.
 
     Args:
         new_id: makes the random part of a member id.
@@ -69,10 +69,10 @@ class ClassicProtocol:
     def join(
         self, call: Call, group: ClassicGroup, request: JoinGroupRequest, now_ms: int
     ) -> None:
-        """Take a member into the next generation.
+        """Let a member take part in the next generation.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
         member_id = request.member_id
         if not self._accepts_joining_member(group, member_id):
@@ -120,8 +120,8 @@ class ClassicProtocol:
                 )
                 return
         elif call.version >= MEMBER_ID_REQUIRED_SINCE:
-            # So that a client which asks again after a lost answer is not counted
-            # twice. It has its session timeout to come back with this id.
+            # The client has to join again with this id, within its session timeout. So
+            # a client that repeats its first request is not counted twice (KIP-394).
             group.pending_join_members.add(new_id)
             self._timers.schedule(
                 ("pending", group.group_id, new_id),
@@ -171,7 +171,7 @@ class ClassicProtocol:
         member_id = request.member_id
         if member_id in group.pending_join_members:
             if request.group_instance_id is not None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static ones never pend
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)  # static members never do
             self._add_member(call, group, member_id, None, membership, now_ms)
             return
         group.validate_member(member_id, request.group_instance_id)
@@ -182,7 +182,7 @@ class ClassicProtocol:
             group.is_in(S.COMPLETING_REBALANCE)
             or (group.is_in(S.STABLE) and member_id != group.leader_id)
         ):
-            # It did not get the answer, or need not have asked: the same once more.
+            # The answer was lost, or the member need not have asked: repeat the answer.
             self._rebalance.answer_join(call, group, member)
             return
         self._update_member(call, group, member, membership, now_ms)
@@ -198,7 +198,7 @@ class ClassicProtocol:
     ) -> None:
         waiting = member.awaiting_join
         if waiting is not None and call is not None:
-            # Two connections say that they are this member; the newer one is heard.
+            # Two connections speak for this member: the newer one counts.
             self._rebalance.refuse_join(
                 waiting, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id
             )
@@ -214,7 +214,7 @@ class ClassicProtocol:
         membership: Membership,
         now_ms: int,
     ) -> None:
-        """A static member came back without its id; whoever still uses it is fenced."""
+        """Let a static member rejoin under a new id; its old id is fenced."""
         leader_before = group.leader_id
         member = group.members[old_id]
         self._fence(group, member)
@@ -232,8 +232,8 @@ class ClassicProtocol:
             group.set_awaiting_join(member, call)
             self._rebalance.maybe_prepare_rebalance(group, now_ms)
         else:
-            # The others need not know: it goes on with the assignment it had. Older
-            # clients would compute a new one if they were told that they lead.
+            # No rebalance: the member goes on with the assignment it had. Older clients
+            # would compute a new one if they were told that they are the leader.
             skips = call.version >= _SKIP_ASSIGNMENT_SINCE
             leads = new_id == group.leader_id
             self._rebalance.answer_join(
@@ -262,10 +262,10 @@ class ClassicProtocol:
     def sync(
         self, call: Call, group: ClassicGroup, request: SyncGroupRequest, now_ms: int
     ) -> None:
-        """Give a member its assignment, once the leader has said it.
+        """Give a member its assignment, when the leader has sent it.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
         if group.is_in(S.DEAD):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -304,10 +304,10 @@ class ClassicProtocol:
     def heartbeat(
         self, call: Call, group: ClassicGroup, request: HeartbeatRequest, now_ms: int
     ) -> None:
-        """Note that a member is alive.
+        """Note that a member lives, and tell it whether to join again.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
         if group.is_in(S.DEAD):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -322,7 +322,7 @@ class ClassicProtocol:
         self._out.answer(call, HeartbeatResponse(error_code=code))
 
     def touch(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
-        """A member has shown that it lives."""
+        """Restart the session timer of a member that has sent a request."""
         member = group.members.get(member_id)
         if member is not None and not member.is_new:
             self._rebalance.schedule_session(group, member, now_ms)
@@ -336,7 +336,7 @@ class ClassicProtocol:
         request: LeaveGroupRequest,
         now_ms: int,
     ) -> None:
-        """Let members go at once; each has its own error.
+        """Remove members at once; each has its own error code in the answer.
 
         Raises:
             ApiError: COORDINATOR_NOT_AVAILABLE.
@@ -374,10 +374,10 @@ class ClassicProtocol:
         self._out.answer(call, response)
 
     def _leave_one(self, group: ClassicGroup, identity: MemberIdentity) -> bool:
-        """Let one go; say whether it was a member, and not only about to be one."""
+        """Remove one; return False if it was only about to become a member."""
         member_id, instance = identity.member_id, identity.group_instance_id
         if not member_id and instance is not None:
-            # An admin removes a static member that it knows only by its instance.
+            # An admin client removes a static member by its instance id alone.
             member_id = group.static_members.get(instance, "")
         if member_id in group.pending_join_members:
             if instance is not None:

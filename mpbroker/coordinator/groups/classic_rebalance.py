@@ -1,15 +1,24 @@
 """How a classic group comes from one generation to the next.
 
-    PreparingRebalance    joins are parked until all members are back, or until the
-                          rebalance timeout; an empty group's first members wait for
-                          group.initial.rebalance.delay.ms, longer while more come
-    CompletingRebalance   joins are answered, syncs are parked until the leader's
-    Stable                the assignment is in the log; syncs are answered from it
+    PreparingRebalance    JoinGroups are parked until all members have sent one, or
+                          until the rebalance timeout. The first members of an empty
+                          group wait for group.initial.rebalance.delay.ms, and again for
+                          as long if others have come meanwhile.
+    CompletingRebalance   The JoinGroups are answered. SyncGroups are parked until the
+                          leader's, which has the assignment.
+    Stable                The assignment is in the log, and SyncGroups are answered.
 
-A member's session timer runs whenever none of its requests is parked here.
+A member's session timer runs while none of its requests is parked.
+
+Killed in PreparingRebalance or CompletingRebalance, the coordinator leaves no trace of
+the new generation: a group is written when the leader's SyncGroup has come, or when it
+has become empty. The successor has the last generation, Stable. Its members' parked
+requests are executed again. Those that name the lost generation are answered
+ILLEGAL_GENERATION, or UNKNOWN_MEMBER_ID if the group was never written, and these
+members join anew.
 
 Source: Kafka's GroupMetadataManager (prepareRebalance, completeClassicGroupJoin and
-what belongs to them); the names are its.
+what belongs to them), with its names.
 """
 
 from __future__ import annotations
@@ -40,19 +49,20 @@ from mpbroker.protocol.records.batch_header import BATCH_HEADER_SIZE
 
 S = ClassicGroupState
 
-# A member that has never been in a generation and whose client is gone: its parked
-# join must not hold the group for ever. Kafka's NewMemberJoinTimeoutMs.
+# How long a JoinGroup may be parked of a member that has never been in a generation.
+# Its client may be gone, and the group must not wait for it for ever. Kafka's
+# NewMemberJoinTimeoutMs.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 _NULLABLE_PROTOCOL_SINCE: Final = 7
-# What a record has beside its key and its value: no more than Kafka reckons.
+# A record's bytes beside its key and value, as Kafka estimates them at most.
 _RECORD_OVERHEAD: Final = 21
 
 
 class ClassicRebalance:
-    """Prepare, complete and expire rebalances; write and answer what comes of them.
+    """Rebalances: prepare, complete and expire them, write groups, answer members.
 
     Args:
-        partition_of: the partition of __consumer_offsets that a group's records are in.
+        partition_of: returns the partition of __consumer_offsets of a group.
     """
 
     def __init__(
@@ -95,7 +105,7 @@ class ClassicRebalance:
     ) -> None:
         def expire(at_ms: int) -> None:
             if group.new_member_added and remaining_ms:
-                # Somebody came in the meantime: wait for the next one.
+                # Another member has come: there may be more of them.
                 group.new_member_added = False
                 delay = min(self._config.group_initial_rebalance_delay_ms, remaining_ms)
                 remaining = max(remaining_ms - delay_ms, 0)
@@ -118,7 +128,7 @@ class ClassicRebalance:
             )
 
     def maybe_complete_join(self, group: ClassicGroup, now_ms: int) -> None:
-        """Somebody joined or left: perhaps nobody else is waited for."""
+        """Complete the join phase if a member that joined or left was the last."""
         if (
             group.is_in(S.PREPARING_REBALANCE)
             and group.has_all_members_joined
@@ -132,7 +142,7 @@ class ClassicRebalance:
         group_id = group.group_id
         self._timers.cancel(("join", group_id))
         if not group.is_in(S.PREPARING_REBALANCE):
-            return  # dead by now
+            return  # the group was removed meanwhile
         gone = [
             member
             for member in group.members.values()
@@ -142,8 +152,8 @@ class ClassicRebalance:
             self._timers.cancel(("session", group_id, member.member_id))
             group.remove(member.member_id)
         if group.members and not group.maybe_elect_new_joined_leader():
-            # Only static members are left and none has joined: wait once more. They
-            # go one by one when their sessions end.
+            # Only static members are left, and none has joined. They stay until their
+            # sessions end: wait once more.
             self._timers.schedule(
                 ("join", group_id),
                 now_ms + group.rebalance_timeout_ms,
@@ -172,7 +182,7 @@ class ClassicRebalance:
     def _expire_pending_sync(
         self, group: ClassicGroup, generation_id: int, now_ms: int
     ) -> None:
-        """Who has joined and never synced is out."""
+        """Remove the members that have joined and sent no SyncGroup."""
         if generation_id != group.generation_id or not group.is_in(
             S.COMPLETING_REBALANCE, S.STABLE
         ):
@@ -192,9 +202,10 @@ class ClassicRebalance:
     def complete_sync(
         self, group: ClassicGroup, assignments: dict[str, bytes], now_ms: int
     ) -> None:
-        """The leader's assignment: keep it, and answer all who wait for theirs.
+        """Keep the leader's assignment, and answer the members that wait for theirs.
 
-        If it is more than the log takes, all are told so, and asked to join again.
+        An assignment that is too large for a record is an error for all members, which
+        then join again.
         """
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
@@ -204,6 +215,8 @@ class ClassicRebalance:
             self._reset_and_propagate_assignment_error(group, error_code, now_ms)
             self.maybe_prepare_rebalance(group, now_ms)
             return
+        # The answers wait until the group's record is on disk. Otherwise a member could
+        # work in a generation that a successor has never heard of.
         after = (self.log_of(group),)
         for member in group.members.values():
             self._propagate(group, member, ErrorCode.NONE, after, now_ms)
@@ -244,7 +257,7 @@ class ClassicRebalance:
     def remove_member(
         self, group: ClassicGroup, member: ClassicMember, now_ms: int
     ) -> None:
-        """A member has left or timed out; the others share what it had."""
+        """Remove a member that has left or timed out, and rebalance the others."""
         self.drop(group, member)
         self.after_removal(group, now_ms)
 
@@ -276,7 +289,7 @@ class ClassicRebalance:
         now_ms: int,
         timeout_ms: int = 0,
     ) -> None:
-        """(Re)start a member's session timer."""
+        """Start a member's session timer, or start it again."""
         member_id = member.member_id
         self._timers.schedule(
             ("session", group.group_id, member_id),
@@ -291,10 +304,10 @@ class ClassicRebalance:
         waits = member.awaiting_join is not None or member.awaiting_sync is not None
         if member.is_new or not waits:
             self.remove_member(group, member, now_ms)
-        # Else its timer starts again when what it waits for has come.
+        # Otherwise a request of it is parked: the timer starts when it is answered.
 
     def refuse_waiting(self, group: ClassicGroup, error_code: ErrorCode) -> None:
-        """The broker stops: let nobody wait for what will not come from here."""
+        """Answer all parked requests with an error; the broker stops, for example."""
         for member in group.members.values():
             join, sync = member.awaiting_join, member.awaiting_sync
             if join is not None:
@@ -305,7 +318,7 @@ class ClassicRebalance:
                 self.refuse_sync(sync, error_code)
 
     def forget(self, group: ClassicGroup, error_code: ErrorCode) -> None:
-        """Drop a group from memory: answer all that wait, run no more timers."""
+        """Forget a group's members: answer what is parked, cancel all timers."""
         for member in list(group.members.values()):
             self.drop(group, member, error_code)
         for member_id in group.pending_join_members:
@@ -320,11 +333,11 @@ class ClassicRebalance:
         return self._partition_of(group.group_id)
 
     def write_group(self, group: ClassicGroup) -> bool:
-        """Write a group down; False: it is larger than a record may be."""
+        """Write the group's record; return False if it is too large for the log."""
         key = group_metadata_key(group.group_id)
         try:
             value = group_metadata_value(group.metadata_value())
-        except ProtocolError:  # of a client's id, a member's is made that is too long
+        except ProtocolError:  # a member id, made of a long client id, does not fit
             return False
         size = BATCH_HEADER_SIZE + _RECORD_OVERHEAD + len(key) + len(value)
         if size > self._config.message_max_bytes:
@@ -343,11 +356,11 @@ class ClassicRebalance:
         skip_assignment: bool = False,
         after: tuple[int, ...] = NOW,
     ) -> None:
-        """Tell a member its generation; the leader also who else is in it.
+        """Tell a member its generation, and the leader which other members are in it.
 
         Args:
-            members: whom to name; by default all to the leader and none to others.
-            leader_id: whom to call the leader, where it is not the leader.
+            members: the members to name; by default all to the leader, none to others.
+            leader_id: the leader to name, if it is not to be the group's.
         """
         if members is None:
             leads = member.member_id == group.leader_id
