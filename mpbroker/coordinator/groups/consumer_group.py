@@ -1,13 +1,14 @@
-"""A consumer group (KIP-848): epochs, a target, and each member's way there.
+"""A consumer group (KIP-848): its epochs, its target assignment, its members.
 
     group epoch       grows with every change of members, subscriptions or topics
     assignment epoch  the group epoch that the target assignment was made for
-    member epoch      the assignment epoch whose share the member has got to
+    member epoch      the assignment epoch whose share the member has reached
 
-A member gets nothing that somebody else still has: a partition's holder gives it up
-first, heartbeat by heartbeat, and nobody waits for all the others.
+A member is not given a partition that another member still holds. The holder gives it
+up first, at its own heartbeat, so no member waits for all the others.
 
-Only the state; what is answered and written is `consumer_group_heartbeat`'s business.
+This is state only. `consumer_group_rebalance` decides what is written, and
+`consumer_group_heartbeat` and `mixed_protocol` what is answered.
 
 Source: KIP-848; Kafka's ConsumerGroup, ConsumerGroupMember, CurrentAssignmentBuilder.
 """
@@ -33,28 +34,28 @@ class ConsumerGroupState(Enum):
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"  # the target is older than the group
-    RECONCILING = "Reconciling"  # somebody has not got to the target yet
+    RECONCILING = "Reconciling"  # a member has not reached the target yet
     STABLE = "Stable"
     DEAD = "Dead"
 
 
 class MemberState(IntEnum):
-    """Where a member is; the numbers are those of its record."""
+    """How far a member is; the numbers are those in its record."""
 
-    STABLE = 0  # has its share of its epoch
-    UNREVOKED_PARTITIONS = 1  # has to give something up before it can go on
-    UNRELEASED_PARTITIONS = 2  # waits for something that others still have
+    STABLE = 0  # it has its share of the target of its epoch
+    UNREVOKED_PARTITIONS = 1  # it must give partitions up before it goes on
+    UNRELEASED_PARTITIONS = 2  # it waits for partitions that others still hold
 
 
 class ClassicSide(NamedTuple):
-    """What is known of a member that speaks the classic protocol."""
+    """What is known only of a member that speaks the classic protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]  # name and metadata, best first
 
 
 class ConsumerMember:
-    """What a group knows of one member."""
+    """A member of a consumer group."""
 
     __slots__ = (
         "assigned",
@@ -86,7 +87,8 @@ class ConsumerMember:
         self.server_assignor: str | None = None
         self.topic_names: tuple[str, ...] = ()
         self.topic_regex: str | None = None
-        # By its pattern, where it does not see all: see patterns.py. Not in the log.
+        # The topics that its pattern shows it, if an authorizer hides some, and what
+        # they were looked up with: see patterns.py. Not in the log.
         self.sees: frozenset[str] | None = None
         self.seen_by: tuple[str, int, int | None] | None = None
         self.classic: ClassicSide | None = None
@@ -97,7 +99,7 @@ class ConsumerMember:
         self.pending_revocation: Partitions = {}
 
     def subscription(self) -> tuple[object, ...]:
-        """What of it decides who gets what."""
+        """All of it that the assignment depends on."""
         return (self.topic_names, self.topic_regex, self.server_assignor)
 
     def metadata(self) -> tuple[object, ...]:
@@ -137,13 +139,13 @@ class ConsumerGroup:
         self.members: dict[str, ConsumerMember] = {}
         self.static_members: dict[str, str] = {}
         self.target: dict[str, Partitions] = {}
-        # The topics that match each member's pattern.
+        # The topics that match each pattern of its members.
         self.patterns: dict[str, frozenset[str]] = {}
-        # The topics of all subscriptions that exist, and their partitions.
+        # The existing topics of all subscriptions, and their numbers of partitions.
         self.topics: dict[str, int] = {}
-        self.metadata_hash = 0  # of these, as of the group epoch
-        self.topics_version = -1  # as of which version of the topics these are
-        # Who holds a partition, or has not given it up yet.
+        self.metadata_hash = 0  # of these topics, when the group epoch began
+        self.topics_version = -1  # Topics.version() when they were looked up
+        # The member that holds a partition, or has not given it up yet.
         self._holders: dict[TopicId, dict[int, str]] = {}
         self.is_dead = False
 
@@ -178,7 +180,7 @@ class ConsumerGroup:
         self._hold(member)
 
     def remove(self, member_id: str) -> ConsumerMember | None:
-        """Let a member go, with all that it holds."""
+        """Remove a member; what it holds is free, and it has no target."""
         member = self.members.pop(member_id, None)
         if member is None:
             return None
@@ -232,7 +234,10 @@ class ConsumerGroup:
     def supports_classic_protocols(
         self, protocol_type: str, names: Collection[str]
     ) -> bool:
-        """Say whether a member with these could take part beside the others."""
+        """Return whether a classic member with these protocols could join.
+
+        One of them must be supported by all other classic members.
+        """
         others = [m.classic for m in self.members.values() if m.classic is not None]
         supported = Counter(
             name for each in others for name in {name for name, _ in each.protocols}
@@ -242,7 +247,7 @@ class ConsumerGroup:
         )
 
     def all_are_classic(self, but: Collection[str] = ()) -> bool:
-        """Say whether all members but these speak the classic protocol."""
+        """Return whether all members but these speak the classic protocol."""
         return all(
             member.classic is not None
             for member_id, member in self.members.items()
@@ -250,7 +255,7 @@ class ConsumerGroup:
         )
 
     def waits_for_others(self, member: ConsumerMember) -> bool:
-        """Say whether somebody still has a part of a member's target."""
+        """Return whether other members still hold a part of a member's target."""
         return any(
             number not in member.assigned.get(topic, ())
             and self.holder(topic, number) is not None
@@ -259,7 +264,7 @@ class ConsumerGroup:
         )
 
     def preferred_assignor(self, default: str) -> str:
-        """The one that most members ask for."""
+        """Return the assignor that most members ask for."""
         votes = Counter(
             member.server_assignor
             for member in self.members.values()
@@ -270,12 +275,12 @@ class ConsumerGroup:
     def validate_offset_commit(
         self, member_id: str, generation_or_epoch: int, version: int
     ) -> None:
-        """Raise why a commit is not allowed.
+        """Raise if a member may not commit with this epoch.
 
         Raises:
-            ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH; UNSUPPORTED_VERSION for a
-                version that cannot be told of a stale epoch; ILLEGAL_GENERATION for
-                a member that speaks the classic protocol.
+            ApiError: UNKNOWN_MEMBER_ID; for a stale epoch STALE_MEMBER_EPOCH, or
+                UNSUPPORTED_VERSION in versions that do not have that code, or
+                ILLEGAL_GENERATION for a member that speaks the classic protocol.
         """
         if generation_or_epoch < 0 and not self.members:
             return
@@ -293,7 +298,7 @@ class ConsumerGroup:
             )
 
     def validate_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise why a member may not fetch; an admin says nothing of a member.
+        """Raise if a member may not fetch offsets; an admin client names no member.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, ILLEGAL_GENERATION.
@@ -309,7 +314,7 @@ class ConsumerGroup:
                 else ErrorCode.STALE_MEMBER_EPOCH
             )
 
-    # -- who holds what ------------------------------------------------------------
+    # -- the holders of partitions -------------------------------------------------
 
     def _hold(self, member: ConsumerMember) -> None:
         for partitions in (member.assigned, member.pending_revocation):
@@ -327,13 +332,13 @@ class ConsumerGroup:
                         del holders[number]
 
     def give_up_pending(self, member: ConsumerMember) -> None:
-        """A member goes for a while: what it was to give up is free at once."""
+        """Free what a member was to give up: it leaves, and will come back."""
         self._release(member)
         member.pending_revocation = {}
         self._hold(member)
 
     def holder(self, topic: TopicId, partition: int) -> str | None:
-        """The member that has a partition, or has not given it up yet."""
+        """Return the member that holds a partition, or has not given it up yet."""
         return self._holders.get(topic, {}).get(partition)
 
     # -- the way to the target -----------------------------------------------------
@@ -341,10 +346,10 @@ class ConsumerGroup:
     def reconcile(
         self, member: ConsumerMember, owned: Mapping[TopicId, set[int]] | None
     ) -> bool:
-        """Take a member one step nearer to its target; say if anything changed.
+        """Take a member one step nearer to its target; return whether it changed.
 
         Args:
-            owned: what it says it has; None: the same as last time.
+            owned: the partitions that it says it has; None: the same as before.
         """
         if member.state is MemberState.STABLE:
             if member.member_epoch == self.assignment_epoch:
@@ -379,7 +384,8 @@ class ConsumerGroup:
                 gained[topic] = free
             unreleased |= free != want - have
         if revoked and _owns_any(owned, revoked):
-            # Its epoch stays until it has given these up.
+            # It has to give some up first, and keeps its epoch until it has said so.
+            # Only then are they free for others: see `holder`.
             member.state = MemberState.UNREVOKED_PARTITIONS
             member.assigned, member.pending_revocation = kept, revoked
             return
@@ -400,7 +406,7 @@ class ConsumerGroup:
 def _owns_any(
     owned: Mapping[TopicId, set[int]] | None, partitions: Mapping[TopicId, set[int]]
 ) -> bool:
-    """Whether a member may still have some of these: it has not said otherwise."""
+    """Return whether a member may still have some of these partitions."""
     if owned is None:
         return True
     return any(owned.get(topic, set()) & each for topic, each in partitions.items())
@@ -411,7 +417,7 @@ def _copy(partitions: Partitions) -> dict[TopicId, frozenset[int]]:
 
 
 def partitions_of(rows: Iterable[tuple[TopicId, Iterable[int]]]) -> Partitions:
-    """Gather rows of topic and partitions, however often a topic is named."""
+    """Collect rows of a topic and partitions; a topic may be in several rows."""
     found: Partitions = {}
     for topic, numbers in rows:
         found.setdefault(topic, set()).update(numbers)

@@ -1,7 +1,10 @@
-"""ConsumerGroupHeartbeat: everything that a member of a consumer group ever says.
+"""ConsumerGroupHeartbeat: the only request of a member that speaks KIP-848.
+
+By it a member joins, subscribes, says which partitions it has, and leaves; the answer
+has its epoch and its assignment.
 
 Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
-to it); the messages are its too.
+to it), with its error messages.
 """
 
 from __future__ import annotations
@@ -44,10 +47,10 @@ _CLIENT_MAKES_ID_SINCE: Final = 1
 
 
 class ConsumerGroupHeartbeat:
-    """Serve the heartbeats of members that speak KIP-848.
+    """Serves the heartbeats of members that speak KIP-848.
 
     Args:
-        new_id: makes a member id, for clients that do not make their own.
+        new_id: makes a member id, for clients that do not make one themselves.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class ConsumerGroupHeartbeat:
     # -- a request -----------------------------------------------------------------
 
     def validate(self, call: Call, request: ConsumerGroupHeartbeatRequest) -> None:
-        """Raise what is wrong with a request, whatever the group.
+        """Raise if a request is invalid, whatever the state of its group.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_ASSIGNOR.
@@ -113,7 +116,7 @@ class ConsumerGroupHeartbeat:
         if sum(map(len, names)) > self._config.message_max_bytes:
             raise ApiError(
                 ErrorCode.UNKNOWN_SERVER_ERROR,
-                "What the member subscribes to is larger than a record may be.",
+                "The subscribed topics do not fit in a record of the log.",
             )
 
     def heartbeat(
@@ -123,10 +126,10 @@ class ConsumerGroupHeartbeat:
         request: ConsumerGroupHeartbeatRequest,
         now_ms: int,
     ) -> None:
-        """Take in what a member says; tell it where it is and what it may read.
+        """Keep what a member says; answer with its epoch and its assignment.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
         if request.member_epoch < 0:
             self._leave(call, group, request, now_ms)
@@ -151,7 +154,7 @@ class ConsumerGroupHeartbeat:
                 (row.topic_id, row.partitions) for row in request.topic_partitions
             )
         if request.member_epoch == _JOIN_EPOCH and not is_new:
-            # It has lost its memory, and with it all that it had.
+            # The member has started anew, and has none of its partitions any more.
             owned = {}
         group.reconcile(member, owned)
         if is_new or member.position() != before[0]:
@@ -173,7 +176,7 @@ class ConsumerGroupHeartbeat:
     def _member_of(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
     ) -> ConsumerMember:
-        """Find who speaks, or make it a member (which the caller adds)."""
+        """Return the member of a request, or a new one that the caller adds."""
         member_id, instance = request.member_id, request.instance_id
         epoch = request.member_epoch
         if instance is not None and epoch == _JOIN_EPOCH:
@@ -203,7 +206,7 @@ class ConsumerGroupHeartbeat:
         member: ConsumerMember,
         request: ConsumerGroupHeartbeatRequest,
     ) -> None:
-        """What is null has not changed."""
+        """Keep the fields of a request that are not null: the others are unchanged."""
         member.client_id, member.client_host = call.client_id, call.client_host
         member.classic = None
         if request.rack_id is not None:
@@ -231,7 +234,7 @@ class ConsumerGroupHeartbeat:
             group.validate_instance(member_id, instance)
         member = group.member(member_id)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
-            # It comes back: nobody gets what it has until its session ends.
+            # It means to come back: it keeps its partitions until its session ends.
             member.member_epoch = LEAVE_STATIC_EPOCH
             group.give_up_pending(member)
             self._rebalance.write(
@@ -272,7 +275,11 @@ class ConsumerGroupHeartbeat:
 def _check_epoch(
     member: ConsumerMember, request: ConsumerGroupHeartbeatRequest
 ) -> None:
-    """Fence who is not where it says; but not who has missed an answer."""
+    """Fence a member with a wrong epoch, unless it has only missed an answer.
+
+    Raises:
+        ApiError: FENCED_MEMBER_EPOCH.
+    """
     epoch = request.member_epoch
     if epoch == member.member_epoch:
         return

@@ -1,16 +1,21 @@
-"""How a consumer group comes from one epoch to the next, and members' way there.
+"""How a consumer group comes from one epoch to the next.
 
-A change of members, of their subscriptions or of topics begins a group epoch. For it an
-assignor makes a target assignment; each member then goes to its share at its own
-heartbeats (`ConsumerGroup.reconcile`). There is no moment at which all members wait.
+A change of members, of their subscriptions or of topics begins a group epoch. For that
+epoch an assignor makes a target assignment. Each member then moves to its share of the
+target at its own heartbeats (`ConsumerGroup.reconcile`). The members never all wait at
+the same time, as they do in a rebalance of the classic protocol.
 
-Every change is written to the outbox in the order in which a successor must replay it,
-and the answer to the heartbeat that caused it waits until these records are on disk.
+Every change is written to the outbox in the order in which a successor replays it. The
+answer to the request that made the change waits until these records are on disk.
 
-The requests are served elsewhere: `consumer_group_heartbeat` for members that speak
-KIP-848, `mixed_protocol` for members that speak the classic protocol.
+The requests are served elsewhere: in `consumer_group_heartbeat` for members that speak
+KIP-848, in `mixed_protocol` for members that speak the classic protocol.
 
-    group.consumer.migration.policy   bidirectional, upgrade, downgrade, disabled
+A classic group becomes a consumer group (upgrade) when a member that speaks KIP-848
+joins it, and a classic group again (downgrade) when the last such member has gone. What
+is allowed is set by group.consumer.migration.policy: bidirectional, upgrade, downgrade
+or disabled. The old records are deleted and the new ones written in the same batch
+(unless they exceed its 512 KiB), so a successor finds one of the two groups.
 
 Source: KIP-848; Kafka's GroupMetadataManager (consumerGroupHeartbeat and what belongs
 to it, convertToConsumerGroup and -ClassicGroup).
@@ -65,13 +70,13 @@ _DOWNGRADES: Final = frozenset({"bidirectional", "downgrade"})
 
 
 class ConsumerGroupRebalance:
-    """Members that come and go, epochs, targets, and the members' timers.
+    """Membership, epochs, target assignments and members' timers.
 
     Args:
-        partition_of: the partition of __consumer_offsets that has a group's records.
-        overrides: what is set for a group that is otherwise set for the broker.
-        classic: rebalances a group that has become a classic one.
-        replaced: told of the group that takes the place of another.
+        partition_of: returns the partition of __consumer_offsets of a group.
+        overrides: returns a group's own settings, which replace the broker's.
+        classic: takes over a group that becomes a classic one.
+        replaced: told of the new group after an upgrade or a downgrade.
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class ConsumerGroupRebalance:
         classic: ClassicRebalance,
         replaced: Callable[[ClassicGroup | ConsumerGroup], None],
     ) -> None:
-        self.is_guarded = False  # there is an authorizer: see patterns.py
+        self.is_guarded = False  # whether there is an authorizer: see patterns.py
         self._config = config
         self._overrides = overrides
         self._out = context.outbox
@@ -98,7 +103,7 @@ class ConsumerGroupRebalance:
     def check_join(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest
     ) -> None:
-        """Raise why a member cannot come into a group, where it is not in yet.
+        """Raise if a new member cannot join a group.
 
         Raises:
             ApiError: UNRELEASED_INSTANCE_ID, GROUP_MAX_SIZE_REACHED.
@@ -121,7 +126,7 @@ class ConsumerGroupRebalance:
     def replace_static(
         self, group: ConsumerGroup, old_id: str, new_id: str
     ) -> ConsumerMember:
-        """A static member comes back under a new id: it has what it had."""
+        """Give a static member that comes back its old place, under a new id."""
         old = group.members[old_id]
         self._cancel(group, old_id)
         target = group.target.get(old_id)
@@ -141,9 +146,9 @@ class ConsumerGroupRebalance:
     def remove_members(
         self, group: ConsumerGroup, member_ids: list[str], now_ms: int
     ) -> None:
-        """Members have left or are fenced: what they had is free.
+        """Remove members that have left or are fenced; what they had is free.
 
-        If the others all speak the classic protocol the group becomes a classic one.
+        If all others speak the classic protocol the group becomes a classic one.
         """
         if self.may_downgrade(group, member_ids):
             classic = self.downgrade(group, member_ids, now_ms)
@@ -161,10 +166,10 @@ class ConsumerGroupRebalance:
     def upgrade(
         self, classic: ClassicGroup, request: ConsumerGroupHeartbeatRequest, now_ms: int
     ) -> ConsumerGroup:
-        """Make a consumer group of a classic one that a new kind of member joins.
+        """Make a consumer group of a classic one that a KIP-848 member joins.
 
         Raises:
-            ApiError: what the joining member is told; the group stays as it is.
+            ApiError: the error for the joining member; the group is unchanged.
         """
         group_id = classic.group_id
         if (
@@ -178,6 +183,8 @@ class ConsumerGroupRebalance:
             )
         group = consumer_group_of(classic, self._topics)
         self.check_join(group, request)
+        # The group is not changed before this line. Members whose requests are parked
+        # are told to join again, and then find the consumer group.
         self._classic.refuse_waiting(classic, ErrorCode.REBALANCE_IN_PROGRESS)
         self._classic.forget(classic, ErrorCode.REBALANCE_IN_PROGRESS)
         classic.transition_to(S.DEAD, now_ms)
@@ -189,7 +196,7 @@ class ConsumerGroupRebalance:
         return group
 
     def may_downgrade(self, group: ConsumerGroup, leaving: list[str]) -> bool:
-        """Say whether those who stay all speak the classic protocol, and may."""
+        """Return whether the others all speak the classic protocol, and may do so."""
         left = len(group.members) - sum(each in group.members for each in leaving)
         return (
             self._config.group_consumer_migration_policy in _DOWNGRADES
@@ -200,7 +207,7 @@ class ConsumerGroupRebalance:
     def downgrade(
         self, group: ConsumerGroup, leaving: list[str], now_ms: int
     ) -> ClassicGroup:
-        """Make a classic group of the members who stay."""
+        """Make a classic group of the members that are not leaving."""
         classic = classic_group_of(group, leaving, self._topics, now_ms)
         for record in tombstones(group):
             self.write(group, record)
@@ -217,11 +224,11 @@ class ConsumerGroupRebalance:
     def refresh(
         self, group: ConsumerGroup, *, changed: bool, now_ms: int, assign: bool = True
     ) -> None:
-        """See what topics there are; begin a new epoch if anything is different.
+        """Look up the group's topics; begin a new epoch if anything has changed.
 
         Args:
             changed: members or their subscriptions have changed.
-            assign: also make the target; else the next heartbeat does.
+            assign: make the target assignment, too; if not, the next heartbeat does.
         """
         version = self._topics.version()
         if changed or version != group.topics_version:
@@ -237,7 +244,7 @@ class ConsumerGroupRebalance:
             self._assign(group)
 
     def _refresh_topics(self, group: ConsumerGroup, now_ms: int) -> bool:
-        """Look up what the members want; say if that is something else than before."""
+        """Look up the topics of all subscriptions; return whether they have changed."""
         changed = False
         patterns = resolve(group, self._topics, is_guarded=self.is_guarded)
         if patterns != group.patterns:
@@ -262,7 +269,7 @@ class ConsumerGroupRebalance:
         return changed
 
     def _assign(self, group: ConsumerGroup) -> None:
-        """Make the target assignment of the group's epoch."""
+        """Make the target assignment for the group epoch."""
         default = self._config.group_consumer_assignors[0]
         group.assignor_name = group.preferred_assignor(default)
         ids = {name: self._topics.topic_id(name) for name in group.topics}
@@ -290,6 +297,8 @@ class ConsumerGroupRebalance:
                 self.write(group, target_record(group.group_id, member_id, share))
         group.target = target
         group.assignment_epoch = group.group_epoch
+        # The epoch's record comes last. If a power cut leaves only some of those above
+        # it, a successor finds an older assignment epoch, and makes the target anew.
         self.write(group, target_epoch_record(group.group_id, group.group_epoch))
 
     # -- timers ----------------------------------------------------------------------
@@ -297,7 +306,7 @@ class ConsumerGroupRebalance:
     def schedule(
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
-        """Restart a member's session timer; give it time for what it has to revoke."""
+        """Restart a member's session timer, and time what it has to revoke."""
         member_id = member.member_id
         self.schedule_session(group, member_id, now_ms)
         name = ("revocation", group.group_id, member_id)
@@ -322,7 +331,7 @@ class ConsumerGroupRebalance:
     def schedule_session(
         self, group: ConsumerGroup, member_id: str, now_ms: int
     ) -> None:
-        """(Re)start a member's session timer."""
+        """Start a member's session timer, or start it again."""
         member = group.members[member_id]
         timeout_ms = self.setting(
             group, SESSION_TIMEOUT, self._config.group_consumer_session_timeout_ms
@@ -343,7 +352,7 @@ class ConsumerGroupRebalance:
     ) -> None:
         """Remove a classic member unless it joins again within its rebalance timeout.
 
-        The time runs from the first answer that asked it to: another one adds nothing.
+        The time runs from the first answer that asks it to join; later ones add none.
         """
         if ("rejoin", group.group_id, member.member_id) not in self._timers:
             self._expect("rejoin", group, member, now_ms)
@@ -351,12 +360,12 @@ class ConsumerGroupRebalance:
     def expect_sync(
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
-        """A classic member has joined: remove it unless it sends its SyncGroup too."""
+        """Remove a classic member that has joined unless it sends its SyncGroup."""
         self._timers.cancel(("rejoin", group.group_id, member.member_id))
         self._expect("member sync", group, member, now_ms)
 
     def synced(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
-        """A classic member has sent its SyncGroup: only its session can expire."""
+        """Note that a classic member has sent its SyncGroup."""
         self._timers.cancel(("member sync", group.group_id, member.member_id))
         self.schedule_session(group, member.member_id, now_ms)
 
@@ -375,12 +384,12 @@ class ConsumerGroupRebalance:
             self._timers.cancel((name, group.group_id, member_id))
 
     def loaded(self, group: ConsumerGroup, now_ms: int) -> None:
-        """A group is back from the log: its members have their time again."""
+        """Start the timers of a group that was loaded, with their full times."""
         for member in group.members.values():
             self.schedule(group, member, now_ms)
 
     def forget(self, group: ConsumerGroup) -> None:
-        """Run no more timers of a group."""
+        """Cancel all timers of a group."""
         for member_id in group.members:
             self._cancel(group, member_id)
 
@@ -390,18 +399,21 @@ class ConsumerGroupRebalance:
         self._out.write(self._partition_of(group.group_id), *record)
 
     def after(self, group: ConsumerGroup) -> tuple[int, ...]:
-        """What an answer rests on, if anything is to be written at all."""
+        """Return what an answer rests on: the group's log, if it gets records now."""
         partition = self._partition_of(group.group_id)
         return (partition,) if partition in self._out.records else ()
 
     def setting(self, group: ConsumerGroup, name: str, default: int) -> int:
-        """A group's own setting; the broker's if it has none."""
+        """Return a setting of a group, or the broker's if it has none of its own."""
         text = self._overrides(group.group_id).get(name)
         return default if text is None else int(text)
 
 
 def _hash(topics: dict[str, int]) -> int:
-    """What a successor needs to see whether topics have changed; 0 of none."""
+    """Return a hash by which a successor sees whether topics have changed.
+
+    Without topics it is 0.
+    """
     if not topics:
         return 0
     text = repr(sorted(topics.items())).encode()

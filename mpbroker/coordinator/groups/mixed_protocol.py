@@ -1,10 +1,10 @@
 """The classic protocol's requests from members of consumer groups.
 
-A consumer that speaks KIP-848 and joins a living classic group makes a consumer group
-of it. The other members go on as they are: their generation is their member epoch,
-JoinGroup takes them a step nearer to their target assignment, SyncGroup tells them what
-they have got, and a heartbeat's REBALANCE_IN_PROGRESS asks them to join again. No
-member is the leader, and no member waits for another.
+A consumer that speaks KIP-848 and joins a classic group with members makes a consumer
+group of it. The other members go on as they are. Their generation is their member
+epoch, a JoinGroup takes them a step nearer to their target assignment, a SyncGroup
+tells them which partitions they have, and REBALANCE_IN_PROGRESS as the answer to a
+heartbeat asks them to join again. No member is the leader, and none waits for another.
 
 Source: KIP-848; Kafka's GroupMetadataManager (classicGroupJoinToConsumerGroup and what
 belongs to it).
@@ -62,7 +62,7 @@ from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRes
 
 
 class MixedProtocol:
-    """Serve the classic protocol to members of consumer groups.
+    """Serves the classic protocol to members of consumer groups.
 
     Args:
         new_id: makes the id of a member that has none.
@@ -89,7 +89,7 @@ class MixedProtocol:
         """Take a classic member a step nearer to its share of the group's target.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
         member_id, instance = request.member_id, request.group_instance_id
         most = self._config.group_consumer_max_size
@@ -114,13 +114,13 @@ class MixedProtocol:
             and not was_classic
             and self._rebalance.may_downgrade(group, [])
         ):
-            # It has taken the place of the last one that spoke the other protocol.
+            # It has replaced the last member that spoke KIP-848.
             self._rebalance.downgrade(group, [], now_ms)
 
     def _joining(
         self, group: ConsumerGroup, member_id: str, instance: str | None
     ) -> ConsumerMember:
-        """Find who joins, or make it a member (which the caller adds)."""
+        """Return the member that joins, or a new one that the caller adds."""
         if instance is not None and not member_id:
             member_id = self._new_id()
             known = group.static_members.get(instance)
@@ -181,12 +181,12 @@ class MixedProtocol:
     def sync(
         self, call: Call, group: ConsumerGroup, request: SyncGroupRequest, now_ms: int
     ) -> None:
-        """Tell a classic member what it may read.
+        """Tell a classic member which partitions it has.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
-        member = self._speaker(group, request)
+        member = self._sender(group, request)
         assert member.classic is not None
         protocol = member.classic.protocols[0][0]
         if request.protocol_type not in (None, CONSUMER_PROTOCOL) or (
@@ -211,12 +211,12 @@ class MixedProtocol:
     def heartbeat(
         self, call: Call, group: ConsumerGroup, request: HeartbeatRequest, now_ms: int
     ) -> None:
-        """Note that a classic member lives; say whether it should join again.
+        """Note that a classic member lives, and tell it whether to join again.
 
         Raises:
-            ApiError: what the answer says instead.
+            ApiError: the error to answer with.
         """
-        member = self._speaker(group, request)
+        member = self._sender(group, request)
         self._rebalance.schedule_session(group, member.member_id, now_ms)
         code = ErrorCode.NONE
         if (
@@ -231,10 +231,10 @@ class MixedProtocol:
             self._rebalance.expect_rejoin(group, member, now_ms)
         self._out.answer(call, HeartbeatResponse(error_code=code))
 
-    def _speaker(
+    def _sender(
         self, group: ConsumerGroup, request: SyncGroupRequest | HeartbeatRequest
     ) -> ConsumerMember:
-        """Return the classic member that speaks.
+        """Return the classic member that sent a request.
 
         Raises:
             ApiError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION.
@@ -249,7 +249,7 @@ class MixedProtocol:
     def leave(
         self, call: Call, group: ConsumerGroup, request: LeaveGroupRequest, now_ms: int
     ) -> None:
-        """Let classic members go; an admin names static ones by their instance."""
+        """Remove classic members; admin clients name static ones by instance id."""
         leaving = request.members
         if call.version < LEAVE_SEVERAL_SINCE:
             leaving = [MemberIdentity(member_id=request.member_id)]
@@ -295,10 +295,10 @@ def _classic_member(
 
 
 def _subscription(group: ConsumerGroup, request: JoinGroupRequest) -> Subscription:
-    """Read what a member joins with.
+    """Read the subscription that a member joins with.
 
     Raises:
-        ApiError: INCONSISTENT_GROUP_PROTOCOL: it cannot take part here.
+        ApiError: INCONSISTENT_GROUP_PROTOCOL: the member cannot take part here.
     """
     names = [protocol.name for protocol in request.protocols]
     subscription = None
