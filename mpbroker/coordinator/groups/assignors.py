@@ -1,14 +1,14 @@
-"""The assignors of the consumer protocol: who reads which partition.
+"""The assignors of the consumer protocol: which member reads which partition.
 
-    uniform  everybody about the same number, whatever the topics; who has a partition
-             keeps it where that is possible
-    range    of each topic everybody gets a run of neighbours; members with the same
-             subscription have the same numbers of every topic
+    uniform  Each member gets about the same number of partitions. A member keeps the
+             partitions it has, as far as that allows.
+    range    Each member gets consecutive partitions of each topic. Members with the
+             same subscription get the same partition numbers of every topic.
 
-Both are functions of members, topics and what was assigned before, and give the same
-answer to the same question.
+Both depend only on the members, the topics and the last assignment: the same input
+gives the same result.
 
-Source: KIP-848; Kafka's UniformAssignor and RangeAssignor, for what they promise.
+Source: KIP-848; the promises are those of Kafka's UniformAssignor and RangeAssignor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemberSpec(NamedTuple):
 
     member_id: str
     instance_id: str | None
-    topics: frozenset[TopicId]  # that it is subscribed to and that exist
+    topics: frozenset[TopicId]  # the existing ones that it subscribes to
     assigned: Mapping[TopicId, set[int]]  # by the last target assignment
 
 
@@ -36,7 +36,7 @@ Assignor = Callable[[list[MemberSpec], Mapping[TopicId, int]], dict[str, Partiti
 def assign_uniform(
     members: list[MemberSpec], topics: Mapping[TopicId, int]
 ) -> dict[str, Partitions]:
-    """Give everybody the same number of partitions, moving as few as possible."""
+    """Give each member the same number of partitions, and move as few as possible."""
     members = sorted(members, key=lambda member: member.member_id)
     shares: dict[str, list[tuple[TopicId, int]]] = {}
     taken: set[tuple[TopicId, int]] = set()
@@ -67,10 +67,10 @@ def assign_uniform(
 def _fill_alike(
     shares: dict[str, list[tuple[TopicId, int]]], free: list[tuple[TopicId, int]]
 ) -> None:
-    """All want the same: everybody gets the average, some one more."""
+    """Fill up shares of members that all have the same subscription."""
     total = len(free) + sum(map(len, shares.values()))
     least, more = divmod(total, len(shares))
-    # Those who have most may keep the one more.
+    # Each gets the average, and some get one more: those that have most keep it.
     order = sorted(shares, key=lambda member_id: (-len(shares[member_id]), member_id))
     quota = {member_id: least + (rank < more) for rank, member_id in enumerate(order)}
     for member_id, share in shares.items():
@@ -88,12 +88,12 @@ def _fill_unlike(
     shares: dict[str, list[tuple[TopicId, int]]],
     free: list[tuple[TopicId, int]],
 ) -> None:
-    """Subscriptions differ: to whoever has least of those who want it; then level."""
+    """Fill up shares of members with different subscriptions, then level them."""
     wanting: dict[TopicId, list[str]] = {}
     for member in members:
         for topic in member.topics:
             wanting.setdefault(topic, []).append(member.member_id)
-    # First what few want: they have no other choice.
+    # First the partitions that few members can take, each to the one that has least.
     free.sort(key=lambda each: (len(wanting.get(each[0], ())), each))
     for topic, number in free:
         takers = wanting.get(topic)
@@ -110,7 +110,7 @@ def _fill_unlike(
             for index, (topic, number) in enumerate(shares[giver]):
                 takers = wanting[topic]
                 least = min(takers, key=lambda member_id: len(shares[member_id]))
-                # Each move makes the sum of squares smaller, so this ends.
+                # This ends: each move makes the sum of the squared sizes smaller.
                 if len(shares[giver]) - len(shares[least]) >= 2:
                     del shares[giver][index]
                     shares[least].append((topic, number))
@@ -121,8 +121,8 @@ def _fill_unlike(
 def assign_range(
     members: list[MemberSpec], topics: Mapping[TopicId, int]
 ) -> dict[str, Partitions]:
-    """Give everybody a run of neighbours of each topic."""
-    # By instance first, so that a static member that comes back has its old place.
+    """Give each member consecutive partitions of each topic."""
+    # Static members first, by instance id: one that comes back has its old place.
     members = sorted(
         members, key=lambda m: (m.instance_id is None, m.instance_id or m.member_id)
     )

@@ -130,7 +130,7 @@ def pattern_record(
 
 
 def removal_records(group_id: str, member_id: str) -> list[KeyValue]:
-    """A member is gone: in this order, as Kafka writes them."""
+    """Return what deletes a member, in the order in which Kafka writes it."""
     return [
         current_record(group_id, member_id, None),
         target_record(group_id, member_id, None),
@@ -139,7 +139,7 @@ def removal_records(group_id: str, member_id: str) -> list[KeyValue]:
 
 
 def tombstones(group: ConsumerGroup) -> list[KeyValue]:
-    """A group is gone, with all that is left of it."""
+    """Return what deletes a group, its members and its patterns."""
     found: list[KeyValue] = []
     for member_id in group.members:
         found.extend(removal_records(group.group_id, member_id))
@@ -152,7 +152,7 @@ def tombstones(group: ConsumerGroup) -> list[KeyValue]:
 
 
 def replay(group: ConsumerGroup, key: Message, value: Message | None) -> None:
-    """Take over a record of a group, in the log's order."""
+    """Apply a record of the log to its group. Records come in the log's order."""
     if isinstance(key, ConsumerGroupMetadataKey):
         if isinstance(value, ConsumerGroupMetadataValue):
             group.group_epoch = value.epoch
@@ -211,7 +211,7 @@ def _replay_current(
     if member is None:
         if value is None:
             return
-        # Compaction has kept this record and only a later one of its metadata.
+        # Compaction has removed the metadata record before this one, for a later one.
         member = ConsumerMember(member_id)
     target = group.target.get(member_id)
     group.remove(member_id)

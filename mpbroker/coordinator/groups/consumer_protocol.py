@@ -1,11 +1,11 @@
-"""The bytes that consumers of classic groups say to each other, as far as we look.
+"""The metadata and assignments of consumers in classic groups, as far as we read them.
 
-The broker hands metadata and assignments from member to member without reading them.
-It reads them in two places: to see which topics a group wants (OffsetDelete, expiry),
-and to move a group from the classic protocol to the consumer protocol or back.
+The broker hands these bytes from member to member without reading them, except for two
+purposes: to know a group's topics (OffsetDelete, expiry of offsets), and to change a
+group from the classic protocol to KIP-848 or back.
 
 Source: Kafka's ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json;
-versions 0 to 3, of which later ones only add fields at the end.
+versions 0 to 3. Each version adds fields at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from mpbroker.protocol.primitives import Buffer
 
-CONSUMER_PROTOCOL: Final = "consumer"  # the type such groups say they have
+CONSUMER_PROTOCOL: Final = "consumer"  # the protocol type of such groups
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
@@ -25,17 +25,17 @@ _RACK_SINCE: Final = 3
 
 
 class Subscription(NamedTuple):
-    """What a member joins with."""
+    """What a consumer sends when it joins."""
 
     topics: list[str]
     user_data: bytes | None
-    owned: dict[str, list[int]]  # by topic; of cooperative assignors
-    generation_id: int  # in which it owned them; -1 if it does not say
+    owned: dict[str, list[int]]  # partitions by topic, for cooperative assignors
+    generation_id: int  # in which it owned them; -1: unknown
     rack_id: str | None
 
 
 class _Reader:
-    """Reads primitive types; IndexError where the bytes end or lie."""
+    """Reads primitive types; raises IndexError if the bytes end too early."""
 
     def __init__(self, data: Buffer) -> None:
         self._data = bytes(data)
@@ -52,7 +52,7 @@ class _Reader:
         return int(value)
 
     def count(self, least_bytes: int) -> int:
-        """A count of things that take so many bytes each; null is none."""
+        """Read the length of an array whose elements have this many bytes at least."""
         count = self.int32()
         if count * least_bytes > len(self._data) - self._position:
             raise IndexError(count)
@@ -87,7 +87,7 @@ class _Reader:
 
 
 def read_subscription(data: Buffer) -> Subscription | None:
-    """Read what a member joined with; None if these bytes are something else."""
+    """Read what a consumer sent when it joined; None if it is something else."""
     reader = _Reader(data)
     try:
         version = reader.int16()
@@ -104,7 +104,7 @@ def read_subscription(data: Buffer) -> Subscription | None:
 
 
 def subscribed_topics(data: Buffer) -> list[str] | None:
-    """Only the topics, which come first; None if these bytes are something else."""
+    """Read only the topics, which come first; None if it is something else."""
     reader = _Reader(data)
     try:
         if reader.int16() < 0:
@@ -115,7 +115,7 @@ def subscribed_topics(data: Buffer) -> list[str] | None:
 
 
 def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
-    """Read what a leader gave a member; None if these bytes are something else."""
+    """Read the assignment of a member; None if it is something else."""
     if not len(data):
         return {}
     reader = _Reader(data)
@@ -128,12 +128,12 @@ def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
 
 
 def version_of(data: Buffer) -> int:
-    """The version that a member speaks; 0 if these bytes are something else."""
+    """Return the version of a member's metadata; 0 if it is something else."""
     return max(0, _INT16.unpack_from(data)[0]) if len(data) >= _INT16.size else 0
 
 
 def write_assignment(partitions: dict[str, list[int]], version: int = 0) -> bytes:
-    """What a leader would have given a member."""
+    """Write an assignment as a leader would."""
     parts = [_INT16.pack(version), _INT32.pack(len(partitions))]
     for topic, numbers in partitions.items():
         name = topic.encode()

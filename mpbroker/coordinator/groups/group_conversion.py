@@ -1,7 +1,7 @@
-"""A classic group as a consumer group, and the other way, while its members live.
+"""Make a consumer group of a classic one, or the reverse, while its members live.
 
-Both keep who is in it, what each reads, and the generation, which is the epoch: so a
-member that was up to date is so afterwards, and may commit.
+Members, their assignments and the generation stay; the generation is the group epoch.
+So a member that was up to date before is so afterwards, and may commit.
 
 Source: KIP-848, "Online upgrade"; Kafka's ConsumerGroup.fromClassicGroup and
 ClassicGroup.fromConsumerGroup.
@@ -45,10 +45,10 @@ from mpbroker.protocol.errors import ApiError
 
 
 def consumer_group_of(classic: ClassicGroup, topics: Topics) -> ConsumerGroup:
-    """Return the same members as a consumer group; nothing else has changed.
+    """Return a consumer group with the same members; the classic one is unchanged.
 
     Raises:
-        ApiError: GROUP_ID_NOT_FOUND: a member's bytes are not those of a consumer.
+        ApiError: GROUP_ID_NOT_FOUND: a member's metadata is not that of a consumer.
     """
     group = ConsumerGroup(classic.group_id)
     group.group_epoch = group.assignment_epoch = classic.generation_id
@@ -78,7 +78,7 @@ def subscribe(
     session_timeout_ms: int,
     protocols: Sequence[tuple[str, bytes]],
 ) -> None:
-    """Take over what a member has joined with by the classic protocol."""
+    """Keep what a member has sent in its JoinGroup."""
     member.topic_names = tuple(sorted(set(subscription.topics)))
     member.topic_regex = member.server_assignor = None
     if subscription.rack_id is not None:
@@ -87,7 +87,7 @@ def subscribe(
 
 
 def creation_records(group: ConsumerGroup) -> list[KeyValue]:
-    """All that a successor needs to know of a group, as if it had just come to be."""
+    """Return all records of a group, as if it had just been made."""
     group_id, members = group.group_id, group.members.values()
     found = [member_record(group_id, each.member_id, each) for each in members]
     found.append(group_epoch_record(group_id, group.group_epoch, group.metadata_hash))
@@ -103,7 +103,7 @@ def creation_records(group: ConsumerGroup) -> list[KeyValue]:
 def classic_group_of(
     group: ConsumerGroup, leaving: Collection[str], topics: Topics, now_ms: int
 ) -> ClassicGroup:
-    """Return the same members but those who leave; all must speak the protocol."""
+    """Return a classic group with the members that stay, all of them classic."""
     classic = ClassicGroup(group.group_id, now_ms, ClassicGroupState.STABLE)
     classic.generation_id = group.group_epoch
     for old in group.members.values():
@@ -130,7 +130,7 @@ def classic_group_of(
 
 
 def assignment_of(member: ConsumerMember, topics: Topics) -> bytes:
-    """What a leader would have given a member, in the version that it speaks."""
+    """Return a member's assignment as a leader would send it, in its version."""
     assert member.classic is not None
     partitions = {
         name: sorted(numbers)
@@ -141,7 +141,7 @@ def assignment_of(member: ConsumerMember, topics: Topics) -> bytes:
 
 
 def by_id(partitions: Mapping[str, Collection[int]], topics: Topics) -> Partitions:
-    """The partitions of topics that exist."""
+    """Return partitions by topic id; topics that do not exist are left out."""
     return {
         topic: set(numbers)
         for name, numbers in partitions.items()

@@ -1,12 +1,12 @@
-"""Which topics a pattern stands for, for each member that subscribes by it.
+"""The topics that a member's pattern (SubscribedTopicRegex) stands for.
 
-Where there is an authorizer a pattern shows a member only topics that it may describe,
-as they are at its heartbeats: two members may see different topics by one pattern. What
-the group keeps in its log are all that some member sees. Until a member is heard again
-after a restart of the coordinator it sees those.
+With an authorizer, a pattern shows a member only the topics that it may describe, as
+they are at its heartbeats. So two members may see different topics by one pattern. The
+group's log has all topics that any of its members sees by it. After a restart of the
+coordinator a member sees these, until its next heartbeat.
 
-Source: KIP-848; Kafka's GroupMetadataManager, filterTopicDescribeAuthorizedTopics,
-which asks for whichever member had the pattern looked up, and shows all members that.
+Source: KIP-848; Kafka's GroupMetadataManager, filterTopicDescribeAuthorizedTopics.
+Kafka shows all members the topics of the one for which the pattern was looked up.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def compile_pattern(pattern: str) -> TopicRegex:
 def see(
     group: ConsumerGroup, member: ConsumerMember, access: Access | None, topics: Topics
 ) -> bool:
-    """Look up what a member's pattern shows it; say whether that is news.
+    """Look up the topics that a pattern shows a member; return whether they changed.
 
     Args:
-        access: what the member may do; None: everything.
+        access: what the member may do; None: everything, as there is no authorizer.
     """
     pattern = member.topic_regex
     if access is None or not pattern:
@@ -75,7 +75,8 @@ def resolve(
     """Return the topics of each pattern of a group.
 
     Args:
-        is_guarded: who has not been heard yet may not see all that there is.
+        is_guarded: there is an authorizer. A member that has sent no heartbeat since
+            the restart may not be allowed to see all matching topics.
     """
     found: dict[str, frozenset[str]] = {}
     for member in group.members.values():
@@ -94,11 +95,11 @@ def resolve(
 
 
 def _matching(pattern: str, topics: Topics) -> frozenset[str]:
-    """The topics that match; internal ones are nobody's business."""
+    """Return the topics that match; internal topics never do."""
     try:
         regex = compile_pattern(pattern)
     except ApiError:
-        return frozenset()  # it is in the log of a version that took more
+        return frozenset()  # an earlier version of mpbroker accepted it
     return frozenset(
         name
         for name in topics.topic_names()
