@@ -1,9 +1,9 @@
-"""GroupCoordinator: all groups of the broker, one method an API.
+"""GroupCoordinator: all groups of the broker, with one method for each API.
 
-Sans-IO: requests and time come in, records and answers go out through the outbox. A
-group's records are all in one partition of __consumer_offsets, found from its id as
-Kafka finds it. A partition is loaded before its groups are served; if it cannot be
-written any more its groups are dropped, for the log is the truth.
+Sans-IO: requests and the time come in, records and answers go out by the outbox. All
+records of a group are in one partition of __consumer_offsets, which its id decides as
+in Kafka. The groups of a partition are served after it was loaded. If it cannot be
+written any more they are forgotten, because only what is in the log counts.
 
 Source: Kafka's GroupCoordinatorService and GroupCoordinatorShard.
 """
@@ -81,7 +81,7 @@ from mpbroker.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRes
 S = ClassicGroupState
 Group = ClassicGroup | ConsumerGroup
 
-# Groups looked at for expiry between two looks at requests.
+# How many groups are looked at for expired offsets before requests are served again.
 _EXPIRY_SLICE: Final = 200
 _OFFSET_FETCH_GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
@@ -89,12 +89,12 @@ _GROUP_ID_NOT_FOUND_SINCE: Final = 9
 
 
 class GroupCoordinator:
-    """Who is in which group, and how far each has read.
+    """The groups, their members, and their committed offsets.
 
     Args:
-        num_partitions: of __consumer_offsets, once it is known.
+        num_partitions: the number of partitions of __consumer_offsets.
         new_id: makes the random part of a member id.
-        overrides: the dynamic configs of a group.
+        overrides: returns the dynamic configs of a group.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class GroupCoordinator:
         self._listing = GroupListing(self._groups, self.check_group, context.topics)
 
     def be_guarded(self) -> None:
-        """There is an authorizer: members see by a pattern what they may."""
+        """Note that there is an authorizer: patterns may show members less."""
         self._consumer_rebalance.is_guarded = True
 
     def __len__(self) -> int:
@@ -146,13 +146,13 @@ class GroupCoordinator:
     def group(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
 
-    # -- what can be asked about ---------------------------------------------------
+    # -- which groups are served ---------------------------------------------------
 
     def check_group(self, group_id: str, *, empty_id: bool = False) -> None:
-        """Raise why a request about a group cannot be served here and now.
+        """Raise if requests for a group cannot be served now.
 
         Args:
-            empty_id: whether "" is a group; old consumers commit to it.
+            empty_id: whether "" is a valid group id: old consumers commit to it.
 
         Raises:
             ApiError: INVALID_GROUP_ID, COORDINATOR_LOAD_IN_PROGRESS,
@@ -218,8 +218,9 @@ class GroupCoordinator:
                 self._classic.heartbeat(call, group, request, now_ms)
         except ApiError as error:
             code = error.error_code
-            # Members of before have their session's time anew when it is loaded; not
-            # every client knows what to make of another answer (aiokafka gives up).
+            # Its members' session timers start anew when the group is loaded, so it may
+            # be answered at once. Not every client understands the error: aiokafka
+            # gives up.
             if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 code = ErrorCode.NONE
             self._out.answer(call, HeartbeatResponse(error_code=code))
@@ -259,7 +260,7 @@ class GroupCoordinator:
             self._consumer.validate(call, request)
             group = self._consumer_group(request, now_ms)
             self._consumer.heartbeat(call, group, request, now_ms)
-            # Unless it was the last of its kind to leave: another is there by now.
+            # If its last KIP-848 member has left, a classic group has replaced it.
             self._groups.setdefault(group_id, group)
         except ApiError as error:
             self._out.answer(
@@ -272,7 +273,7 @@ class GroupCoordinator:
     def _consumer_group(
         self, request: ConsumerGroupHeartbeatRequest, now_ms: int
     ) -> ConsumerGroup:
-        """Find a member's group; who joins may make it, or take over an empty one."""
+        """Return a member's group, which a joining member may make."""
         group_id = request.group_id
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
@@ -320,7 +321,7 @@ class GroupCoordinator:
                 if call.version >= _GROUP_ID_NOT_FOUND_SINCE:
                     code = ErrorCode.GROUP_ID_NOT_FOUND
                 raise ApiError(code)
-            # No group management: a group that only holds offsets.
+            # Without group management: a group that only has committed offsets.
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
             return
         if isinstance(group, ConsumerGroup):
@@ -353,7 +354,8 @@ class GroupCoordinator:
                 self._fetch_group(call, group, stable=request.require_stable)
                 for group in request.groups
             ]
-            # Nothing is shown that is not on disk: a power cut would take it back.
+            # Wait until the offsets are on disk: a power cut must not take back what a
+            # client was shown.
             after = tuple({self.partition_for(row.group_id) for row in request.groups})
             self._out.answer(call, OffsetFetchResponse(groups=groups), after)
             return
@@ -412,7 +414,7 @@ class GroupCoordinator:
         self._out.answer(call, OffsetDeleteResponse(topics=topics), after)
 
     def _written(self, group_ids: Iterable[str]) -> tuple[int, ...]:
-        """The partitions of these groups to which something is to be written."""
+        """Return the logs of these groups that get records now."""
         partitions = {self.partition_for(group_id) for group_id in group_ids}
         return tuple(partitions & self._out.records.keys())
 
@@ -428,7 +430,7 @@ class GroupCoordinator:
     def delete_groups(
         self, call: Call, request: DeleteGroupsRequest, now_ms: int
     ) -> None:
-        """Forget empty groups with all that they have committed."""
+        """Delete empty groups and their offsets."""
         results = []
         for group_id in dict.fromkeys(request.groups_names):
             code = ErrorCode.NONE
@@ -451,7 +453,7 @@ class GroupCoordinator:
         self._remove_group(group, now_ms)
 
     def _remove_group(self, group: Group, now_ms: int) -> None:
-        """An empty group is no more; its offsets are seen to by the caller."""
+        """Delete an empty group; the caller deletes its offsets."""
         group_id = group.group_id
         del self._groups[group_id]
         if isinstance(group, ConsumerGroup):
@@ -470,7 +472,7 @@ class GroupCoordinator:
     # -- time ------------------------------------------------------------------------
 
     def start_expiry(self, now_ms: int) -> None:
-        """Look for offsets that nobody needs, every so often."""
+        """Look for expired offsets at each offsets.retention.check.interval.ms."""
         interval = self._config.offsets_retention_check_interval_ms
         self._timers.schedule("expiry", now_ms + interval, self._expire_offsets)
 
@@ -497,12 +499,12 @@ class GroupCoordinator:
     # -- the log ---------------------------------------------------------------------
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Serve no group of these until they are loaded, perhaps once more."""
+        """Stop serving the groups of these partitions until they are loaded."""
         self._loading.update(partitions)
         self._failed.difference_update(self._loading)
 
     def is_loading(self, partition: int) -> bool:
-        """Whether a partition's log has not been replayed to its end."""
+        """Return whether a partition has not been replayed to its end yet."""
         return partition in self._loading
 
     def replay_offset(
@@ -514,7 +516,7 @@ class GroupCoordinator:
         now_ms: int,
         producer_id: int = -1,
     ) -> None:
-        """Take over the record of a committed offset, in the log's order."""
+        """Apply the record of a committed offset. Records come in the log's order."""
         self._replayed.add(group_id)
         if committed is not None and group_id not in self._groups:
             self._groups[group_id] = ClassicGroup(group_id, now_ms)
@@ -523,7 +525,7 @@ class GroupCoordinator:
     def replay(
         self, key: Message, value: Message | None, now_ms: int, producer_id: int = -1
     ) -> None:
-        """Take over a record of the log, in the log's order."""
+        """Apply a record of the log. Records come in the log's order."""
         if isinstance(key, OffsetCommitKey):
             committed = None
             if isinstance(value, OffsetCommitValue):
@@ -557,13 +559,13 @@ class GroupCoordinator:
     def replay_end_of_transaction(
         self, partition: int, producer_id: int, *, commit: bool
     ) -> None:
-        """Take over a marker of the log: the producer's offsets count, or do not."""
+        """Apply a marker of the log to the offsets of the producer's transaction."""
         for group_id in self.offsets.groups_of_producer(producer_id):
             if self.partition_for(group_id) == partition:
                 self.offsets.complete_transaction(group_id, producer_id, commit=commit)
 
     def loaded(self, partition: int, now_ms: int) -> None:
-        """All records of a partition are replayed: serve its groups."""
+        """Serve the groups of a partition: all its records were replayed."""
         self._loading.discard(partition)
         for group_id in list(self._replayed):
             if self.partition_for(group_id) == partition:
@@ -583,19 +585,22 @@ class GroupCoordinator:
             self._classic_rebalance.maybe_prepare_rebalance(group, now_ms)
 
     def topic_deleted(self, topic: str) -> None:
-        """Nobody can go on from a position in a topic that is gone."""
+        """Delete the offsets in a topic that was deleted."""
         self.offsets.topic_deleted(topic)
 
     def refuse_waiting(self) -> None:
-        """The broker stops: answer what waits for other members."""
+        """Answer requests that wait for other members, as the broker stops."""
         for group in self._groups.values():
             if isinstance(group, ConsumerGroup):
-                continue  # there nobody waits
+                continue  # its members never wait for each other
             if group.num_awaiting_join or group.is_in(S.COMPLETING_REBALANCE):
                 self._classic_rebalance.refuse_waiting(group, ErrorCode.NOT_COORDINATOR)
 
     def failed(self, partition: int) -> None:
-        """A partition cannot be written: what memory says beyond it is not true."""
+        """Forget the groups of a partition that cannot be written.
+
+        Their state in memory may say more than the log, and only the log counts.
+        """
         self._failed.add(partition)
         for group_id, group in list(self._groups.items()):
             if self.partition_for(group_id) == partition:

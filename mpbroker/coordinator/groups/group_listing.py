@@ -1,4 +1,4 @@
-"""ListGroups and DescribeGroups: what there is, for people and tools.
+"""ListGroups, DescribeGroups and ConsumerGroupDescribe, for people and tools.
 
 Source: Kafka protocol guide; GroupMetadataManager.listGroups and describeGroups;
 KIP-518 and KIP-848 for the filters, KIP-1043 for GROUP_ID_NOT_FOUND.
@@ -37,16 +37,17 @@ S = ClassicGroupState
 
 _NOT_FOUND_SINCE: Final = 6
 _AUTHORIZED_OPERATIONS_SINCE: Final = 3
-# READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: Kafka's bits of a group.
+# READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: Kafka's bits for groups.
 _ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 _NOT_ASKED: Final = -(1 << 31)
-# Which protocol a member of a consumer group speaks.
+# The protocol that a member of a consumer group speaks, as ConsumerGroupDescribe has
+# it.
 _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
 
 class GroupListing:
-    """The coordinator's groups, to be looked at."""
+    """Lists and describes the coordinator's groups."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class GroupListing:
         self._check_group = check_group
 
     def list(self, request: Any, *, loading: bool) -> ListGroupsResponse:
-        """Name the groups that pass the filters; an empty filter lets all pass."""
+        """List the groups that pass the filters; an empty filter lets all pass."""
         states = {state.casefold() for state in request.states_filter}
         types = {name.casefold() for name in request.types_filter}
         found = []
@@ -86,7 +87,7 @@ class GroupListing:
         return ListGroupsResponse(error_code=code, groups=found)
 
     def describe(self, call: Call, request: Any) -> DescribeGroupsResponse:
-        """Say what is known of each group that is asked about."""
+        """Describe classic groups."""
         operations = _NOT_ASKED
         if (
             call.version >= _AUTHORIZED_OPERATIONS_SINCE
@@ -135,7 +136,7 @@ class GroupListing:
     def describe_consumer(
         self, call: Call, request: Any
     ) -> ConsumerGroupDescribeResponse:
-        """The same for groups of the consumer protocol."""
+        """Describe consumer groups."""
         operations = _NOT_ASKED
         if request.include_authorized_operations:
             operations = _ALL_OPERATIONS
@@ -206,7 +207,7 @@ def _not_found(message: str) -> NoReturn:
 
 
 def is_empty(group: ClassicGroup | ConsumerGroup) -> bool:
-    """Say whether nobody is in a group, or about to be."""
+    """Return whether a group has no members and none that is about to join."""
     if isinstance(group, ConsumerGroup):
         return group.is_empty
     return group.is_in(S.EMPTY) and not group.pending_join_members

@@ -1,8 +1,9 @@
-"""The offsets of one group: committed, and of transactions still under way.
+"""The offsets of one group: the committed ones, and those of open transactions.
 
-A transaction's offsets lie apart, by producer id, until its marker comes: then they
-are committed, or forgotten. Of two that were committed for one partition the one counts
-whose record is the later, whenever the markers came: compaction of the log keeps that.
+The offsets of a transaction are kept apart, by producer id, until its marker comes.
+Then they are committed, or forgotten. If there are two for one partition, the one whose
+record is later in the log counts, in whichever order the markers come: it is the one
+that compaction keeps.
 
 Source: Kafka's OffsetMetadataManager; KIP-447 for UNSTABLE_OFFSET_COMMIT.
 """
@@ -16,13 +17,13 @@ from mpbroker.coordinator.groups.group_records import OffsetCommitValue
 
 
 class OffsetAndMetadata(NamedTuple):
-    """One committed position."""
+    """A committed offset of one partition."""
 
     offset: int
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
-    expire_timestamp_ms: int  # -1: by the broker's retention
+    expire_timestamp_ms: int  # -1: as the broker's retention says
 
     @classmethod
     def of_record(cls, value: OffsetCommitValue) -> OffsetAndMetadata:
@@ -36,23 +37,23 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class PendingOffset(NamedTuple):
-    """What a transaction under way would make of a position."""
+    """An offset that an open transaction has written."""
 
-    number: int  # they rise in the order of their records
-    committed: OffsetAndMetadata | None  # None: it is removed
-    is_outdone: bool = False  # a later record has been committed
+    number: int  # grows in the order of the records
+    committed: OffsetAndMetadata | None  # None: the transaction deletes the offset
+    is_outdone: bool = False  # a later record of the partition is committed
 
 
 class GroupOffsets:
-    """What a group has committed, by topic and partition."""
+    """The offsets of a group, by topic and partition."""
 
     __slots__ = ("_count", "_pending", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, OffsetAndMetadata]] = {}
-        # producer id -> (topic, partition) -> what its transaction would commit
+        # producer id -> (topic, partition) -> the offset that its transaction wrote
         self._pending: dict[int, dict[tuple[str, int], PendingOffset]] = {}
-        self._count = 0  # of pending offsets, ever
+        self._count = 0  # of all pending offsets that there ever were
 
     def __bool__(self) -> bool:
         return bool(self.topics or self._pending)
@@ -75,7 +76,7 @@ class GroupOffsets:
             self._outdo(topic, partition, self._count)
 
     def _outdo(self, topic: str, partition: int, before: int) -> None:
-        """What transactions wrote earlier than this does not count any more."""
+        """Mark what open transactions wrote before this number as outdone."""
         place = topic, partition
         for each in self._pending.values():
             pending = each.get(place)
@@ -83,7 +84,7 @@ class GroupOffsets:
                 each[place] = pending._replace(is_outdone=True)
 
     def remove(self, topic: str, partition: int) -> bool:
-        """Forget a position; say whether there was one."""
+        """Delete a committed offset; return whether there was one."""
         partitions = self.topics.get(topic)
         if partitions is None or partition not in partitions:
             return False
@@ -101,17 +102,17 @@ class GroupOffsets:
         partition: int,
         committed: OffsetAndMetadata | None,
     ) -> None:
-        """Keep what a transaction commits, or (None) removes, until it has ended."""
+        """Keep an offset, or its deletion (None), until the transaction has ended."""
         pending = self._pending.setdefault(producer_id, {})
         pending[topic, partition] = PendingOffset(self._count, committed)
         self._count += 1
 
     def has_pending(self, topic: str, partition: int) -> bool:
-        """Say whether a transaction under way may still change a position."""
+        """Return whether an open transaction may still change an offset."""
         return any((topic, partition) in each for each in self._pending.values())
 
     def remove_pending(self, topic: str, partition: int) -> bool:
-        """Forget what transactions under way would commit; say if there was any."""
+        """Forget what open transactions wrote; return whether there was anything."""
         found = [each for each in self._pending.values() if (topic, partition) in each]
         for each in found:
             del each[topic, partition]
@@ -122,11 +123,11 @@ class GroupOffsets:
         return bool(found)
 
     def pending(self) -> set[tuple[str, int]]:
-        """All positions that a transaction under way may still change."""
+        """Return all partitions whose offsets an open transaction may change."""
         return {place for each in self._pending.values() for place in each}
 
     def complete(self, producer_id: int, *, commit: bool) -> None:
-        """A transaction has ended: take over what it committed, or forget it."""
+        """Commit the offsets of a transaction that has ended, or forget them."""
         for place, pending in self._pending.pop(producer_id, {}).items():
             if not commit or pending.is_outdone:
                 continue

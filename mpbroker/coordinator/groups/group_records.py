@@ -1,18 +1,18 @@
-"""The records of __consumer_offsets: a key's version says what the record is.
+"""The records of __consumer_offsets. The version of its key says what a record is.
 
     key version  record                                   written by
     0, 1         a committed offset                       both protocols
     2            a classic group: generation, members     classic
     3            a consumer group's epoch                 consumer (KIP-848)
-    4            partition metadata of a group            older Kafkas'; passed over
+    4            partition metadata of a group            older Kafkas; ignored
     5            a member's subscription                  consumer
     6            the epoch of the target assignment       consumer
     7            a member's target assignment             consumer
-    8            what a member has now                    consumer
-    16           what a regular expression matches        consumer
+    8            a member's current assignment            consumer
+    16           the topics that match a pattern          consumer
 
-A record without a value deletes what its key names. Keys are never flexible; values
-say their own version first.
+A record without a value deletes its key. Keys and values begin with their version; keys
+are never in the flexible encoding.
 
 Source: Kafka's group-coordinator/src/main/resources/common/message, field by field.
 """
@@ -40,7 +40,7 @@ from mpbroker.protocol.fields import (
 from mpbroker.protocol.message import Message
 from mpbroker.protocol.primitives import Buffer
 
-# A message wants the API it belongs to; records have none, and nothing asks for it.
+# Message needs an API key. Records belong to no API, and nothing reads it.
 _NO_API: Final = ApiKey.OFFSET_COMMIT
 _VERSION: Final = Packing(">h")
 _KEY_HEAD: Final = Packing(">hh")
@@ -55,8 +55,8 @@ _MAX_STRING: Final = 0x7FFF
 
 
 def fits_a_key(text: str) -> bool:
-    """Whether a text can be in a record's key; requests bring longer ones."""
-    few = _MAX_STRING // 4  # bytes at most, whatever the characters
+    """Return whether a text fits in a record's key: requests may have longer ones."""
+    few = _MAX_STRING // 4  # a character has 4 bytes at most
     return len(text) <= few or len(text.encode()) <= _MAX_STRING
 
 
@@ -241,7 +241,7 @@ KEYS: Final[dict[int, tuple[type[Message], type[Message]]]] = {
 }
 
 _OFFSET_KEY: Final = 1
-# Kafka 3.x and 4.x write 3; only 1 can say when it expires.
+# Kafka 3.x and 4.x write 3. Only version 1 has a time of expiry.
 _OFFSET_VALUE: Final = 3
 _EXPIRING_OFFSET_VALUE: Final = 1
 _GROUP_VALUE: Final = 3
@@ -250,17 +250,17 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def versioned(message: Message, version: int) -> bytes:
-    """Return a key or a value as bytes, its version first."""
+    """Encode a key or a value, with its version first."""
     return _VERSION.pack(version) + message.encode(version)
 
 
 def read_record(
     key: Buffer, value: Buffer | None
 ) -> tuple[Message, Message | None] | None:
-    """Read a record of the log; None for a kind that is newer than we are.
+    """Read a record of the log; None if its kind is not known here.
 
     Raises:
-        ProtocolError: the bytes are not what their versions say.
+        ProtocolError: the bytes do not match their versions.
     """
     if len(key) < _VERSION.size:
         raise ProtocolError(f"a key of {len(key)} bytes has no version")
@@ -280,14 +280,15 @@ def read_record(
 def read_offset(
     key: Buffer, value: Buffer | None
 ) -> tuple[str, str, int, tuple[int, int, str, int, int] | None] | None:
-    """Read the record of a committed offset, as we and Kafka 2 and later write them.
+    """Read the record of a committed offset, as we and Kafka 2 and later write it.
 
-    By hand: nearly all records are such. The twin of `read_record`, which also says
-    what is wrong with the others.
+    Decoded by hand, because nearly all records of the log are of this kind. All others
+    are left to `read_record`.
 
     Returns:
-        Group, topic, partition, and (offset, leader epoch, metadata, time of commit,
-        of expiry), or None in its place if it was deleted; None: it is another record.
+        Group, topic, partition, and the offset: (offset, leader epoch, metadata, time
+        of commit, time of expiry), or None if the record deletes it. None as a whole if
+        this is another kind of record.
     """
     try:
         version, size = _KEY_HEAD.unpack_from(key)
@@ -316,7 +317,7 @@ def read_offset(
 
 @lru_cache(maxsize=16384)
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    """The key of a committed offset; by hand, for there is one in every commit."""
+    """Encode the key of a committed offset, by hand: every commit has some."""
     group_bytes, topic_bytes = group.encode(), topic.encode()
     return b"".join(
         (
@@ -336,7 +337,7 @@ def offset_value(
     commit_timestamp: int,
     expire_timestamp: int,
 ) -> bytes:
-    """The value of a committed offset; by hand too."""
+    """Encode the value of a committed offset, by hand as well."""
     text = metadata.encode()
     if expire_timestamp >= 0:
         head = _EXPIRING_HEAD.pack(_EXPIRING_OFFSET_VALUE, offset, len(text))

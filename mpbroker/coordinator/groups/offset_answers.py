@@ -1,4 +1,4 @@
-"""Answers about offsets in the shapes that older versions have.
+"""Answers to OffsetCommit and OffsetFetch, in the forms of all versions.
 
 Source: Kafka protocol guide, "OffsetCommit" and "OffsetFetch".
 """
@@ -37,7 +37,7 @@ _ERROR_SINCE: Final = 2
 def refused_commit(
     request: OffsetCommitRequest, error_code: ErrorCode
 ) -> OffsetCommitResponse:
-    """The same error for every partition: the response has no place for just one."""
+    """Return one error for all partitions: the response has no field for it."""
     return OffsetCommitResponse(
         topics=[
             OffsetCommitResponseTopic(
@@ -58,7 +58,7 @@ def refused_commit(
 def single_group(
     version: int, request: OffsetFetchRequest, found: OffsetFetchResponseGroup
 ) -> OffsetFetchResponse:
-    """The answer of versions that ask for one group."""
+    """Return the answer in versions that ask for a single group."""
     topics = found.topics
     if found.error_code and version < _ERROR_SINCE:
         code = ErrorCode(found.error_code)
@@ -101,11 +101,11 @@ def fetched_topics(
     by_id: bool,
     stable: bool,
 ) -> list[OffsetFetchResponseTopics]:
-    """What a group has committed, of the topics that are asked for, or of all.
+    """Return a group's offsets in the topics that are asked for, or in all.
 
     Args:
         by_id: topics are named by id.
-        stable: where a transaction may still change it, say UNSTABLE_OFFSET_COMMIT.
+        stable: answer UNSTABLE_OFFSET_COMMIT if a transaction may change the offset.
     """
     group_id, wanted = asked.group_id, asked.topics
     if wanted is None:

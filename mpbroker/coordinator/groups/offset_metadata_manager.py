@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete, and the end of offsets nobody needs.
+"""Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, and their expiry.
 
 Source: Kafka protocol guide; Kafka's OffsetMetadataManager; KIP-211 for the expiry.
 """
@@ -47,16 +47,16 @@ class OffsetMetadataManager:
         self._topics = context.topics
         self._partition_of = partition_of
         self._groups: dict[str, GroupOffsets] = {}
-        # Which groups have positions in a topic, for the day that it is deleted.
+        # The groups that have offsets in a topic, for when it is deleted.
         self._groups_of_topic: dict[str, set[str]] = {}
-        # In which groups a producer's transaction has positions.
+        # The groups in which a producer's open transaction has offsets.
         self._groups_of_producer: dict[int, set[str]] = {}
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
         return self._groups.get(group_id)
 
     def groups_of_producer(self, producer_id: int) -> list[str]:
-        """The groups in which a producer's transaction under way has positions."""
+        """Return the groups in which a producer's open transaction has offsets."""
         return list(self._groups_of_producer.get(producer_id, ()))
 
     # -- commit --------------------------------------------------------------------
@@ -64,10 +64,10 @@ class OffsetMetadataManager:
     def commit(
         self, group_id: str, request: OffsetCommitRequest, version: int, now_ms: int
     ) -> tuple[list[OffsetCommitResponseTopic], bool]:
-        """Keep positions of a member that may commit.
+        """Commit offsets; the caller has checked that the member may.
 
         Returns:
-            The topics of the answer, and whether anything was written.
+            The topics of the answer, and whether a record was written.
         """
         expires = -1
         if request.retention_time_ms >= 0:
@@ -112,10 +112,10 @@ class OffsetMetadataManager:
         return answers, wrote
 
     def judge(self, partition: int, count: int, metadata: str) -> ErrorCode:
-        """Return why a position cannot be committed; NONE if it can.
+        """Return the error of an offset that cannot be committed, or NONE.
 
         Args:
-            count: the number of partitions of its topic; 0 if there is no such topic.
+            count: the number of partitions of the topic; 0 if there is no such topic.
         """
         if not 0 <= partition < count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -126,7 +126,7 @@ class OffsetMetadataManager:
     def put(
         self, group_id: str, topic: str, partition: int, committed: OffsetAndMetadata
     ) -> None:
-        """Keep one position, and write its record."""
+        """Commit an offset, and write its record."""
         self._out.write(
             self._partition_of(group_id),
             offset_key(group_id, topic, partition),
@@ -152,7 +152,7 @@ class OffsetMetadataManager:
         committed: OffsetAndMetadata,
         producer: tuple[int, int],
     ) -> None:
-        """Write a position's record, and keep it apart until the transaction has ended.
+        """Write an offset's record, and keep it apart until the transaction has ended.
 
         Args:
             producer: the id and the epoch of the transaction's producer.
@@ -172,10 +172,10 @@ class OffsetMetadataManager:
     def fetch(
         self, group_id: str, topic: str, partitions: Iterable[int], *, stable: bool
     ) -> list[OffsetFetchResponsePartitions]:
-        """Look up positions; -1 where there is none.
+        """Look up offsets; -1 for a partition that has none.
 
         Args:
-            stable: where a transaction may still change it, say UNSTABLE_OFFSET_COMMIT.
+            stable: answer UNSTABLE_OFFSET_COMMIT if a transaction may change it.
         """
         offsets = self._groups.get(group_id)
         answers = []
@@ -206,7 +206,7 @@ class OffsetMetadataManager:
         topics: Iterable[OffsetDeleteRequestTopic],
         is_subscribed: Callable[[str], bool],
     ) -> list[OffsetDeleteResponseTopic]:
-        """Forget positions of topics that nobody in the group reads."""
+        """Delete offsets, but not in topics to which the group subscribes."""
         answers = []
         for row in topics:
             count = self._topics.partition_count(row.name)
@@ -232,10 +232,10 @@ class OffsetMetadataManager:
         return answers
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
-        """Forget one position, and write that it is gone.
+        """Delete an offset, and write the record that deletes it.
 
-        Also what a transaction under way would make of it: its end shall not bring
-        back what was deleted.
+        What an open transaction has written for it is forgotten, too: the end of that
+        transaction must not bring back what was deleted.
         """
         if self._drop(group_id, topic, partition):
             self._out.write(
@@ -261,7 +261,7 @@ class OffsetMetadataManager:
         return had_pending or had_committed
 
     def remove_all(self, group_id: str) -> None:
-        """A group is deleted: forget all its positions."""
+        """Delete all offsets of a group."""
         offsets = self._groups.get(group_id)
         if offsets is not None:
             places = {(topic, partition) for topic, partition, _ in offsets}
@@ -269,7 +269,7 @@ class OffsetMetadataManager:
                 self.remove(group_id, topic, partition)
 
     def topic_deleted(self, topic: str) -> None:
-        """Nobody can go on from a position in a topic that is gone."""
+        """Delete all offsets in a topic that was deleted."""
         groups = set(self._groups_of_topic.get(topic, ()))
         for group_id in sorted(groups.union(*self._groups_of_producer.values())):
             offsets = self._groups.get(group_id)
@@ -283,7 +283,7 @@ class OffsetMetadataManager:
                 self.remove(group_id, topic, partition)
 
     def forget_deleted_topics(self) -> None:
-        """Forget positions in topics that are no more: nobody was there to be told."""
+        """Delete offsets in topics that were deleted while no coordinator ran."""
         topics = set(self._groups_of_topic)
         for group_id in set().union(*self._groups_of_producer.values()):
             if (offsets := self._groups.get(group_id)) is not None:
@@ -300,7 +300,7 @@ class OffsetMetadataManager:
         group: ClassicGroup | ConsumerGroup | None,
         now_ms: int,
     ) -> None:
-        """Forget what was kept for offsets.retention.minutes and nobody needs."""
+        """Delete the expired offsets of a group."""
         offsets = self._groups.get(group_id)
         if offsets is None:
             return
@@ -328,7 +328,7 @@ class OffsetMetadataManager:
         committed: OffsetAndMetadata | None,
         producer_id: int = -1,
     ) -> None:
-        """Take over a record; of a transaction, if it has a producer id."""
+        """Apply a record; with a producer id it is of a transaction."""
         if producer_id >= 0:
             offsets = self._groups.setdefault(group_id, GroupOffsets())
             offsets.put_pending(producer_id, topic, partition, committed)
@@ -341,7 +341,7 @@ class OffsetMetadataManager:
     def complete_transaction(
         self, group_id: str, producer_id: int, *, commit: bool
     ) -> None:
-        """A marker says how a transaction has ended that committed offsets here."""
+        """Commit or forget the offsets of a transaction that a marker has ended."""
         groups = self._groups_of_producer.get(producer_id, set())
         groups.discard(group_id)
         if not groups:
@@ -356,7 +356,7 @@ class OffsetMetadataManager:
             del self._groups[group_id]
 
     def forget(self, group_id: str) -> None:
-        """Drop a group's offsets from memory only."""
+        """Drop a group's offsets from memory, and write nothing."""
         offsets = self._groups.pop(group_id, None)
         if offsets is not None:
             for topic in offsets.topics:
@@ -380,12 +380,12 @@ def _expiry_base(
     topic: str,
     committed: OffsetAndMetadata,
 ) -> int | None:
-    """From when on an offset's retention runs; None: it does not."""
+    """Return when an offset's retention began; None if it does not expire now."""
     if isinstance(group, ConsumerGroup):
         wanted = group.is_subscribed_to(topic)
         return None if wanted else committed.commit_timestamp_ms
     if group is None or not group.protocol_type:
-        return committed.commit_timestamp_ms  # of who has no group management
+        return committed.commit_timestamp_ms  # consumers without group management
     if group.state is ClassicGroupState.EMPTY:
         return max(group.state_timestamp_ms, committed.commit_timestamp_ms)
     if (
