@@ -1,19 +1,22 @@
-"""What is left to do when it is decided how a transaction ends: markers, Complete.
+"""How a decided transaction ends: its markers are appended, then it is Complete.
 
-    markers in the logs, perhaps not on disk ─▶ Complete, which names them ─▶ Ongoing...
+    markers appended, perhaps not on disk ─▶ Complete, which names them ─▶ Ongoing...
 
-Nobody waits for the markers to be on disk. Mostly the next transaction of a producer
-writes to the same partitions, behind them, and its records' syncs are theirs. Until
-then each record of __transaction_state names those that may not be on disk: of what a
-power cut has taken, the next start knows where it was (MarkerWriter.restore).
+Nothing waits until the markers are on disk. Usually the producer's next transaction
+writes to the same partitions, behind the markers, so the syncs of its records put them
+on disk as well. Until then each record of the transactional id names the markers that
+may not be on disk. If a power cut takes one of these, the next load knows where it was,
+and appends it again (MarkerWriter.restore).
 
-So the records name all places that a producer is likely to write to next. Its next
-transaction may begin there though nobody has put on disk that it has: Prepare names the
-ends of the logs before the markers, Complete the markers, and a load that meets one of
-the two as the last record looks behind these places (MarkerWriter.restore).
+The partitions that a record names are also those in which the producer is likely to go
+on. Its next transaction may begin there before Ongoing is on disk. Prepare names where
+the logs ended before the markers, and Complete names the markers. A load that finds one
+of these two as the last record looks behind the named places for a transaction that has
+begun there (MarkerWriter.begun_behind).
 
-Of very many markers it is waited for the disk instead, and all is forgotten; and what a
-producer has left behind that writes no more is synced and forgotten a moment later.
+Two cases do without. If there are very many markers their disk is waited for, and the
+records name none. If the producer writes no more, its markers are synced and forgotten
+a second later.
 """
 
 from __future__ import annotations
@@ -39,22 +42,24 @@ _LOG = get_logger(__name__)
 
 S = TransactionState
 
-# One node leads every partition of the log, for ever, at this leader epoch.
+# The leader epoch of __transaction_state. It never changes: there is only one node.
 COORDINATOR_EPOCH: Final = 0
 _RETRY_MS: Final = 1000
 _SETTLE_MS: Final = 1000
-# So many markers a transactional id's records may name.
+# How many markers the records of a transactional id may name.
 _MOST_UNSYNCED: Final = 32
+# With these errors a partition needs no marker: it is deleted, or the producer has a
+# later epoch there.
 _GONE: Final = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
 )
 
 
 class MarkerPlaces(Protocol):
-    """Where markers are, or will be."""
+    """The places of markers in partitions."""
 
     def is_on_disk(self, marker: AppendedMarker) -> bool:
-        """Whether a marker need not be remembered any more."""
+        """Return whether a marker is on disk, or its partition is gone."""
 
     def expect(
         self,
@@ -64,25 +69,26 @@ class MarkerPlaces(Protocol):
         *,
         commit: bool,
     ) -> tuple[AppendedMarker, ...]:
-        """Say where markers would come to be, were they appended now.
+        """Return the places that markers would get if they were appended now.
 
-        Of what is off line there is none.
+        A partition that is off line has none.
         """
 
     def topic_id(self, topic: str) -> bytes | None:
-        """The id of a topic; None: there is none of that name."""
+        """Return the id of a topic; None if there is no topic of that name."""
 
 
 class TransactionEnds:
-    """Has markers written, and their disk waited for where that must be.
+    """Has the markers of decided transactions appended, and completes these.
 
     Args:
-        is_current: whether a transaction is still what the coordinator has.
-        ended: told of a transaction whose markers are all written, and the time.
-        write: writes what a transaction is now to its log.
-        places: where markers are, or will be.
-        asks_coordinator: nobody writes to a partition that it has not opened; else some
-            might, after a power cut, before the last end of theirs is there again.
+        is_current: returns whether the coordinator still has this transaction.
+        ended: called with a transaction whose markers are all appended, and the time.
+        write: writes a record of a transaction's state.
+        places: the places of markers in partitions.
+        asks_coordinator: producers write only to partitions that the coordinator has
+            opened to them. If not, one of them may write after a power cut, before its
+            lost marker is there again; so the disk is waited for at every end.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class TransactionEnds:
         self._places = places
 
     def expect_markers(self, transaction: TransactionMetadata) -> None:
-        """Note where the markers of a transaction will be, that is being decided on."""
+        """Note for Prepare where the markers of the transaction will be."""
         count = len(transaction.partitions) + len(transaction.unsynced)
         if self._asks_coordinator and count <= _MOST_UNSYNCED:
             transaction.expected = self._places.expect(
@@ -115,14 +121,17 @@ class TransactionEnds:
             )
 
     def forget_synced(self, transaction: TransactionMetadata) -> None:
-        """Name in its next record what may not be on disk, or is built upon."""
+        """Leave markers that are on disk out of the next record.
+
+        All are kept while the next transaction may begin unsynced because of them.
+        """
         if transaction.unsynced and not transaction.foreseen:
             transaction.forget_synced(self._places.is_on_disk)
 
     def write_markers(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
     ) -> None:
-        """End a transaction that has been decided on, in these partitions."""
+        """Have the markers of a decided transaction appended to these partitions."""
         earlier = transaction.unsynced
         count = len(partitions) + len(earlier)
         waits = count > _MOST_UNSYNCED or not self._asks_coordinator
@@ -148,7 +157,7 @@ class TransactionEnds:
         appended: Sequence[AppendedMarker],
         now_ms: int,
     ) -> None:
-        """Markers are written, or could not be: complete, or try again."""
+        """Complete the transaction; or try again, if markers could not be appended."""
         if not self._is_current(transaction):
             return
         left = []
@@ -157,7 +166,7 @@ class TransactionEnds:
                 left.append(partition)
             elif code is ErrorCode.INVALID_PRODUCER_EPOCH:
                 _LOG.warning(
-                    "%s: %s-%d has a later epoch than the transaction to be ended",
+                    "%s: no marker for %s-%d, where its producer has a later epoch",
                     transaction.transactional_id,
                     *partition,
                 )
@@ -186,7 +195,7 @@ class TransactionEnds:
     # -- what is left behind -----------------------------------------------------------
 
     def settle_later(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Put markers on disk and forget them, if nothing else does that for long."""
+        """Sync and forget the markers in a second, if the producer stays idle."""
         name = ("markers on disk", transaction.transactional_id)
         if name not in self._timers:
             self._timers.schedule(
@@ -209,6 +218,8 @@ class TransactionEnds:
             appended: Sequence[AppendedMarker],
         ) -> None:
             if self._is_current(transaction) and transaction.unsynced == earlier:
+                # The record names no partition any more, so the next transaction cannot
+                # begin unsynced.
                 transaction.foreseen = {}
                 self._write(transaction)
 

@@ -5,9 +5,9 @@
       │          └▶ PrepareEpochFence ─▶ PrepareAbort       │
       └──────────────── InitProducerId ─────────────────────┘  and on to Ongoing
 
-A change is written to the log before anything rests on it. From Prepare on there is no
-way back: whoever reads PrepareCommit in the log writes the commit markers that are
-missing, and nobody else's.
+A change is written to the log before anything rests on it. Prepare is final: a
+coordinator that finds PrepareCommit in the log appends the commit markers that are
+missing, whatever the producer may ask for later.
 
 Source: Kafka's TransactionMetadata and TransactionState; KIP-98, KIP-360, KIP-890.
 """
@@ -49,22 +49,22 @@ class TransactionState(IntEnum):
     COMPLETE_COMMIT = 4  # all markers are in the partitions
     COMPLETE_ABORT = 5
     DEAD = 6  # expired, and about to be forgotten
-    PREPARE_EPOCH_FENCE = 7  # its producer is being shut out; never in the log
+    PREPARE_EPOCH_FENCE = 7  # its producer is being fenced; never in the log
 
     @property
     def label(self) -> str:
-        """As clients filter by it and tools show it."""
+        """The name that clients filter by and tools show, "PrepareCommit" for one."""
         return "".join(word.title() for word in self.name.split("_"))
 
 
 S = TransactionState
 
-# What may be left for what. A pair that is absent is a bug of ours.
+# The states that may come before a state. Any other pair is a bug of ours.
 PREVIOUS: Final[Mapping[TransactionState, frozenset[TransactionState]]] = {
     S.EMPTY: frozenset({S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT}),
     S.ONGOING: frozenset({S.ONGOING, S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT}),
     S.PREPARE_COMMIT: frozenset({S.ONGOING}),
-    # From the states without a transaction: an abort of nothing, to bump the epoch.
+    # Also from states without a transaction: an abort of nothing bumps the epoch.
     S.PREPARE_ABORT: frozenset(
         {
             S.ONGOING,
@@ -88,12 +88,12 @@ class IllegalTransitionError(MpbrokerError):
 
 
 def is_exhausted(epoch: int) -> bool:
-    """Say whether a client gets no epoch after this: the last one is for fencing."""
+    """Return whether this is a client's last epoch: the next one is for fencing."""
     return epoch >= MAX_EPOCH - 1
 
 
 class TransactionMetadata:
-    """What the coordinator knows of a transactional id."""
+    """A transactional id with its producer and its current transaction."""
 
     __slots__ = (
         "_key",
@@ -122,20 +122,22 @@ class TransactionMetadata:
         self._key: bytes | None = None
         self.producer_id = producer_id
         self.previous_producer_id = NO_PRODUCER_ID
-        self.next_producer_id = NO_PRODUCER_ID  # once the markers are written
+        self.next_producer_id = NO_PRODUCER_ID  # the id after the markers are written
         self.producer_epoch = NO_EPOCH
-        self.last_producer_epoch = NO_EPOCH  # of whom may have missed its bump
+        # The epoch before the last bump: its producer may have missed the answer.
+        self.last_producer_epoch = NO_EPOCH
         self.timeout_ms = timeout_ms
         self.state = S.EMPTY
         self.partitions: set[TopicPartition] = set()
         self.start_ms = -1
         self.update_ms = now_ms
         self.client_version = 0
-        # Of earlier ends, what may not be on disk: in their order.
+        # Markers of earlier transactions that may not be on disk, in their order.
         self.unsynced: tuple[AppendedMarker, ...] = ()
-        # With Prepare: where the markers of this one will be, or further on.
+        # In Prepare: where its own markers will be, or at later offsets.
         self.expected: tuple[AppendedMarker, ...] = ()
-        # With Complete: partitions, and topics' ids, that both it and Prepare name.
+        # In Complete: the partitions that both it and Prepare name, with the ids of
+        # their topics. See may_begin_unsynced.
         self.foreseen: dict[TopicPartition, bytes] = {}
         # Requests that go on when the markers are written.
         self.waiting: list[Callable[[int], None]] = []
@@ -145,7 +147,11 @@ class TransactionMetadata:
         return self.client_version >= EPOCH_BUMPS_SINCE
 
     def transition_to(self, state: TransactionState, now_ms: int) -> None:
-        """Raises: IllegalTransitionError: nothing has changed."""
+        """Change the state.
+
+        Raises:
+            IllegalTransitionError: PREVIOUS does not allow it; nothing has changed.
+        """
         if self.state not in PREVIOUS[state]:
             raise IllegalTransitionError(
                 f"{self.transactional_id}: {self.state.label} to {state.label}"
@@ -156,7 +162,7 @@ class TransactionMetadata:
     # -- a new producer ------------------------------------------------------------
 
     def knows(self, producer_id: int, epoch: int) -> bool:
-        """Say whether a producer that names itself may be given a new epoch."""
+        """Return whether a producer with this id and epoch may get its next epoch."""
         return (
             self.producer_epoch == NO_EPOCH
             or producer_id == self.producer_id
@@ -170,10 +176,10 @@ class TransactionMetadata:
         new_producer_id: Callable[[], int],
         now_ms: int,
     ) -> bool:
-        """Give the id to a new producer, or a producer its next epoch.
+        """Give the transactional id to a new producer, or its producer the next epoch.
 
         Returns:
-            Whether anything changed: a producer may ask again for what it has.
+            False if nothing has changed: the producer has missed the answer before.
 
         Raises:
             ApiError: PRODUCER_FENCED.
@@ -195,8 +201,8 @@ class TransactionMetadata:
         else:
             raise ApiError(
                 ErrorCode.PRODUCER_FENCED,
-                f"epoch {expected_epoch} of {self.transactional_id} has become"
-                f" {current}",
+                f"{self.transactional_id} is at epoch {current}, and not at"
+                f" {expected_epoch}",
             )
         self.timeout_ms = timeout_ms
         self.partitions.clear()
@@ -212,10 +218,12 @@ class TransactionMetadata:
         partitions: Iterable[TopicPartition],
         topic_id: Callable[[str], bytes | None],
     ) -> bool:
-        """Say whether nothing is lost with the record that it has begun there.
+        """Return whether to begin a transaction before its record is on disk.
 
-        If all partitions are named by the records before that: then a load looks there
-        for what it does not know of (MarkerWriter.begun_behind).
+        It may begin so in partitions that both Prepare and Complete of the last one
+        name. If a power cut takes the new record, one of these two is the last one in
+        the log, and a load looks in the partitions that it names for records of the new
+        transaction (MarkerWriter.begun_behind).
         """
         foreseen = self.foreseen
         return bool(foreseen) and all(
@@ -226,6 +234,7 @@ class TransactionMetadata:
     def add(
         self, partitions: Iterable[TopicPartition], client_version: int, now_ms: int
     ) -> None:
+        """Add partitions to the transaction; begin one if there is none."""
         if self.state is not S.ONGOING:
             self.start_ms = now_ms
             self.partitions = set()
@@ -235,7 +244,7 @@ class TransactionMetadata:
         self.client_version = client_version
 
     def fence(self, now_ms: int) -> None:
-        """Shut the producer out of its own transaction."""
+        """Take the next epoch, so that the producer of the transaction is fenced."""
         if self.producer_epoch < MAX_EPOCH:
             self.producer_epoch += 1
         self.last_producer_epoch = NO_EPOCH
@@ -249,7 +258,7 @@ class TransactionMetadata:
         new_producer_id: Callable[[], int],
         now_ms: int,
     ) -> None:
-        """Decide how the transaction ends. Once in the log, it does."""
+        """Decide how the transaction ends. Once it is in the log, this is final."""
         if self.state is not S.ONGOING and self.state is not S.PREPARE_EPOCH_FENCE:
             self.start_ms = now_ms
             self.partitions = set()
@@ -264,13 +273,13 @@ class TransactionMetadata:
         self.producer_epoch = min(self.producer_epoch + 1, MAX_EPOCH)
 
     def next_identity(self) -> tuple[int, int]:
-        """The producer id and epoch of the next transaction, once this one is over."""
+        """Return the producer id and epoch that the next transaction will have."""
         if self.next_producer_id != NO_PRODUCER_ID:
             return self.next_producer_id, 0
         return self.producer_id, self.producer_epoch
 
     def complete(self, now_ms: int) -> None:
-        """All markers are written."""
+        """End the transaction: all its markers are appended."""
         committed = self.state is S.PREPARE_COMMIT
         self.transition_to(S.COMPLETE_COMMIT if committed else S.COMPLETE_ABORT, now_ms)
         self.partitions = set()
@@ -289,13 +298,13 @@ class TransactionMetadata:
             self.next_producer_id = NO_PRODUCER_ID
 
     def forget_synced(self, is_on_disk: Callable[[AppendedMarker], bool]) -> None:
-        """Remember of the markers only those that may not be on disk."""
+        """Forget the markers that are on disk."""
         left = tuple(marker for marker in self.unsynced if not is_on_disk(marker))
         if len(left) < len(self.unsynced):
             self.unsynced = left
 
     def is_retry(self, producer_id: int, epoch: int) -> bool:
-        """Say whether who ends the transaction has not heard that it has ended."""
+        """Return whether an EndTxn repeats one whose answer its producer has missed."""
         if producer_id == self.producer_id:
             return epoch == self.producer_epoch - 1
         return (
@@ -315,7 +324,7 @@ class TransactionMetadata:
         return key
 
     def value(self) -> bytes:
-        """The record that says what it is now."""
+        """Return the value of a record of its state now."""
         return state_value(
             TransactionSnapshot(
                 self.producer_id,
@@ -340,11 +349,12 @@ class TransactionMetadata:
         value: TransactionLogValue,
         before: TransactionMetadata | None,
     ) -> TransactionMetadata:
-        """Read what is in the log.
+        """Make the transaction that a record of the log describes.
 
         Args:
-            before: what the log said before. The last epoch is not in a record, and a
-                producer whose request died with us may ask again with it.
+            before: what the record before has described. A record has only its own
+                epoch. A producer that missed an answer repeats its request with the
+                epoch before, so that one is taken from there.
         """
         found = cls(
             transactional_id,

@@ -1,7 +1,7 @@
 """The records of __transaction_state: one for each transactional id.
 
-The key names the id; the value is all that is known of its transaction. A record
-without a value deletes. Version 1 is flexible, and written since KIP-890.
+The key is the id, the value the state of its transaction. A record without a value
+deletes the id. Values are written in version 1, which is flexible (KIP-890).
 
 Source: Kafka's TransactionLogKey.json and TransactionLogValue.json, field by field.
 """
@@ -36,10 +36,10 @@ from mpbroker.protocol.primitives import Buffer, write_unsigned_varint
 if TYPE_CHECKING:
     from mpbroker.coordinator.coordinator_topic import LoadedRecord
 
-# A message wants the API it belongs to; records have none, and nothing asks for it.
+# Message needs an API key. Records belong to no API, and nothing reads it.
 _NO_API: Final = ApiKey.INIT_PRODUCER_ID
 _VERSION: Final = Packing(">h")
-# Far from those that Kafka may come to use; unknown ones are passed over.
+# Tags of our own, far from those that Kafka may come to use: it ignores unknown ones.
 UNSYNCED_TAG: Final = 28_016
 EXPECTED_TAG: Final = 28_017
 _KEY_VERSION: Final = 0
@@ -53,7 +53,7 @@ _TIMES: Final = Packing(">qq")
 _TAGGED_ID: Final = Packing(">bbq")
 _TAGGED_VERSION: Final = Packing(">bbh")
 _MARKED_BY: Final = Packing(">qh?")
-_PLACE: Final = Packing(">iqb")  # and that it has no tagged fields
+_PLACE: Final = Packing(">iqb")  # and the number of tagged fields: none
 _NO_ID: Final = -1
 _NO_PARTITIONS: Final = b"\0"
 
@@ -79,7 +79,7 @@ class MarkedTopic(Struct):
 
 
 class UnsyncedMarkers(Struct):
-    """Ends of earlier transactions that may not be on disk: ours alone, not Kafka's."""
+    """Markers that end one transaction. Only mpbroker has this; Kafka ignores it."""
 
     producer_id: int = field(INT64)
     producer_epoch: int = field(INT16)
@@ -104,7 +104,7 @@ class TransactionLogValue(Message, api_key=_NO_API, versions=(0, 1), flexible_fr
     unsynced_markers: list[UnsyncedMarkers] = array(
         UnsyncedMarkers, "1+", tag=UNSYNCED_TAG, ignorable=True
     )
-    # Where this transaction's own will be, or further on: with Prepare.
+    # In Prepare: where the transaction's own markers will be, or at later offsets.
     expected_markers: list[UnsyncedMarkers] = array(
         UnsyncedMarkers, "1+", tag=EXPECTED_TAG, ignorable=True
     )
@@ -122,11 +122,11 @@ def transaction_value(
 
 
 class TransactionSnapshot(NamedTuple):
-    """What a record says of a transaction.
+    """The state of a transaction, as a record has it.
 
-    ``partitions`` is None where the record has no list of them. ``unsynced`` are the
-    markers of earlier ends that may not be on disk; ``expected`` are this transaction's
-    own markers, with the first offsets that they can come to.
+    ``partitions`` is None if the record has no list of them. ``unsynced`` are markers
+    of earlier transactions that may not be on disk. ``expected`` are this transaction's
+    own markers, each with the lowest offset that it can get.
     """
 
     producer_id: int
@@ -182,7 +182,7 @@ def state_value(state: TransactionSnapshot) -> bytes:
     )
 
 
-@lru_cache(maxsize=256)  # a transaction's are written twice, and often its next one's
+@lru_cache(maxsize=256)  # written twice a transaction, and often again by the next one
 def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
@@ -197,9 +197,9 @@ def _partitions(partitions: frozenset[tuple[str, int]]) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=64)  # written with Complete, and with the next one's Ongoing
+@lru_cache(maxsize=64)  # written in Complete, and in Ongoing of the next transaction
 def _markers(tag: int, markers: tuple[AppendedMarker, ...]) -> bytes:
-    """A tagged field of UnsyncedMarkers."""
+    """Encode a tagged field with a list of UnsyncedMarkers."""
     ends = [list(each) for _, each in groupby(markers, itemgetter(0, 1, 2))]
     content = [write_unsigned_varint(len(ends) + 1)]
     for end in ends:
@@ -224,7 +224,7 @@ def _marked_topic(topic: str, topic_id: bytes) -> bytes:
 
 
 def read_markers(rows: Iterable[UnsyncedMarkers]) -> tuple[AppendedMarker, ...]:
-    """The markers that a record says may not be on disk, or are expected."""
+    """Return the markers that a record names, unsynced or expected ones."""
     return tuple(
         AppendedMarker(
             row.producer_id,
@@ -242,16 +242,16 @@ def read_markers(rows: Iterable[UnsyncedMarkers]) -> tuple[AppendedMarker, ...]:
 
 
 def what_counts(records: Sequence[LoadedRecord]) -> Sequence[LoadedRecord]:
-    """Leave out records that later ones replace.
+    """Leave out records that a later one of the same id replaces.
 
-    Of each id there are left the newest, and the last before it of another epoch, which
-    the newest does not tell (TransactionMetadata.of_record).
+    For each id two records stay: the newest, and the last one before it with another
+    epoch, which the newest does not name (TransactionMetadata.of_record).
     """
     by_key: dict[bytes, tuple[LoadedRecord | None, LoadedRecord]] = {}
     for record in records:
         value = record.value
         if value is not None and value[:2] not in _VERSIONS:
-            return records  # who knows
+            return records  # a version not known here: leave out nothing
         before = by_key.get(record.key)
         if before is None:
             by_key[record.key] = None, record
@@ -266,10 +266,10 @@ def what_counts(records: Sequence[LoadedRecord]) -> Sequence[LoadedRecord]:
 def read_transaction(
     key: Buffer, value: Buffer | None
 ) -> tuple[str, TransactionLogValue | None] | None:
-    """Read a record of the log; None for a kind that is newer than we are.
+    """Read a record of the log; None if its kind is not known here.
 
     Raises:
-        ProtocolError: the bytes are not what their versions say.
+        ProtocolError: the bytes do not match their versions.
     """
     if len(key) < _VERSION.size:
         raise ProtocolError(f"a key of {len(key)} bytes has no version")
