@@ -1,6 +1,6 @@
-"""Which producer may write to which partition: the shared table, by names.
+"""The shared table of open transactions, for partitions by topic and number.
 
-`ipc/tables/transaction_table.py` draws the table, and says who looks when.
+`ipc/tables/transaction_table.py` draws the table, and says which process looks when.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _LOG = get_logger(__name__)
 
 
 class SharedOpenTransactions:
-    """The table of open transactions, by the names of partitions."""
+    """Opens and closes partitions to producers in the shared table."""
 
     def __init__(self, table: TransactionTable, registry: TopicRegistry) -> None:
         self._table = table
         self._registry = registry
-        self._rows: dict[int, set[int]] = {}  # of a producer
+        self._rows: dict[int, set[int]] = {}  # producer id -> partitions' rows
 
     def _row(self, topic_partition: TopicPartition) -> int | None:
         name, partition = topic_partition
         topic = self._registry.topic(name)
-        # The offsets' topic is written by ourselves alone.
+        # Only this process writes to the topic of offsets, and it does not look.
         if name == OFFSETS_TOPIC or topic is None:
             return None
         if not 0 <= partition < len(topic.partitions):
@@ -35,7 +35,7 @@ class SharedOpenTransactions:
         return topic.partitions[partition]
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more partitions may be opened."""
+        """Return whether there is room for so many more partitions."""
         return self._table.has_room(count)
 
     def open(
@@ -53,27 +53,30 @@ class SharedOpenTransactions:
 
     def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
         rows: set[int | None] = {*self._rows.pop(producer_id, ())}
-        # A dead one's, of which we know nothing until everything is loaded.
+        # A predecessor may have opened these: this process knows only its own rows.
         rows.update(map(self._row, partitions))
         for row in rows:
             if row is not None:
                 self._table.close(producer_id, row)
 
     def is_restored(self) -> bool:
-        """Whether everybody is let at the partitions."""
+        """Return whether the partitions are open to all processes."""
         return self._table.is_restored()
 
     def all_loaded(self) -> None:
-        """Let everybody at the partitions: none lacks a marker any more."""
+        """Open the partitions to all processes: no marker is missing any more."""
         closed = self._table.closed()
         self._table.restored()
         if closed is not None:
             _LOG.info("all partitions are open, after %.1f s", closed.for_s)
 
     def keep_only(self, entries: Iterable[tuple[int, int, TopicPartition]]) -> None:
-        """After loading: what a dead coordinator left, as the log has it.
+        """Remove what a predecessor has left in the table, after everything is loaded.
 
-        What we have not opened by then is not in the log yet, but will be.
+        Args:
+            entries: producer id, epoch and partition of all open transactions. Those
+                that this process has not opened are removed, too: their records are
+                still to be appended, and will open them.
         """
         kept = []
         for producer_id, epoch, topic_partition in entries:

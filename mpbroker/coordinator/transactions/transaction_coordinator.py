@@ -1,16 +1,18 @@
-"""TransactionCoordinator: all transactional ids of the broker, one method an API.
+"""TransactionCoordinator: all transactional ids, with one method for each API.
 
-Sans-IO, as the groups' coordinator beside it: requests and time come in; records,
-markers and answers go out through the outbox.
+Sans-IO like GroupCoordinator: requests and the time come in; records, markers and
+answers go out by the outbox.
 
-    EndTxn ─▶ Prepare in the log ─▶ on disk ─▶ answered; nobody may write any more
-                                            └▶ markers, each partition once ─▶ Complete
+    EndTxn ─▶ Prepare in the log ─▶ on disk ─▶ answered; the producer may not write
+                                            └▶ one marker a partition ─▶ Complete
 
-A death leaves the log as it was: Ongoing goes on, Prepare is carried out by the
-successor, whose markers are not appended where the dead one's are.
+Whenever the process is killed, the log says how to go on. A transaction that is Ongoing
+there stays open. One in Prepare is carried out by the successor, which appends only the
+markers that are missing.
 
-While a transaction's markers are written, who wants to begin the next one waits for
-that moment: told CONCURRENT_TRANSACTIONS, clients come back after 20 ms or more.
+While markers are written, a request that would begin the next transaction waits for
+them. If it were answered CONCURRENT_TRANSACTIONS, its client would come back after 20
+ms or more.
 
 Source: Kafka's TransactionCoordinator and TransactionStateManager; KIP-98, KIP-360,
 KIP-890.
@@ -68,31 +70,31 @@ _NO_PRODUCER: Final = -1
 
 
 class OpenTransactions(Protocol):
-    """Where appenders look whether a producer's transaction is open."""
+    """The table in which every append looks whether its transaction is open."""
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more partitions may be opened."""
+        """Return whether there is room for so many more partitions."""
 
     def open(
         self, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
     ) -> bool:
-        """Let a producer write to partitions; False: no room now."""
+        """Let a producer write to partitions; return False if there is no room."""
 
     def close(self, producer_id: int, partitions: Iterable[TopicPartition]) -> None:
-        """Let a producer write to no partition.
+        """Let a producer write to no partition any more.
 
         Args:
-            partitions: of its transaction, which a predecessor may have opened.
+            partitions: those of its transaction; a predecessor may have opened them.
         """
 
 
 class TransactionCoordinator:
-    """Who is in which transaction, and how it ends.
+    """The transactional ids, and the decisions on their transactions.
 
     Args:
-        num_partitions: of __transaction_state, once it is known.
-        new_producer_id: gives out an id that nobody has had.
-        places: where markers are, or will be.
+        num_partitions: the number of partitions of __transaction_state.
+        new_producer_id: returns an id that no producer has had.
+        places: the places of markers in partitions.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class TransactionCoordinator:
         return java_hash(transactional_id) % self.num_partitions
 
     def log_of(self, transactional_id: str) -> int:
-        """The number of the log that has this id's records."""
+        """Return the number of the log that has an id's records."""
         return transaction_log(self.partition_for(transactional_id))
 
     def get(self, transactional_id: str) -> TransactionMetadata | None:
@@ -145,7 +147,7 @@ class TransactionCoordinator:
         return bool(self._loading)
 
     def check(self, transactional_id: str) -> None:
-        """Raise why a request about an id cannot be served here and now.
+        """Raise if requests for an id cannot be served now.
 
         Raises:
             ApiError: INVALID_REQUEST, COORDINATOR_LOAD_IN_PROGRESS,
@@ -237,7 +239,7 @@ class TransactionCoordinator:
     def find(
         self, transactional_id: str, producer_id: int, epoch: int
     ) -> TransactionMetadata:
-        """Find a producer's transaction.
+        """Return the transaction of a producer.
 
         Raises:
             ApiError: INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED.
@@ -256,10 +258,11 @@ class TransactionCoordinator:
         client_version: int,
         now_ms: int,
     ) -> tuple[int, ...]:
-        """Take partitions into a producer's transaction, and begin one if need be.
+        """Add partitions to a producer's transaction; begin one if there is none.
 
         Returns:
-            What must be, or must be durable, before anything rests on it.
+            The logs that must be appended to, or on disk, before the producer is
+            answered: see `outbox`.
 
         Raises:
             ApiError: CONCURRENT_TRANSACTIONS.
@@ -268,16 +271,17 @@ class TransactionCoordinator:
             raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
         if not self._open.has_room(len(partitions)):
             _LOG.error(
-                "%s: too many partitions are in transactions",
+                "%s: no partition is added, too many are in open transactions",
                 transaction.transactional_id,
             )
             raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
         if transaction.state is S.ONGOING and transaction.partitions.issuperset(
             partitions
         ):
-            # Its record may be on the way to the disk still: who asks twice waits too.
+            # Its record may not be on disk yet: a repeated request waits for it, too.
             self._open_once_appended(transaction, partitions)
             return (self.log_of(transaction.transactional_id),)
+        # Asked first: `add` forgets which partitions the last records have named.
         unsynced = transaction.may_begin_unsynced(partitions, self._places.topic_id)
         transaction.add(partitions, client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
@@ -288,10 +292,10 @@ class TransactionCoordinator:
     def _open_once_appended(
         self, transaction: TransactionMetadata, partitions: Sequence[TopicPartition]
     ) -> None:
-        """Let the producer write there when the log says so, and not a moment before.
+        """Let the producer write to partitions right after their record is appended.
 
-        Killed in between, nobody would know of what it wrote, and its next transaction
-        would end it.
+        If it could write before, and we were killed in between, no log would name what
+        it wrote there. The marker of its next transaction would commit or abort it.
         """
         wanted = tuple(partitions)
 
@@ -317,7 +321,7 @@ class TransactionCoordinator:
             partitions
         ):
             raise ApiError(ErrorCode.INVALID_TXN_STATE)
-        # They were opened when they were added, unless the topic is a new one since.
+        # Adding them has opened them, unless their topic was recreated since.
         self._open_once_appended(transaction, partitions)
 
     # -- the end -------------------------------------------------------------------
@@ -357,7 +361,11 @@ class TransactionCoordinator:
     def _may_end_v1(
         self, transaction: TransactionMetadata, request: EndTxnRequest
     ) -> bool:
-        """Say whether there is something to be ended; False: it has been."""
+        """Return whether to end the transaction; False: a retry, it has ended so.
+
+        Raises:
+            ApiError: the producer may not end it, or not in this way.
+        """
         if transaction.producer_id != request.producer_id:
             raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if transaction.producer_epoch != request.producer_epoch:
@@ -370,7 +378,7 @@ class TransactionCoordinator:
     def _may_end_v2(
         self, transaction: TransactionMetadata, request: EndTxnRequest
     ) -> bool:
-        """The same where every end bumps the epoch: an older one is a retry."""
+        """Like `_may_end_v1`, where ends bump the epoch: a retry has the last one."""
         producer_id, epoch = request.producer_id, request.producer_epoch
         retry = transaction.is_retry(producer_id, epoch)
         if transaction.producer_id != producer_id and not retry:
@@ -391,7 +399,8 @@ class TransactionCoordinator:
         if retry:
             _require_same_end(state, commit=request.committed)
             return False
-        # Nothing was added; an abort bumps the epoch all the same.
+        # The transaction has no partitions: there is nothing to commit. An abort bumps
+        # the epoch all the same.
         if request.committed:
             raise ApiError(ErrorCode.INVALID_TXN_STATE)
         return True
@@ -411,22 +420,28 @@ class TransactionCoordinator:
         )
         self._ongoing.discard(transaction.transactional_id)
         if not transaction.bumps_epochs:
-            # What came late, behind the places that are named now, would be taken for
-            # the next transaction's: it has the same epoch.
+            # Closed before the ends of the logs are noted. The producer's next
+            # transaction has the same epoch, so a load would take a late Produce behind
+            # a noted end for the beginning of that one.
             self._open.close(transaction.producer_id, transaction.partitions)
         self._ends.expect_markers(transaction)
         after = self._write(transaction)
+        # Markers are appended when the decision is on disk. If they were before, a
+        # power cut could take the decision and leave a commit marker in one partition,
+        # and the producer could then abort the transaction in the others.
         self._out.then(after, partial(self._decided, transaction))
         return after
 
     def _fence_and_abort(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """Shut the producer out, and abort what it has begun."""
+        """Fence the producer, and abort its transaction."""
         transaction.fence(now_ms)
         self._prepare(transaction, False, transaction.client_version, now_ms)
 
     def _decided(self, transaction: TransactionMetadata, durable: bool) -> None:
-        """The decision is in the log: carry it out."""
+        """Carry out a decision that is on disk."""
         if durable and self._is_current(transaction) and transaction.state in PREPARED:
+            # First the table, then the markers. Each append looks into the table under
+            # the lock of its partition, so it is in front of the marker or refused.
             self._open.close(transaction.producer_id, transaction.partitions)
             self._ends.write_markers(transaction, sorted(transaction.partitions))
 
@@ -434,7 +449,9 @@ class TransactionCoordinator:
         return self._transactions.get(transaction.transactional_id) is transaction
 
     def _ended(self, transaction: TransactionMetadata, now_ms: int) -> None:
-        """All its markers are written."""
+        """Complete a transaction whose markers are all appended."""
+        # Nothing waits for this record's disk: a successor that does not find it finds
+        # Prepare, and all markers in their places.
         transaction.complete(now_ms)
         self._write(transaction)
         self._wake(transaction, now_ms)
@@ -444,7 +461,7 @@ class TransactionCoordinator:
     def wait_for_end(
         self, transaction: TransactionMetadata, again: Again, now_ms: int
     ) -> bool:
-        """If markers are being written, call ``again`` after that; say whether."""
+        """Call ``again`` when the markers are written; return False if none are."""
         if transaction.state not in PREPARED:
             return False
         self._later(transaction, again, now_ms)
@@ -470,14 +487,14 @@ class TransactionCoordinator:
             again(now_ms)
 
     def refuse_waiting(self, now_ms: int) -> None:
-        """The broker stops: answer what waits for markers."""
+        """Answer the requests that wait for markers, as the broker stops."""
         for transaction in list(self._transactions.values()):
             self._wake(transaction, now_ms)
 
     # -- time ------------------------------------------------------------------------
 
     def start_timers(self, now_ms: int) -> None:
-        """Look for transactions that timed out and ids that expired, every so often."""
+        """Look regularly for transactions that time out and for ids that expire."""
         config = self._config
         self._timers.schedule(
             "transaction timeouts",
@@ -496,7 +513,7 @@ class TransactionCoordinator:
         for transaction in self._whole(self._ongoing):
             if now_ms - transaction.start_ms > transaction.timeout_ms:
                 _LOG.info(
-                    "%s: aborted, its transaction runs for more than %d ms",
+                    "%s: its transaction is aborted, it was open for more than %d ms",
                     transaction.transactional_id,
                     transaction.timeout_ms,
                 )
@@ -509,7 +526,7 @@ class TransactionCoordinator:
             idle = transaction.state is S.EMPTY or transaction.state in COMPLETE
             if idle and transaction.update_ms <= oldest:
                 transaction.forget_synced(self._places.is_on_disk)
-                if transaction.unsynced:  # of which nobody else knows
+                if transaction.unsynced:  # only this id's records name these markers
                     self._ends.settle_later(transaction, now_ms)
                     continue
                 transaction.transition_to(S.DEAD, now_ms)
@@ -519,7 +536,7 @@ class TransactionCoordinator:
         self.start_timers(now_ms)
 
     def _whole(self, ids: Iterable[str]) -> list[TransactionMetadata]:
-        """But those of which later records may still have to be replayed."""
+        """Return the transactions of these ids whose logs are not being loaded."""
         whole = [each for each in ids if self.partition_for(each) not in self._loading]
         return [self._transactions[transactional_id] for transactional_id in whole]
 
@@ -532,12 +549,12 @@ class TransactionCoordinator:
         return (log,)
 
     def begin_loading(self, partitions: Iterable[int]) -> None:
-        """Serve no id of these until they are loaded, perhaps once more."""
+        """Stop serving the ids of these partitions until they are loaded."""
         self._loading.update(partitions)
         self._failed.difference_update(self._loading)
 
     def replay(self, transactional_id: str, value: TransactionLogValue | None) -> None:
-        """Take over a record of the log, in the log's order."""
+        """Apply a record of the log. Records come in the log's order."""
         before = self._transactions.pop(transactional_id, None)
         self._ongoing.discard(transactional_id)
         if value is None:
@@ -548,7 +565,7 @@ class TransactionCoordinator:
             self._ongoing.add(transactional_id)
 
     def with_unsynced_markers(self, partition: int) -> list[TransactionMetadata]:
-        """Those of a partition of the log of which a power cut may have taken more."""
+        """Return a log partition's transactions whose markers may not be on disk."""
         return [each for each in self._of(partition) if each.unsynced]
 
     def begin_again(
@@ -557,12 +574,12 @@ class TransactionCoordinator:
         partitions: Iterable[TopicPartition],
         now_ms: int,
     ) -> None:
-        """Take it that a transaction has begun, while its partition is loaded."""
+        """Begin a transaction of which a power cut has taken the record."""
         transaction.add(partitions, transaction.client_version, now_ms)
         self._ongoing.add(transaction.transactional_id)
 
     def decided(self, partition: int) -> list[TransactionMetadata]:
-        """Those of a partition of the log whose markers may not all be written."""
+        """Return a log partition's decided transactions: markers may be missing."""
         return [each for each in self._of(partition) if each.state in PREPARED]
 
     def _of(self, partition: int) -> list[TransactionMetadata]:
@@ -573,16 +590,17 @@ class TransactionCoordinator:
         ]
 
     def open_partitions(self) -> Iterable[tuple[int, int, TopicPartition]]:
-        """(producer id, epoch, partition) of all that may be written to."""
+        """Yield producer id, epoch and partition of all open transactions."""
         for transactional_id in self._ongoing:
             transaction = self._transactions[transactional_id]
             for partition in transaction.partitions:
                 yield transaction.producer_id, transaction.producer_epoch, partition
 
     def loaded(self, partition: int, now_ms: int) -> None:
-        """All records of a partition are replayed: carry out what was decided.
+        """Serve the ids of a partition: all its records were replayed.
 
-        And open what is open: a partition that is loaded once more had been closed.
+        Open transactions may be written to, again if this is not the first load.
+        Decided ones are carried out.
         """
         self._loading.discard(partition)
         for transaction in self._of(partition):
@@ -595,14 +613,18 @@ class TransactionCoordinator:
                     transaction.partitions,
                 )
             elif transaction.state in PREPARED:
-                # Once more, so that there is something to wait for: the dead one's
-                # record need not be on disk yet. Logs may have other ends by now.
+                # The decision is written again, so that there is a record to wait for:
+                # the predecessor's need not be on disk. It expects no markers, because
+                # the logs may have grown behind the ends that were noted.
                 transaction.expected = ()
                 after = self._write(transaction)
                 self._out.then(after, partial(self._decided, transaction))
 
     def failed(self, partition: int) -> None:
-        """A partition cannot be written: what memory says beyond it is not true."""
+        """Forget the transactions of a partition that cannot be written.
+
+        Their state in memory may say more than the log, and only the log counts.
+        """
         self._failed.add(partition)
         for transactional_id, transaction in list(self._transactions.items()):
             if self.partition_for(transactional_id) == partition:
@@ -614,14 +636,14 @@ class TransactionCoordinator:
 
 
 def fenced_as_of(code: ErrorCode, version: int, since: int) -> ErrorCode:
-    """Say INVALID_PRODUCER_EPOCH to clients that do not know PRODUCER_FENCED."""
+    """Return INVALID_PRODUCER_EPOCH for clients that do not know PRODUCER_FENCED."""
     if code is ErrorCode.PRODUCER_FENCED and version < since:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
 
 
 def _require_same_end(state: TransactionState, *, commit: bool) -> None:
-    """Raise unless a transaction that has been decided on ended as it should."""
+    """Raise unless a decided transaction ended in the way that a retry asks for."""
     same = (S.PREPARE_ABORT, S.COMPLETE_ABORT)
     if commit:
         same = (S.PREPARE_COMMIT, S.COMPLETE_COMMIT)
