@@ -1,4 +1,18 @@
-"""How transactions come back from __transaction_state, and their markers with them.
+"""Reading transactions back from __transaction_state, and repairs after a power cut.
+
+A death loses nothing: what was appended is in the logs. A power cut takes the ends of
+logs, of each log another part. Three things are repaired, in this order, before the
+transactions of a partition are served:
+
+    1. Lost markers of earlier transactions are appended again, at new offsets
+       (_restore_markers).
+    2. After an unclean stop the markers of decided transactions are appended at once: a
+       consumer may have read behind them before the power cut (_restore_decided).
+    3. A transaction that began without waiting for its record is found in its
+       partitions, and goes on (_begin_again).
+
+After a power cut no producer can append meanwhile: the partitions are closed, and the
+table of open transactions is empty.
 
 Source: Kafka's TransactionStateManager.loadTransactionMetadata.
 """
@@ -36,12 +50,12 @@ from mpbroker.protocol.errors import ApiError, ProtocolError
 
 _LOG = get_logger(__name__)
 
-# Where transactions have been begun that no record tells of.
+# The partitions of transactions that have begun and that no record names.
 Begun = dict[TransactionMetadata, set[TopicPartition]]
 
 
 class TransactionLoading:
-    """Replays partitions of __transaction_state, and repairs what a power cut has left.
+    """Loads partitions of __transaction_state.
 
     Args:
         topic: __transaction_state.
@@ -60,10 +74,10 @@ class TransactionLoading:
         self._shared = shared
 
     def replay(self, partition: int) -> Iterator[int]:
-        """Replay a partition of the log, some records at a time.
+        """Load a partition, in steps of some megabytes.
 
         Raises:
-            ApiError: it cannot be read.
+            ApiError: it cannot be read or repaired; it may be loaded again.
             OSError: as ApiError.
         """
         replayed = 0
@@ -77,10 +91,11 @@ class TransactionLoading:
         self._begin_again(partition, begun)
 
     def _restore_markers(self, partition: int) -> Begun:
-        """Before anybody may write: append what a power cut took of earlier ends.
+        """Append the lost markers of earlier transactions again.
 
         Returns:
-            What has been begun behind these, with all partitions that it may be in.
+            The transactions that were begun behind these markers, with all partitions
+            that they may be in.
         """
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
@@ -94,21 +109,25 @@ class TransactionLoading:
             ):
                 begun[transaction] = _places(named)
             transaction.unsynced = tuple(left)
-            # Of what is begun the next record says so: until then these names count.
+            # The record without the marker must be on disk before its producer may
+            # write to the old offset. For a transaction that has begun, _begin_again
+            # writes it; until then the names in the last record are needed.
             if moved and transaction not in begun:
                 records.append((transaction.key, transaction.value()))
         self._write(partition, records, now_ms)
         return begun
 
     def _restore_decided(self, partition: int) -> Begun:
-        """Before anybody opens a partition: carry out what was decided.
+        """Append the markers of decided transactions, before any partition is opened.
 
-        Where a marker was before a power cut, a reader may have been. It is carried
-        out once more, as ever, when everything is loaded, and completed by that; unless
-        the producer's next transaction is there, which that would end.
+        A consumer may have read behind a marker that the power cut has taken. When
+        everything is loaded the decision is carried out again, as after a death, which
+        completes the transaction. But if the producer's next transaction is in one of
+        its partitions already, a second marker would end that one. So the transaction
+        is completed here.
 
         Raises:
-            ApiError: a marker that nobody would write later cannot be written now.
+            ApiError: a marker cannot be appended now, and would not be later.
         """
         now_ms = time.time_ns() // 1_000_000
         found: Begun = {}
@@ -118,7 +137,8 @@ class TransactionLoading:
             begun, unseen = self._begun_behind(transaction, transaction.expected)
             if not (is_closed or begun):
                 continue
-            self._topic.log_of(partition).sync()  # what a dead one decided need not be
+            # First the decision: a predecessor may have died before its sync.
+            self._topic.log_of(partition).sync()
             markers = Markers(
                 transaction.producer_id,
                 transaction.producer_epoch,
@@ -132,7 +152,8 @@ class TransactionLoading:
             if begun or unseen:
                 self._markers.require_ended(results)
                 found[transaction] = begun | _places(transaction.expected)
-                # What could not be written is named as if it had been.
+                # A marker that could not be appended is named as if it had been, so
+                # that a later load restores it.
                 there = begun | _places(written)
                 transaction.unsynced += written
                 transaction.unsynced += tuple(
@@ -141,32 +162,33 @@ class TransactionLoading:
                     if (each.topic, each.partition) not in there
                 )
                 transaction.complete(now_ms)
-        with contextlib.suppress(ApiError):  # it is tried again
+        with contextlib.suppress(ApiError):  # the markers are synced again later
             sync_logs(appended)
         return found
 
     def _begun_behind(
         self, transaction: TransactionMetadata, ends: Iterable[AppendedMarker]
     ) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """Say where the next one has been begun, and where that cannot be told.
+        """Return where a producer's next transaction has begun, and where it may have.
 
-        Who does not know takes it that it has: what is off line may come back, with
-        records that were acknowledged. While memory is what it was, nothing is lost.
+        It may have begun in partitions that are off line: they may come back, with
+        records that were acknowledged. If the partitions are open, shared memory is as
+        it was before and no power was cut; then no record is missing.
         """
         begun, unseen = self._markers.begun_behind(ends, *transaction.next_identity())
         return begun, set() if self._shared.is_restored() else unseen
 
     def _begin_again(self, partition: int, begun: Begun) -> None:
-        """Go on with transactions that a power cut has left in their partitions only.
+        """Go on with transactions whose records a power cut has taken.
 
-        Whatever was acknowledged of them is there; clients know nothing of it.
+        All acknowledged records are in their partitions, so clients notice nothing.
         """
         records: list[tuple[bytes, bytes | None]] = []
         now_ms = time.time_ns() // 1_000_000
         for transaction, partitions in begun.items():
             _LOG.warning(
-                "%s: its last transaction is in its partitions, but not in %s any"
-                " more; it goes on",
+                "%s: its last transaction was found in its partitions, but not in %s;"
+                " it goes on",
                 transaction.transactional_id,
                 self._topic.name,
             )
@@ -177,23 +199,28 @@ class TransactionLoading:
     def _write(
         self, partition: int, records: list[tuple[bytes, bytes | None]], now_ms: int
     ) -> None:
-        """Put records on disk before anybody may write to the partitions they name."""
+        """Write records, and sync them before a producer may write anywhere."""
         if records:
             log, _ = self._topic.append(partition, records, now_ms)
             log.sync()
 
     def _replay_record(self, partition: int, record: LoadedRecord) -> None:
         if record.commit is not None:
-            return  # a marker, which nobody writes here
+            return  # a marker: there are none in this log
         try:
             read = read_transaction(record.key, record.value)
             if read is not None:
                 self._coordinator.replay(*read)
         except (ProtocolError, ValueError) as error:
-            _LOG.error("an unreadable record of partition %d: %s", partition, error)
+            _LOG.error(
+                "a record of %s-%d cannot be read and is skipped: %s",
+                self._topic.name,
+                partition,
+                error,
+            )
 
     def finish(self) -> None:
-        """Let producers write to what the log says is open, and nothing else."""
+        """Let producers write to the open transactions of the log, and to no others."""
         self._shared.keep_only(self._coordinator.open_partitions())
         self._shared.all_loaded()
 

@@ -1,10 +1,12 @@
-"""The ends of transactions in the partitions: control batches, each written once.
+"""Markers: the control batches that end transactions, one in each partition.
 
-    killed before a marker's append     the successor appends it
-    killed after it                     the successor finds the transaction ended there,
-                                        under the partition's lock, and appends nothing
-    power cut before it is on disk      as the first or, if __transaction_state is past
-                                        that: its records name the marker (``restore``)
+    killed before the append         The successor appends the marker.
+    killed after it                  The successor tries to append it. The append finds,
+                                     under the partition's lock, that the transaction
+                                     has ended there, and does nothing.
+    power cut before it is on disk   If the log of transactions ends with Prepare, this
+                                     is like the first case. If it goes on, its records
+                                     name the marker, and a load restores it.
 
 Source: Kafka's TransactionMarkerChannelManager; KafkaApis.handleWriteTxnMarkersRequest.
 """
@@ -54,24 +56,24 @@ from mpbroker.storage.log.partition_log import PartitionLog
 _LOG = get_logger(__name__)
 
 
-# Why a log may not be opened now, and a moment later.
+# Errors with which a log cannot be opened now, but perhaps a moment later.
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 )
 
 
 class FindLog(Protocol):
-    """Finds a partition's log."""
+    """Returns the log of a partition."""
 
     def __call__(self, topic: Topic, partition: int) -> PartitionLog: ...
 
 
 class _Place(NamedTuple):
-    """Where a marker is that a power cut may have taken."""
+    """A marker that a power cut may have taken, and where it is now."""
 
     marker: AppendedMarker
-    log: PartitionLog | None  # None: off line
-    wanted: Awaited | None  # what is to be synced, if anything is
+    log: PartitionLog | None  # None: the partition is off line
+    wanted: Awaited | None  # what to sync for it; None: nothing
 
     def is_on_disk(self) -> bool:
         if self.log is None:
@@ -81,10 +83,10 @@ class _Place(NamedTuple):
 
 
 def sync_logs(awaited: Iterable[Awaited]) -> None:
-    """Force logs to disk, each once.
+    """Sync logs, each of them once and as far as is wanted at most.
 
     Raises:
-        ApiError: one cannot be, and is on line all the same; all others are.
+        ApiError: one could not be synced and is still on line. All others were tried.
     """
     ends: dict[int, Awaited] = {}
     for each in awaited:
@@ -103,10 +105,10 @@ def sync_logs(awaited: Iterable[Awaited]) -> None:
 
 
 class MarkerWriter:
-    """Appends markers to partitions.
+    """Appends markers to partitions, and knows where they are.
 
     Args:
-        appended: told of every log that has grown, to wake waiting fetches.
+        appended: told of each log that has grown, so that waiting fetches go on.
     """
 
     def __init__(
@@ -128,7 +130,12 @@ class MarkerWriter:
     ) -> tuple[
         dict[TopicPartition, ErrorCode], list[Awaited], tuple[AppendedMarker, ...]
     ]:
-        """Append markers; say how each went, what is to be synced, and where it is."""
+        """Append markers.
+
+        Returns:
+            The error code of each partition; the logs to sync, if the disk is waited
+            for; the markers that were appended.
+        """
         data = build_end_transaction_marker(
             markers.producer_id,
             markers.producer_epoch,
@@ -148,7 +155,9 @@ class MarkerWriter:
                 end = self._append(log, data, now_ms)
             except ApiError as error:
                 results[topic_partition] = error.error_code
-                _LOG.warning("no marker for %s-%d: %s", name, partition, error)
+                _LOG.warning(
+                    "%s-%d: no marker could be appended: %s", name, partition, error
+                )
                 continue
             results[topic_partition] = ErrorCode.NONE
             awaited.append(Awaited(topic_partition, log, end))
@@ -161,14 +170,14 @@ class MarkerWriter:
         return results, awaited, tuple(appended)
 
     def _log_of(self, marker: AppendedMarker) -> PartitionLog | None:
-        """The log that a marker is in; None: it was deleted."""
+        """Return the log that a marker is in; None if it was deleted."""
         topic = self._registry.topic(marker.topic)
         if topic is None or topic.topic_id != marker.topic_id:
             return None
         return self._log(topic, marker.partition)
 
     def is_on_disk(self, marker: AppendedMarker) -> bool:
-        """Whether a marker need not be remembered any more."""
+        """Return whether a marker is on disk, or its partition is gone."""
         try:
             log = self._log_of(marker)
         except ApiError:
@@ -176,7 +185,7 @@ class MarkerWriter:
         return log is None or log.row.durable_end_offset > marker.offset
 
     def topic_id(self, topic: str) -> bytes | None:
-        """The id of a topic; None: there is none of that name."""
+        """Return the id of a topic; None if there is no topic of that name."""
         found = self._registry.topic(topic)
         return None if found is None else found.topic_id
 
@@ -188,9 +197,9 @@ class MarkerWriter:
         *,
         commit: bool,
     ) -> tuple[AppendedMarker, ...]:
-        """Say where markers would come to be, were they appended now.
+        """Return the places that markers would get if they were appended now.
 
-        Of what is off line there is none.
+        A partition that is off line has none.
         """
         expected = []
         for name, partition in partitions:
@@ -199,17 +208,19 @@ class MarkerWriter:
                 continue
             with contextlib.suppress(ApiError):
                 row = self._log(topic, partition).row
-                with row.locked():  # who has looked whether it is open has appended
+                # Under the lock: an append that has looked into the table before is in
+                # the log by now, and in front of this end.
+                with row.locked():
                     end = row.log_end_offset
                 where = name, topic.topic_id, partition, end
                 expected.append(AppendedMarker(producer_id, epoch, commit, *where))
         return tuple(expected)
 
     def _awaited(self, markers: Iterable[AppendedMarker]) -> list[Awaited]:
-        """What is to be synced for markers to be on disk that were appended before."""
+        """Return the logs to sync so that markers appended before are on disk."""
         awaited = []
         for marker in markers:
-            with contextlib.suppress(ApiError):  # off line: it is not waited for
+            with contextlib.suppress(ApiError):  # do not wait for one that is off line
                 if (log := self._log_of(marker)) is not None:
                     name = marker.topic, marker.partition
                     awaited.append(Awaited(name, log, marker.offset + 1))
@@ -218,19 +229,21 @@ class MarkerWriter:
     def begun_behind(
         self, ends: Iterable[AppendedMarker], producer_id: int, epoch: int
     ) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """Find where a producer has written in a transaction behind its last one.
+        """Find the partitions in which a producer has begun its next transaction.
 
-        If no record says that this has begun, a power cut has taken that: it need not
-        have been on disk, as the record before names all partitions that it can be in.
+        The record of that transaction need not have been on disk, so a power cut may
+        have taken it. It began in partitions that the record before it names.
 
         Args:
-            ends: of earlier transactions, in their order.
+            ends: the markers that the last record names, in their order.
+            producer_id: the one that the next transaction has.
+            epoch: the one that the next transaction has.
 
         Returns:
-            Those partitions; those of which it cannot be seen, as they are off line.
+            These partitions, and those that are off line and could not be looked at.
 
         Raises:
-            ApiError: it cannot be seen, but may be a moment later.
+            ApiError: a partition cannot be read now, but perhaps a moment later.
         """
         unseen: set[TopicPartition] = set()
         begun: set[TopicPartition] = set()
@@ -247,7 +260,9 @@ class MarkerWriter:
                 unseen.add((marker.topic, marker.partition))
                 continue
             where = marker.topic, marker.partition
-            begun.discard(where)  # behind an earlier end: it is this one's, perhaps
+            # What was found behind an earlier marker of this partition may be the
+            # transaction that this one ends.
+            begun.discard(where)
             if (
                 entry is not None
                 and entry.epoch == epoch
@@ -257,10 +272,12 @@ class MarkerWriter:
         return begun, unseen
 
     def require_ended(self, results: Mapping[TopicPartition, ErrorCode]) -> None:
-        """Raise unless what lacks its marker is off line: nobody writes there.
+        """Raise if a partition that is on line lacks its marker.
+
+        If it is off line, no process writes to it.
 
         Raises:
-            ApiError: KAFKA_STORAGE_ERROR: a disk that is full, say.
+            ApiError: KAFKA_STORAGE_ERROR: the disk is full, for example.
         """
         for (name, partition), code in results.items():
             if code is not ErrorCode.KAFKA_STORAGE_ERROR:
@@ -278,7 +295,7 @@ class MarkerWriter:
 
     @staticmethod
     def _may_pass(log: PartitionLog | None, error: ApiError) -> bool:
-        """Whether what a log refused it may do a moment later."""
+        """Return whether a refused append may succeed if it is retried."""
         if log is None:
             return not _is_for_good(error)
         return log.row.status == RowStatus.ONLINE
@@ -286,23 +303,24 @@ class MarkerWriter:
     def restore(
         self, ends: Iterable[Sequence[AppendedMarker]], now_ms: int
     ) -> list[tuple[list[AppendedMarker], bool]]:
-        """Append once more what a power cut has taken, and force that to disk.
+        """Append the markers again that a power cut has taken, and sync them.
 
-        A log loses its end only. So a transaction that is open, and began before the
-        place of the marker that ended it, lacks that marker; what its producer has
-        begun later is behind that place. Nobody may append for the producer meanwhile,
-        if it was lost: all memory was, too.
+        A power cut takes only the end of a log. So if a transaction is open in a log,
+        and began below the offset of the marker that ended it, that marker is lost;
+        what the producer began later was behind the marker, and is lost with it. Until
+        this returns the producer cannot append: the power cut that took a marker also
+        emptied the table of open transactions.
 
         Args:
-            ends: markers of each of several producers, for whom one sync of a log is
-                enough.
+            ends: the markers of several producers, so that each log is synced once.
 
         Returns:
-            For each, those that may not be on disk still; whether what comes to one of
-            the places now would be of another transaction than that which ended there.
+            For each producer the markers that may still not be on disk, and whether one
+            was appended at a new offset. Its old offset can be taken by a record of
+            another transaction, so the caller writes a record that does not name it.
 
         Raises:
-            ApiError: it cannot be seen, or not be written, but may be later.
+            ApiError: a log cannot be read or written now, but perhaps later.
         """
         found = [self._look_for(markers, now_ms) for markers in ends]
         sync_logs(each.wanted for places, _ in found for each in places if each.wanted)
@@ -324,15 +342,17 @@ class MarkerWriter:
                 state = log.state()
                 entry = log.producers_at(state).entries.get(marker.producer_id)
                 first = -1 if entry is None else entry.txn_first_offset
-                # Also of a transaction that wrote nothing there: who has read behind
-                # its marker must not miss what would come in its place.
+                # The first condition: the transaction is still open there. The second:
+                # it wrote nothing there, but the log is shorter than the marker's
+                # offset. A consumer that has read behind the marker would miss what is
+                # written in its place.
                 if 0 <= first < marker.offset or state.log_end_offset <= marker.offset:
                     moved = True
                     end = self._append_again(log, marker, now_ms)
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 elif not _is_there(log, marker):
-                    # It was appended again, further on, by one that died before its
-                    # sync: what its first place says of the disk is not about it.
+                    # A coordinator has appended it again, at a later offset, and died
+                    # before the sync. The old offset is on disk, and means nothing.
                     end = state.log_end_offset
                     found.append(_Place(marker, log, Awaited(marker, log, end)))
                 else:
@@ -342,9 +362,9 @@ class MarkerWriter:
                     _LOG.error("%s-%d: %s", marker.topic, marker.partition, error)
                 elif log is None or log.row.status == RowStatus.ONLINE:
                     if error.error_code is ErrorCode.INVALID_PRODUCER_EPOCH:
-                        continue  # the log has a later one: it has ended
+                        continue  # the producer has a later epoch there: it has ended
                     raise
-                # Off line: nobody writes there, and nobody reads.
+                # Off line: it is neither written nor read. Keep the marker.
                 found.append(_Place(marker, None, None))
         return found, moved
 
@@ -352,7 +372,7 @@ class MarkerWriter:
         self, log: PartitionLog, marker: AppendedMarker, now_ms: int
     ) -> int:
         _LOG.warning(
-            "%s-%d has lost the marker of producer %d at offset %d: appended again",
+            "%s-%d has lost the marker of producer %d at offset %d: appending it again",
             marker.topic,
             marker.partition,
             marker.producer_id,
@@ -365,10 +385,10 @@ class MarkerWriter:
         return behind
 
     def _tell_groups(self, marker: AppendedMarker) -> None:
-        """The offsets that were committed in a transaction count now, or never will.
+        """Tell groups of a marker in __consumer_offsets: it ends pending offsets.
 
-        Not of a partition that is being loaded: that reads on to this marker, and it
-        is the end of nothing that has another one before it.
+        Not while that partition is loaded: the load reads on to this marker. Offsets
+        read so far may be those of an earlier transaction, with a marker of its own.
         """
         if marker.topic == OFFSETS_TOPIC and not self._groups.is_loading(
             marker.partition
@@ -399,21 +419,21 @@ class MarkerWriter:
 
 
 def _is_for_good(error: ApiError) -> bool:
-    """Whether a log that could not be opened is as good as off line.
+    """Return whether a log that could not be opened counts as off line.
 
-    Else a single partition whose directory is damaged would keep all transactions from
-    being loaded that are in the same log as one that names it.
+    If it did not, one partition with a damaged directory would keep all transactions
+    from being loaded whose log has a record that names this partition.
     """
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _PASSING
 
 
 def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
-    """Whether a marker is where it was appended first."""
+    """Return whether a marker is at the offset where it was first appended."""
     try:
         found = log.read(marker.offset, 1, min_one_batch=True)
     except ApiError:
-        return False  # deleted, say
+        return False  # the record at that offset was deleted, for example
     data = os.pread(found.fd, BATCH_HEADER_SIZE, found.position)
     if not found.length or len(data) < BATCH_HEADER_SIZE:
         return False
@@ -426,7 +446,7 @@ def _is_there(log: PartitionLog, marker: AppendedMarker) -> bool:
 
 
 class MarkerRequests:
-    """WriteTxnMarkers: what an administrator ends by hand."""
+    """WriteTxnMarkers: an administrator ends transactions by hand."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._out = outbox
