@@ -28,7 +28,7 @@ from mpbroker.protocol.messages.list_transactions import (
 
 
 class TransactionListing:
-    """What administrators ask about transactions."""
+    """Serves what administrators ask about transactions."""
 
     def __init__(self, coordinator: TransactionCoordinator, outbox: Outbox) -> None:
         self._coordinator = coordinator

@@ -1,7 +1,7 @@
-"""TxnOffsetCommit: a group's positions, which count if a transaction commits.
+"""TxnOffsetCommit: offsets of a group, which count if a transaction commits.
 
-The group says who may commit, the transaction that it is open there. From version 5
-on the group's partition is added to the transaction by this request itself.
+The group decides whether the member may commit, the transaction whether it is open in
+the group's partition. From version 5 on this request itself adds that partition.
 
 Source: Kafka protocol guide, "TxnOffsetCommit"; KIP-447, KIP-890.
 """
@@ -30,11 +30,11 @@ from mpbroker.protocol.messages.txn_offset_commit import (
 )
 
 _IMPLICIT_ADD_SINCE: Final = 5
-_STALE_EPOCH_SINCE: Final = 9  # of OffsetCommit: from where a group says so
+_STALE_EPOCH_SINCE: Final = 9  # the version of OffsetCommit that has the error
 
 
 class TransactionOffsets:
-    """Offsets committed by transactions."""
+    """Serves TxnOffsetCommit."""
 
     def __init__(
         self,
@@ -91,14 +91,15 @@ class TransactionOffsets:
             else:
                 self._refuse(call, request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-        # Offsets of a transaction that the log knows nothing of would wait for ever.
+        # The offsets are written when the log has the transaction that they are in.
+        # Otherwise a death in between would leave them pending for ever.
         self._out.then(after, go_on)
 
     def _commit(self, call: Call, request: TxnOffsetCommitRequest, now_ms: int) -> None:
         group_id = request.group_id
         log = self._groups.partition_for(group_id)
         try:
-            # Again: it may have been aborted while its beginning was on the way.
+            # Checked again: it may have been aborted while its record was written.
             transaction = self._coordinator.find(
                 request.transactional_id, request.producer_id, request.producer_epoch
             )
@@ -142,7 +143,7 @@ class TransactionOffsets:
         self._out.answer(call, response, (log,) if wrote else NOW)
 
     def _validate(self, request: TxnOffsetCommitRequest) -> None:
-        """Raise unless the member is one of the group; who names none need not be."""
+        """Raise unless the member may commit; a request need not name one."""
         member_id, generation = request.member_id, request.generation_id
         group = self._groups.group(request.group_id)
         if group is None:

@@ -1,8 +1,9 @@
-"""What a transaction writes to: AddPartitionsToTxn, AddOffsetsToTxn, and Produce.
+"""The partitions of transactions: AddPartitionsToTxn, AddOffsetsToTxn, and Produce.
 
-A handler that meets a transactional Produce for a partition that is not open to its
-producer hands the request over to here. From version 12 on that adds the partition;
-before, it must have been added. Then the request goes back to the handlers.
+A handler that gets a transactional Produce for a partition that is not open to its
+producer forwards the request to the coordinator. From version 12 on the request itself
+adds the partition to the transaction; in older versions the client must have done so.
+Then the request goes back to the handlers.
 
 Source: Kafka protocol guide; KIP-890; Kafka's AddPartitionsToTxnManager.
 """
@@ -54,7 +55,7 @@ _ABORTABLE_IN_ADD_SINCE: Final = 5
 _ABORTABLE_IN_PRODUCE_SINCE: Final = 11
 _IMPLICIT_ADD_SINCE: Final = 12
 _TOPIC_IDS_SINCE: Final = 13
-# Clients of Produce know these as "try again", and by no other name.
+# A producer would not retry a Produce with one of these. It gets NOT_ENOUGH_REPLICAS.
 _TRY_AGAIN: Final = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -68,7 +69,7 @@ class TransactionPartitions:
     """Adds partitions to transactions, and verifies that they are in one.
 
     Args:
-        group_partition: which partition of __consumer_offsets a group has.
+        group_partition: returns the partition of __consumer_offsets of a group.
         put_back: gives a Produce back to the handlers.
     """
 
@@ -124,7 +125,7 @@ class TransactionPartitions:
         request: AddPartitionsToTxnRequest,
         now_ms: int,
     ) -> bool:
-        """Whether this is about to begin a transaction while one ends."""
+        """Make a request wait if the last transaction is ending; say if it waits."""
         try:
             transaction = self._find(row)
         except ApiError:
@@ -158,7 +159,7 @@ class TransactionPartitions:
         }
         try:
             if unknown:
-                # All or nothing; which ones are at fault is said in the answer.
+                # All or none are added; the answer names those that do not exist.
                 raise ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED)
             transaction = self._find(row)
             if row.verify_only:
@@ -217,7 +218,7 @@ class TransactionPartitions:
         *,
         patient: bool = True,
     ) -> None:
-        """Open what a Produce writes to, and give it back; or refuse it."""
+        """Open the partitions of a Produce and give it back, or refuse it."""
         after: tuple[int, ...] = NOW
         try:
             transactional_id = request.transactional_id or ""
@@ -253,13 +254,13 @@ class TransactionPartitions:
 
     def _give_back(self, call: Call) -> None:
         if not call.answered:
-            call.answered = True  # from here on it is somebody else's
+            call.answered = True  # a handler answers it
             self._put_back(call)
 
     def _wanted(
         self, call: Call, request: ProduceRequest
     ) -> dict[tuple[int, int], Sequence[TopicPartition]]:
-        """What each producer in a request writes to, that is there.
+        """Return the existing partitions that each producer in a request writes to.
 
         Raises:
             ApiError: CORRUPT_MESSAGE.
@@ -272,7 +273,7 @@ class TransactionPartitions:
             count = self._topics.partition_count(name) if name else 0
             for partition in row.partition_data:
                 if name is None or not 0 <= partition.index < count:
-                    continue  # the handler says so
+                    continue  # the handler answers with the error
                 try:
                     producer = producer_of(partition.records)
                 except RecordBatchError as error:
@@ -310,7 +311,7 @@ class TransactionPartitions:
 
 
 def _single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
-    """What a client of version 0 to 3 asks for, as brokers ask."""
+    """Return a request of version 0 to 3 as one transaction of later versions."""
     return AddPartitionsToTxnTransaction(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,

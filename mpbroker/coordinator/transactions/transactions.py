@@ -1,4 +1,4 @@
-"""Everything of transactions, put together: what the coordinator's process drives."""
+"""The parts of transactions put together, for the coordinator's process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handle = Callable[[Call, Any, int], None]
 
 
 class Transactions:
-    """The transaction coordinator, its log, its markers and its APIs.
+    """The transaction coordinator with its log, its markers and its APIs.
 
     Args:
         topic: __transaction_state.
