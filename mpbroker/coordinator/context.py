@@ -1,4 +1,4 @@
-"""What the state machines of groups and of transactions have in common."""
+"""The surroundings of the state machines of groups and transactions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Topics(Protocol):
-    """What the coordinator asks about topics."""
+    """The topics of the broker, as the coordinator needs to know them."""
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 if there is no such topic."""

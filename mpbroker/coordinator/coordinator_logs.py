@@ -70,7 +70,7 @@ class CoordinatorLogs:
 
     @property
     def have_changed(self) -> bool:
-        """Whether one of the topics was deleted, or made anew by somebody else."""
+        """Whether one of the two topics was deleted or recreated."""
         state = self._state
         return state.offsets_topic.has_changed or state.transactions.topic.has_changed
 

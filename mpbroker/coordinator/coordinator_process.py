@@ -79,7 +79,7 @@ class Clock:
 
 
 class RequestPort(NamedTuple):
-    """Where requests come from, and where their answers go."""
+    """The shared queues that requests come from and that answers go to."""
 
     control: Segment
     lane: CoordinatorLane
@@ -246,7 +246,7 @@ class CoordinatorProcess:
             self.must_restart = True
 
     def _lose(self, number: int) -> None:
-        """A log cannot be written or synced."""
+        """Forget a log that cannot be written or synced, and load it again later."""
         self._see_to_topics()
         self._logs.lose(number)
         self._loading.load_again(number)

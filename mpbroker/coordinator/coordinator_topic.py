@@ -193,7 +193,7 @@ class CoordinatorTopic:
         stopped reading there would lose all records behind it.
 
         Raises:
-            ApiError: the partition is off line, or cannot be read.
+            ApiError: the partition is offline, or cannot be read.
         """
         log = self.log_of(partition)
         log.require_online()

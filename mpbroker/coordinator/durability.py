@@ -106,7 +106,7 @@ class Durability:
         self._ended.append(row)
 
     def go_on(self, now_ns: int) -> bool:
-        """Call back all whose logs are on disk by now, or are off line.
+        """Call back all whose logs are on disk by now, or are offline.
 
         Returns:
             Whether any log was looked at. The caller then starts the syncs that are
@@ -168,7 +168,7 @@ class Durability:
 
 
 def _still_to_come(awaited: list[Awaited]) -> tuple[list[Awaited], list[Hashable]]:
-    """Return the logs that are not on disk yet, and the names of those off line."""
+    """Return the logs that are not on disk yet, and the names of those offline."""
     left: list[Awaited] = []
     failed: list[Hashable] = []
     for each in awaited:

@@ -66,10 +66,10 @@ class LogLoading:
                 self._loads.pop()
 
     def load_again(self, number: int) -> None:
-        """Look every two seconds whether a lost log is on line again, then load it.
+        """Look every two seconds whether a lost log is online again, then load it.
 
         A disk that was full may have room by then. If a sync has failed, the log stays
-        off line until the broker is started anew.
+        offline until the broker is started anew.
         """
         topic, partition, coordinator = self._logs[number]
 

@@ -148,7 +148,7 @@ class Markers(NamedTuple):
 
 
 class Outbox:
-    """What has been decided since the process last emptied it."""
+    """The decisions since the process last emptied it."""
 
     def __init__(self) -> None:
         self.records: dict[int, list[tuple[bytes, bytes | None]]] = {}

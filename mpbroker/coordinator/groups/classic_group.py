@@ -29,7 +29,7 @@ Protocols = Sequence[tuple[str, bytes]]
 
 
 class ClassicGroupState(Enum):
-    """What is true of a group; the values are what clients are shown."""
+    """The states of a group; the values are the names that clients see."""
 
     EMPTY = "Empty"  # no members; it may have offsets
     PREPARING_REBALANCE = "PreparingRebalance"  # waits for members to join again
@@ -55,7 +55,7 @@ class IllegalGroupTransitionError(MpbrokerError):
 
 
 class Membership(NamedTuple):
-    """What a member says about itself in a JoinGroup."""
+    """A member's JoinGroup: the protocols that it supports, and its timeouts."""
 
     protocol_type: str
     protocols: Protocols
@@ -76,7 +76,7 @@ class Membership(NamedTuple):
 
 
 class ClassicMember:
-    """What a group knows of one member."""
+    """A member of a classic group."""
 
     __slots__ = (
         "assignment",

@@ -30,7 +30,7 @@ _STALE_EPOCH_SINCE: Final = 9
 
 
 class ConsumerGroupState(Enum):
-    """What is true of a group; the values are what clients are shown."""
+    """The states of a group; the values are the names that clients see."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"  # the target is older than the group
@@ -48,7 +48,7 @@ class MemberState(IntEnum):
 
 
 class ClassicSide(NamedTuple):
-    """What is known only of a member that speaks the classic protocol."""
+    """The additional state of a member that speaks the classic protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]  # name and metadata, best first

@@ -71,7 +71,7 @@ class MarkerPlaces(Protocol):
     ) -> tuple[AppendedMarker, ...]:
         """Return the places that markers would get if they were appended now.
 
-        A partition that is off line has none.
+        A partition that is offline has none.
         """
 
     def topic_id(self, topic: str) -> bytes | None:

@@ -171,7 +171,7 @@ class TransactionLoading:
     ) -> tuple[set[TopicPartition], set[TopicPartition]]:
         """Return where a producer's next transaction has begun, and where it may have.
 
-        It may have begun in partitions that are off line: they may come back, with
+        It may have begun in partitions that are offline: they may come back, with
         records that were acknowledged. If the partitions are open, shared memory is as
         it was before and no power was cut; then no record is missing.
         """

@@ -72,7 +72,7 @@ class _Place(NamedTuple):
     """A marker that a power cut may have taken, and where it is now."""
 
     marker: AppendedMarker
-    log: PartitionLog | None  # None: the partition is off line
+    log: PartitionLog | None  # None: the partition is offline
     wanted: Awaited | None  # what to sync for it; None: nothing
 
     def is_on_disk(self) -> bool:
@@ -86,7 +86,7 @@ def sync_logs(awaited: Iterable[Awaited]) -> None:
     """Sync logs, each of them once and as far as is wanted at most.
 
     Raises:
-        ApiError: one could not be synced and is still on line. All others were tried.
+        ApiError: one could not be synced and is still online. All others were tried.
     """
     ends: dict[int, Awaited] = {}
     for each in awaited:
@@ -199,7 +199,7 @@ class MarkerWriter:
     ) -> tuple[AppendedMarker, ...]:
         """Return the places that markers would get if they were appended now.
 
-        A partition that is off line has none.
+        A partition that is offline has none.
         """
         expected = []
         for name, partition in partitions:
@@ -220,7 +220,7 @@ class MarkerWriter:
         """Return the logs to sync so that markers appended before are on disk."""
         awaited = []
         for marker in markers:
-            with contextlib.suppress(ApiError):  # do not wait for one that is off line
+            with contextlib.suppress(ApiError):  # do not wait for one that is offline
                 if (log := self._log_of(marker)) is not None:
                     name = marker.topic, marker.partition
                     awaited.append(Awaited(name, log, marker.offset + 1))
@@ -240,7 +240,7 @@ class MarkerWriter:
             epoch: the one that the next transaction has.
 
         Returns:
-            These partitions, and those that are off line and could not be looked at.
+            These partitions, and those that are offline and could not be looked at.
 
         Raises:
             ApiError: a partition cannot be read now, but perhaps a moment later.
@@ -272,9 +272,9 @@ class MarkerWriter:
         return begun, unseen
 
     def require_ended(self, results: Mapping[TopicPartition, ErrorCode]) -> None:
-        """Raise if a partition that is on line lacks its marker.
+        """Raise if a partition that is online lacks its marker.
 
-        If it is off line, no process writes to it.
+        If it is offline, no process writes to it.
 
         Raises:
             ApiError: KAFKA_STORAGE_ERROR: the disk is full, for example.
@@ -419,7 +419,7 @@ class MarkerWriter:
 
 
 def _is_for_good(error: ApiError) -> bool:
-    """Return whether a log that could not be opened counts as off line.
+    """Return whether a log that could not be opened counts as offline.
 
     If it did not, one partition with a damaged directory would keep all transactions
     from being loaded whose log has a record that names this partition.
