@@ -62,11 +62,15 @@ class CoordinatorLogs:
 
     def __getitem__(self, number: int) -> NumberedLog:
         state = self._state
+        coordinator: GroupCoordinator | TransactionCoordinator = state.groups
         if number < 0:
-            partition = transaction_log(number)
-            transactions = state.transactions
-            return NumberedLog(transactions.topic, partition, transactions.coordinator)
-        return NumberedLog(state.offsets_topic, number, state.groups)
+            coordinator = state.transactions.coordinator
+        return NumberedLog(*self._place(number), coordinator)
+
+    def _place(self, number: int) -> tuple[CoordinatorTopic, int]:
+        if number < 0:
+            return self._state.transactions.topic, transaction_log(number)
+        return self._state.offsets_topic, number
 
     @property
     def have_changed(self) -> bool:
@@ -84,7 +88,7 @@ class CoordinatorLogs:
         Raises:
             ApiError: the log cannot be written: it is lost.
         """
-        topic, partition, _ = self[number]
+        topic, partition = self._place(number)
         self._appended(number, *topic.append(partition, records, now_ms))
 
     def append_transactional(
@@ -95,7 +99,7 @@ class CoordinatorLogs:
         Raises:
             ApiError: the log cannot be written: it is lost.
         """
-        topic, partition, _ = self[number]
+        topic, partition = self._place(number)
         self._appended(number, *topic.append_transactional(partition, records, now_ms))
 
     def _appended(self, number: int, log: PartitionLog, end: int) -> None:
@@ -137,7 +141,7 @@ class CoordinatorLogs:
         and its sync. Its clients repeat their requests, and the answers to these must
         wait for that sync. So the end that was read counts as appended now.
         """
-        topic, partition, _ = self[number]
+        topic, partition = self._place(number)
         log = topic.log_of(partition)
         self._lost.discard(number)
         self._ends[number] = log, log.row.log_end_offset

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Final, NamedTuple, cast
 
 from mpbroker.base.logger import get_logger
@@ -150,10 +149,15 @@ class RecordWriter:
             return False
         now_ms = self._now_ms()
         for number, records in out.take_records().items():
-            self._append(number, partial(logs.append, number, records, now_ms))
+            try:
+                logs.append(number, records, now_ms)
+            except ApiError as error:
+                self._cannot_write(number, error)
         for number, transactional in out.take_transactional().items():
-            append = partial(logs.append_transactional, number, transactional, now_ms)
-            self._append(number, append)
+            try:
+                logs.append_transactional(number, transactional, now_ms)
+            except ApiError as error:
+                self._cannot_write(number, error)
         # After the appends. These functions let producers write to partitions. If we
         # were killed between such a call and the append behind it, a producer would
         # have written to a transaction that no successor knows.
@@ -193,12 +197,9 @@ class RecordWriter:
             else:
                 self._replies.send(answer)
 
-    def _append(self, number: int, append: Callable[[], None]) -> None:
-        try:
-            append()
-        except ApiError as error:
-            _LOG.error("the coordinator's records cannot be written: %s", error)
-            self._lost(number)
+    def _cannot_write(self, number: int, error: ApiError) -> None:
+        _LOG.error("records cannot be written to %s: %s", self._logs[number], error)
+        self._lost(number)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
         """Append markers; report them at once or, if they wait, once on disk."""
