@@ -258,7 +258,7 @@ class CoordinatorProcess:
         words[row + HANDLER_BUSY_SINCE] = time.monotonic_ns()
         for slot in slots:
             # Stored before the request is executed: if we die, the supervisor finds
-            # here which request it may have been of.
+            # here which request may have been the cause.
             words[row + HANDLER_BUSY_SLOT] = slot + 1
             self._execute(slot)
         words[row + HANDLER_BUSY_SLOT] = 0

@@ -186,18 +186,18 @@ class Outbox:
     def answer(
         self, call: Call, response: Message, after: tuple[int, ...] = NOW
     ) -> None:
-        """Answer a call once what these logs get until now is on disk."""
+        """Answer a call when all that was written to these logs is on disk."""
         if call.answered:
             return  # a bug of ours was met on the way, and was the answer
         call.answered = True
         self.answers.append(Answer(call, response, after))
 
     def then(self, after: tuple[int, ...], run: Callable[[bool], None]) -> None:
-        """Call a function once what these logs get until now is on disk, or failed."""
+        """Call a function when all written to these logs is on disk, or has failed."""
         self.steps.append(Step(run, after))
 
     def once_appended(self, log: int, run: Callable[[], object]) -> None:
-        """Call a function once what a log gets until now is appended to it.
+        """Call a function when all that was written to a log is appended to it.
 
         This is for changes that other processes act on at once. If we made such a
         change first and were killed before the append, they would act on something

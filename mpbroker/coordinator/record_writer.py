@@ -88,7 +88,7 @@ class Replies:
             self._channel.close_connection(request.slot)
 
     def flush(self) -> None:
-        """Hand over to the processors at once, and not at the end of the turn."""
+        """Hand over what was sent to the processors now, not at the end of the turn."""
         self._channel.flush()
 
 
@@ -123,7 +123,7 @@ class RecordWriter:
 
     @property
     def holds_answers(self) -> bool:
-        """Whether answers wait until records are appended."""
+        """Whether answers wait for records that are held back."""
         return bool(self._held)
 
     @property
@@ -202,7 +202,7 @@ class RecordWriter:
         self._lost(number)
 
     def _mark(self, markers: Markers, now_ms: int) -> None:
-        """Append markers; report them at once or, if they wait, once on disk."""
+        """Append markers; report the results at once, or when they are on disk."""
         results, awaited, appended = self._markers.append(markers, now_ms)
 
         def complete(failed: list[Hashable]) -> None:
@@ -266,5 +266,5 @@ class RecordWriter:
     def _when_durable(
         self, awaited: list[Awaited], complete: Callable[[list[Hashable]], None]
     ) -> None:
-        """Call back with the logs that failed when all others are on disk."""
+        """Call back when all these logs are on disk or have failed, with the latter."""
         self._durability.when(awaited, complete, time.monotonic_ns())

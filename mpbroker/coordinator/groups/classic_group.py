@@ -253,7 +253,7 @@ class ClassicGroup:
         membership: Membership,
         join: Call | None,
     ) -> None:
-        """Keep what a member says that joins again, perhaps with other protocols."""
+        """Take over the protocols and timeouts of a member that joins again."""
         self._forget_protocols(member)
         member.take(membership)
         self._supported.update({name for name, _ in member.protocols})

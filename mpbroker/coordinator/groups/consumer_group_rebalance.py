@@ -306,7 +306,7 @@ class ConsumerGroupRebalance:
     def schedule(
         self, group: ConsumerGroup, member: ConsumerMember, now_ms: int
     ) -> None:
-        """Restart a member's session timer, and time what it has to revoke."""
+        """Restart a member's session timer; start or stop that of its revocation."""
         member_id = member.member_id
         self.schedule_session(group, member_id, now_ms)
         name = ("revocation", group.group_id, member_id)

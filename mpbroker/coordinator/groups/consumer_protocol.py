@@ -87,7 +87,7 @@ class _Reader:
 
 
 def read_subscription(data: Buffer) -> Subscription | None:
-    """Read what a consumer sent when it joined; None if it is something else."""
+    """Read what a consumer sent when it joined; None if these are other bytes."""
     reader = _Reader(data)
     try:
         version = reader.int16()
@@ -104,7 +104,7 @@ def read_subscription(data: Buffer) -> Subscription | None:
 
 
 def subscribed_topics(data: Buffer) -> list[str] | None:
-    """Read only the topics, which come first; None if it is something else."""
+    """Read only the topics, which come first; None if these are other bytes."""
     reader = _Reader(data)
     try:
         if reader.int16() < 0:
@@ -115,7 +115,7 @@ def subscribed_topics(data: Buffer) -> list[str] | None:
 
 
 def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
-    """Read the assignment of a member; None if it is something else."""
+    """Read the assignment of a member; None if these are other bytes."""
     if not len(data):
         return {}
     reader = _Reader(data)
@@ -128,7 +128,7 @@ def read_assignment(data: Buffer) -> dict[str, list[int]] | None:
 
 
 def version_of(data: Buffer) -> int:
-    """Return the version of a member's metadata; 0 if it is something else."""
+    """Return the version of a member's metadata; 0 if these are other bytes."""
     return max(0, _INT16.unpack_from(data)[0]) if len(data) >= _INT16.size else 0
 
 

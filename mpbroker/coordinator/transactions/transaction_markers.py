@@ -364,7 +364,7 @@ class MarkerWriter:
                     if error.error_code is ErrorCode.INVALID_PRODUCER_EPOCH:
                         continue  # the producer has a later epoch there: it has ended
                     raise
-                # Off line: it is neither written nor read. Keep the marker.
+                # Offline: it is neither written nor read. Keep the marker.
                 found.append(_Place(marker, None, None))
         return found, moved
 

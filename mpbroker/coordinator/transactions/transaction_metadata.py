@@ -33,7 +33,8 @@ from mpbroker.protocol.errors import ApiError
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
 MAX_EPOCH: Final = 0x7FFF
-# The client's idea of transactions, as the log has it: 2 bumps the epoch with each.
+# The version of the client's protocol, as records have it. In 2 each end bumps the
+# epoch.
 EPOCH_BUMPS_SINCE: Final = 2
 
 TopicPartition = tuple[str, int]
