@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,14 +20,11 @@ from mpbroker.ipc.layout import Phase
 from mpbroker.ipc.limits_page import LimitsPage
 from mpbroker.ipc.ring import RequestRing
 from mpbroker.ipc.tables.transaction_table import TransactionTable
-from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.network.acceptor import Acceptor
 from mpbroker.network.connection_quotas import ConnectionQuotas
 from mpbroker.network.processor import Processor
-from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.supervisor.become_child import become_child, set_process_title
 from mpbroker.supervisor.listen_sockets import Listener
-from mpbroker.supervisor.memory import BrokerMemory
 
 _LOG = get_logger(__name__)
 
@@ -40,24 +37,20 @@ class Roles:
     """The bodies of all roles' processes, as their supervisor needs them.
 
     Attributes:
+        parts: builds what several roles have.
+        known: this process's view of the metadata log, which a child gets a copy of.
         metrics_socket: listens for the exporter; None: no metrics.listeners.
-        known: the parent's view of the metadata log, which a child has a copy of.
     """
 
     def __init__(
-        self,
-        config: BrokerConfig,
-        memory: BrokerMemory,
-        directories: Sequence[LogDirectory],
-        listeners: Sequence[Listener],
-        cluster_id: str,
+        self, parts: ProcessParts, metrics_socket: socket.socket | None
     ) -> None:
-        self.parts = ProcessParts(config, memory, directories, listeners, cluster_id)
-        self._memory = memory
-        self._listeners = listeners
+        self.parts = parts
+        self.known = parts.registry()
+        self.metrics_socket = metrics_socket
+        self._memory = parts.memory
+        self._listeners = parts.listeners
         self._secret = os.urandom(16)  # see ScramServer
-        self.metrics_socket: socket.socket | None = None
-        self.known: TopicRegistry | None = None
 
     def use(self, config: BrokerConfig) -> None:
         """Give other settings to all processes that are started from now on."""
@@ -123,8 +116,9 @@ class Roles:
             # Imported here: a PLAINTEXT listener does not pay for TLS and SASL.
             from mpbroker.broker.listener_setup import secure_processor
 
-            known = self.known or self.parts.registry()
-            return secure_processor(self.parts, listener.endpoint, self._secret, known)
+            return secure_processor(
+                self.parts, listener.endpoint, self._secret, self.known
+            )
         if listener.path is not None:
             from mpbroker.network.unix_processor import UnixProcessor
 

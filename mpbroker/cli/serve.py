@@ -170,7 +170,7 @@ def run_serve(arguments: Sequence[str]) -> int:
         # Of a setting it names the value, the limit and the fix.
         print(f"mpbroker: {error}", file=sys.stderr)
         if TAKEOVER_VARIABLE in os.environ:
-            from mpbroker.supervisor.upgrade.refusal import refuse_takeover
+            from mpbroker.supervisor.upgrade.predecessor import refuse_takeover
 
             refuse_takeover(str(error))
         return _exit_code(error)

@@ -1,33 +1,57 @@
-"""Reap processes that are left to us because we are process 1, as in a container.
+"""Reap orphans, which are left to us where we are process 1, as in a container.
 
-Whoever loses its parent becomes a child of process 1, and when it ends nobody else can
-remove what is left of it. What `docker exec` starts may leave such processes behind.
+A process that loses its parent becomes a child of process 1, and when it ends no other
+process can remove its entry in the process table. `docker exec` may leave such
+processes behind.
 
 Source: wait(2), "NOTES"; pid_namespaces(7).
 """
 
 import os
-from collections.abc import Container
-from typing import Final
+from collections.abc import Callable, Container
+from typing import Final, Protocol
 
-INTERVAL_S: Final = 5.0
+from mpbroker.supervisor.child import Child
+
+_INTERVAL_S: Final = 5.0
 
 
-def inherits_orphans() -> bool:
-    """Whether orphans become ours."""
-    return os.getpid() == 1
+class Owner(Protocol):
+    """The part of the Supervisor that is needed here."""
+
+    children: list[Child]
+
+    @property
+    def asides(self) -> set[int]: ...
+
+    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
+
+
+class Orphans:
+    """The orphans of one supervisor, from ``begin`` on."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def begin(self) -> None:
+        """Reap at intervals, if orphans are left to this process."""
+        if os.getpid() == 1:
+            self._owner.every(_INTERVAL_S, self._reap)
+
+    def _reap(self) -> None:
+        reap_orphans({child.pid for child in self._owner.children} | self._owner.asides)
 
 
 def reap_orphans(ours: Container[int]) -> int:
     """Reap what has ended and is not ours; return how many there were.
 
     Args:
-        ours: process ids of children that somebody else here waits for.
+        ours: process ids of children that other code here waits for.
     """
     reaped = 0
     while True:
         try:
-            # A look: who is ours keeps its exit status for whoever waits for it.
+            # WNOWAIT: a child of ours keeps its exit status for the code that waits.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return reaped

@@ -42,7 +42,8 @@ from mpbroker.supervisor.signals import SignalSocket
 if TYPE_CHECKING:
     from mpbroker.ipc.named_segment import Telemetry
     from mpbroker.supervisor.upgrade.connection_export import KeptSocket
-    from mpbroker.supervisor.upgrade.upgrade import Renewal, Upgrade
+    from mpbroker.supervisor.upgrade.renewal import Renewal
+    from mpbroker.supervisor.upgrade.upgrade import Upgrade
 
 _LOG = get_logger(__name__)
 
@@ -465,7 +466,7 @@ class Supervisor(Loop):
             are_ours: they are a new generation: they only have to prove themselves.
         """
         from mpbroker.network.connection_rows import is_held, live_rows
-        from mpbroker.supervisor.upgrade.upgrade import Renewal
+        from mpbroker.supervisor.upgrade.renewal import Renewal
 
         self._renewal = renewal = Renewal(
             self,

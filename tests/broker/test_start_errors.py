@@ -22,7 +22,7 @@ def test_memory_that_lacks_while_it_serves_is_no_settings_fault(
         broker._has_children = serves
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(broker, "_serve", fail)
+    monkeypatch.setattr(broker, "_start_fresh", fail)
     with pytest.raises(OSError if serves else MpbrokerError) as caught:
         broker.serve(ready_fd=None, pid_file=None)
     assert ("queued.max.request.bytes" in str(caught.value)) is not serves

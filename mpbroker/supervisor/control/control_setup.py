@@ -14,11 +14,10 @@ from mpbroker.config import BrokerConfig
 from mpbroker.inspect.control_protocol import ControlSocketError, default_socket_path
 from mpbroker.ipc.compiled import DESCRIPTION
 from mpbroker.ipc.tables.transaction_table import TransactionTable
-from mpbroker.metadata.topics import TopicRegistry
 from mpbroker.supervisor.child import Child
 from mpbroker.supervisor.control.control_server import ControlServer
-from mpbroker.supervisor.memory import BrokerMemory
 from mpbroker.supervisor.supervisor import Supervisor
+from mpbroker.supervisor.upgrade.running_broker import RunningBroker
 
 if TYPE_CHECKING:
     from mpbroker.supervisor.control.control_commands import ControlCommands
@@ -35,25 +34,24 @@ class BrokerControl:
     start does not pay for them.
 
     Args:
+        use: gives other settings to processes that are started from now on.
         has_news: whether a setting has changed that its readers are still to be told.
         reloading: told of a reload by being asked to run it.
     """
 
     def __init__(
         self,
-        config: BrokerConfig,
-        memory: BrokerMemory,
+        broker: RunningBroker,
         supervisor: Supervisor,
-        registry: TopicRegistry,
-        identity: dict[str, Any],
         use: Callable[[BrokerConfig], None],
         has_news: Callable[[], bool],
         reloading: Callable[[Callable[[], Any]], Any],
     ) -> None:
+        config, identity = broker.config, broker.identity
         self._config = config
-        self._memory = memory
+        self._memory = broker.memory
         self._supervisor = supervisor
-        self._registry = registry
+        self._registry = broker.registry
         self._identity = identity
         self._use = use
         self._has_news = has_news

@@ -31,7 +31,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgpack
 
@@ -53,13 +53,15 @@ from mpbroker.supervisor.become_child import become_child
 from mpbroker.supervisor.child import KEEPER_FILLS_S, Child, Role
 from mpbroker.supervisor.loop import fork
 from mpbroker.supervisor.memory import BrokerMemory
-from mpbroker.supervisor.repair.recovery import Repair
 from mpbroker.supervisor.upgrade.connection_export import (
     ConnectionRecord,
     KeptSocket,
     export_connections,
 )
 from mpbroker.supervisor.upgrade.keeper_sockets import sockets_of_keeper
+
+if TYPE_CHECKING:
+    from mpbroker.supervisor.upgrade.parent import Parent
 
 _LOG = get_logger(__name__)
 
@@ -77,36 +79,26 @@ class GenerationError(MpbrokerError):
     """The children could not be stopped in order; they are started again."""
 
 
-class Family(Protocol):
-    """What is used of the supervisor."""
-
-    children: list[Child]
-    only_ours: set[int]
-    repair: Repair
-
-
 class Leaver:
     """Ends a generation of children, in a process of its own.
 
     Args:
-        sockets: those that the supervisor has itself, by cookie.
         by_force: who does not retire in time is killed, since there is no way on.
     """
 
     def __init__(
         self,
-        family: Family,
+        supervisor: Parent,
         memory: BrokerMemory,
         registry: TopicRegistry,
-        sockets: dict[int, KeptSocket],
         *,
         by_force: bool,
     ) -> None:
-        self._family = family
+        self._supervisor = supervisor
         self._memory = memory
         self._words = memory.control.words
         self._registry = registry
-        self._sockets = dict(sockets)
+        self._sockets: dict[int, KeptSocket] = dict(supervisor.sockets_kept)
         self._by_force = by_force
 
     def fork(self) -> tuple[socket.socket, int]:
@@ -135,9 +127,9 @@ class Leaver:
 
     def _run(self, link: socket.socket) -> None:
         # The control socket, for one, must be nobody's when its successor is made.
-        wanted = {child.pidfd for child in self._family.children}
+        wanted = {child.pidfd for child in self._supervisor.children}
         wanted.update(kept.fd for kept in self._sockets.values())
-        for fd in self._family.only_ours - wanted:
+        for fd in self._supervisor.only_ours - wanted:
             os.close(fd)
         become_child("leaver", self._memory)
         if not link.recv(16):
@@ -174,7 +166,7 @@ class Leaver:
         # While there is somebody who has them too: a keeper may be killed at any time.
         self._collect()
         self._kill(_KILLED)
-        rows, repair = self._rows(), self._family.repair
+        rows, repair = self._rows(), self._supervisor.repair
         for child in self._of(Role.HANDLER):
             repair.after_handler(child.number, rows, was_killed=True)
         repair.after_coordinator(rows, was_killed=True)
@@ -231,7 +223,7 @@ class Leaver:
                 self._words[HEADER + HEADER_RETIRING + child.listener] = 0
 
     def _of(self, *roles: Role) -> list[Child]:
-        return [child for child in self._family.children if child.role in roles]
+        return [child for child in self._supervisor.children if child.role in roles]
 
     def _retire(self) -> None:
         words = self._words

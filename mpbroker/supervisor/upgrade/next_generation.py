@@ -11,20 +11,23 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgpack
 
 from mpbroker.base.logger import get_logger
 from mpbroker.ipc.fdpass import recv_fds, send_fds
 from mpbroker.network.moves.hand_over import HAS_ROW, KEEP, MAX_SOCKETS
-from mpbroker.supervisor.child import Child, ChildState, Role
+from mpbroker.supervisor.child import ChildState, Role
 from mpbroker.supervisor.memory import KEEPER_PAIR, BrokerMemory
 from mpbroker.supervisor.upgrade.connection_export import ConnectionRecord, KeptSocket
 from mpbroker.supervisor.upgrade.connection_import import ConnectionImport
 from mpbroker.supervisor.upgrade.keeper_sockets import cookie_of
-from mpbroker.supervisor.upgrade.takeover import Manifest, TakeoverError
+from mpbroker.supervisor.upgrade.manifest import Manifest, TakeoverError
+
+if TYPE_CHECKING:
+    from mpbroker.supervisor.upgrade.parent import Parent
 
 _LOG = get_logger(__name__)
 
@@ -101,20 +104,11 @@ def give_back(
     return before.untouched(command, going_back)
 
 
-class Family(Protocol):
-    """What is used of the supervisor."""
-
-    children: list[Child]
-    only_ours: set[int]
-
-    def every(self, interval_s: float, run: Callable[[], None]) -> None: ...
-
-
 class NextGeneration:
     """From what was left to children that serve."""
 
-    def __init__(self, family: Family, memory: BrokerMemory) -> None:
-        self._family = family
+    def __init__(self, supervisor: Parent, memory: BrokerMemory) -> None:
+        self._supervisor = supervisor
         self._memory = memory
         # They stay ours too until all is proved: there may be a way back.
         self.sockets: dict[int, KeptSocket] = {}  # by cookie
@@ -129,7 +123,7 @@ class NextGeneration:
         started = time.monotonic()
         numbers: dict[int, list[int]] = {}
         handlers = []
-        for child in self._family.children:
+        for child in self._supervisor.children:
             if child.role is Role.PROCESSOR:
                 numbers.setdefault(child.listener, []).append(child.number)
             elif child.role is Role.HANDLER:
@@ -152,7 +146,7 @@ class NextGeneration:
         for fd in (*lost, left.arena_fd):
             os.close(fd)
         self._begun = time.monotonic()
-        self._family.every(_LOOK_S, self._watch_start)
+        self._supervisor.every(_LOOK_S, self._watch_start)
         _LOG.info(
             "generation: %d connections carried on, %d requests in hand, %d"
             " connections lost; %d ms",
@@ -175,13 +169,13 @@ class NextGeneration:
                 ) from error
         for fd in fds:
             self.sockets[cookie_of(fd)] = KeptSocket(fd, HAS_ROW, -1, 0)
-            self._family.only_ours.add(fd)
+            self._supervisor.only_ours.add(fd)
 
     def _watch_start(self) -> None:
         """Raise TakeoverError if the first children do not work."""
         if not self._begun:
             return
-        children = self._family.children
+        children = self._supervisor.children
         if all(child.state is ChildState.READY for child in children):
             self._begun = 0.0
             return
@@ -197,7 +191,7 @@ class NextGeneration:
     def forget_sockets(self) -> None:
         """All is proved: the keeper alone has duplicates."""
         for kept in self.sockets.values():
-            self._family.only_ours.discard(kept.fd)
+            self._supervisor.only_ours.discard(kept.fd)
             os.close(kept.fd)
         self.sockets.clear()  # the supervisor has this very dict
 

@@ -1,195 +1,32 @@
-"""What one program of a supervisor leaves to the next: descriptors, children, identity.
+"""Tell the next program, by an environment variable, that it is to take over.
 
-An upgrade replaces the program and not the process (see upgrade.py). The manifest is a
-msgpack map in a memfd; which descriptor that is stands in the environment, as does
-whether the program shall only try itself:
+An upgrade replaces the program and not the process (see upgrade.py). The variable names
+the descriptor of the manifest, and whether the next program shall only try itself:
 
     _MPBROKER_TAKEOVER=trial:<manifest>:<directory>:<descriptor for the reason>
     _MPBROKER_TAKEOVER=takeover:<manifest>
 
-The name is not one of the broker's settings, and the variable is removed when read.
-
-Where memory is laid out in another way, the manifest names somebody too who can end the
-children and describe what they leave: see generation.py.
+Its name is not one of the broker's settings, and it is removed when it is read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import MutableMapping
+from typing import Final, NamedTuple
 
-import msgpack
-
-from mpbroker.base.errors import MpbrokerError
-from mpbroker.config import BrokerConfig
-from mpbroker.ipc.arena import ArenaLayout
-from mpbroker.ipc.layout import LAYOUT_VERSION
-from mpbroker.ipc.parts import Parts
-from mpbroker.storage.log_directory import LogDirectory
 from mpbroker.supervisor import TAKEOVER_VARIABLE
-from mpbroker.supervisor.child import Child, ChildRecord
-from mpbroker.supervisor.listen_sockets import STORED_PREFIX, Listener, Origin
-from mpbroker.supervisor.memory import BrokerMemory
-from mpbroker.supervisor.systemd import InheritedSocket, listening_socket
+from mpbroker.supervisor.upgrade.manifest import Manifest, TakeoverError
 
 VARIABLE: Final = TAKEOVER_VARIABLE
 _TRIAL: Final = "trial"
 _TAKEOVER: Final = "takeover"
-
-
-# What a trial says, before the reason, that can take over only so.
+# A trial says this, and why, if the program can take over only with memory of its own.
 NEW_GENERATION: Final = "new generation: "
 
 
-class TakeoverError(MpbrokerError):
-    """A program cannot take over from the one before it."""
-
-
-class Manifest(NamedTuple):
-    """All that is left to the next program."""
-
-    layout: int
-    version: str
-    command: list[str]  # that the next program goes back to, if it cannot go on
-    going_back: str  # why this one could not; "": it goes forward
-    parts: dict[str, list[int]]
-    max_request_bytes: int
-    queued_bytes_each: int
-    node_id: int
-    listeners: list[tuple[str, str, int, bool]]  # name, endpoint, descriptor, passed
-    log_dirs: list[str]  # as configured
-    directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
-    children: list[tuple[Any, ...]]
-    started: float
-    # To a new generation: a socket to the leaver, and its process id. -1: none, memory
-    # is shared.
-    generation: int = -1
-    leaver: int = 0
-
-    @property
-    def fds(self) -> set[int]:
-        """The descriptors that must stay open."""
-        found = {fd for fds in self.parts.values() for fd in fds}
-        found.update(fd for _, _, fd, _ in self.listeners)
-        found.update(fd for _, fd, _ in self.directories)
-        if self.is_generation:
-            found.add(self.generation)
-        return found
-
-    @property
-    def is_generation(self) -> bool:
-        """Whether memory and children are not for the next program."""
-        return self.generation >= 0
-
-    def untouched(self, command: list[str], going_back: str) -> Manifest:
-        """What was left to us, for the program before us, if we have begun nothing."""
-        self.dismiss_leaver()
-        return self._replace(
-            command=command, going_back=going_back, generation=-1, leaver=0
-        )
-
-    def dismiss_leaver(self) -> None:
-        """It is not needed, or has done what it could."""
-        if self.leaver:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.leaver, signal.SIGKILL)
-                os.waitpid(self.leaver, 0)
-
-    def write(self) -> int:
-        """Return a memfd that holds it; the caller's to close."""
-        fd = os.memfd_create("mpbroker-takeover", os.MFD_CLOEXEC)
-        data = msgpack.packb(self._asdict())
-        os.pwrite(fd, data, 0)
-        return fd
-
-    @classmethod
-    def read(cls, fd: int) -> Manifest:
-        """Read what ``write`` wrote.
-
-        Raises:
-            TakeoverError: a program of another version wrote it, and it is not known.
-        """
-        data = os.pread(fd, os.fstat(fd).st_size, 0)
-        try:
-            return cls(**msgpack.unpackb(data, use_list=True))
-        except (TypeError, ValueError) as error:
-            raise TakeoverError(
-                f"the running version hands over in a way that is not known here:"
-                f" {error}; restart the service instead"
-            ) from error
-
-    def check(self, config: BrokerConfig) -> None:
-        """Raise TakeoverError unless a program with this config can carry on."""
-        for what, here, there in (
-            ("node.id", config.node_id, self.node_id),
-            ("log.dirs", list(config.log_dirs), self.log_dirs),
-            (
-                "listeners",
-                [each.connection_string for each in config.endpoints],
-                [endpoint for _, endpoint, _, _ in self.listeners],
-            ),
-        ):
-            if here != there:
-                raise TakeoverError(
-                    f"{what}: {here} in the newcomer, {there} in the running broker;"
-                    " that cannot change while connections are open: restart the"
-                    " service instead"
-                )
-
-    def changed_layout(self, config: BrokerConfig) -> str:
-        """Why a program with this config needs memory of its own; "": it does not."""
-        if self.layout != LAYOUT_VERSION:
-            return f"layout of shared memory {self.layout} to {LAYOUT_VERSION}"
-        here, there = (
-            ArenaLayout(largest, self.queued_bytes_each).size_bytes
-            for largest in (config.socket_request_max_bytes, self.max_request_bytes)
-        )
-        if here != there:
-            return (
-                f"socket.request.max.bytes {self.max_request_bytes} to"
-                f" {config.socket_request_max_bytes}"
-            )
-        return ""
-
-    # -- what it stands for ------------------------------------------------------------
-
-    def memory(self, config: BrokerConfig) -> BrokerMemory:
-        return BrokerMemory(
-            config.socket_request_max_bytes,
-            config.queued_max_requests,
-            self.queued_bytes_each,
-            Parts(self.parts),
-        )
-
-    def open_directories(self) -> list[LogDirectory]:
-        return [
-            # What another generation has written is not as it was at a clean stop.
-            LogDirectory.taken_over(path, fd, clean=clean and not self.is_generation)
-            for path, fd, clean in self.directories
-        ]
-
-    def sockets(self) -> list[InheritedSocket]:
-        return [
-            InheritedSocket(
-                name if passed else STORED_PREFIX + name, listening_socket(fd, name)
-            )
-            for name, _, fd, passed in self.listeners
-        ]
-
-    def records(self) -> list[ChildRecord]:
-        return [ChildRecord(*record) for record in self.children]
-
-    def keep_private(self) -> None:
-        """Let no program that we start have any of the descriptors."""
-        for fd in self.fds:
-            os.set_inheritable(fd, False)
-
-
 class Takeover(NamedTuple):
-    """That we are to carry on, or to try whether we could."""
+    """The order to take over, or to try whether this program could."""
 
     manifest: Manifest
     trial_directory: str  # "": no trial
@@ -200,8 +37,12 @@ class Takeover(NamedTuple):
         return bool(self.trial_directory)
 
     def refuse(self, reason: str) -> None:
-        """Of a trial: say why we cannot carry on."""
+        """In a trial: say why this program cannot take over."""
         os.write(self.reason_fd, reason.encode())
+
+    def ask_for_generation(self, reason: str) -> None:
+        """In a trial: say why this program needs memory of its own."""
+        os.write(self.reason_fd, (NEW_GENERATION + reason).encode())
 
 
 def takeover(environ: MutableMapping[str, str] = os.environ) -> Takeover | None:
@@ -238,50 +79,3 @@ def environment_of_trial(manifest_fd: int, directory: str, reason_fd: int) -> st
 
 def environment_of_takeover(manifest_fd: int) -> str:
     return f"{_TAKEOVER}:{manifest_fd}"
-
-
-class _Family(Protocol):
-    """The part of the Supervisor that is described."""
-
-    children: list[Child]
-
-
-def manifest_of(
-    config: BrokerConfig,
-    memory: BrokerMemory,
-    listeners: Sequence[Listener],
-    directories: Sequence[LogDirectory],
-    family: _Family,
-    identity: Mapping[str, Any],
-    command: list[str],
-    going_back: str,
-) -> Manifest:
-    """Describe a running broker.
-
-    Args:
-        command: how to start the program that is running.
-        going_back: why it gives up; "": it does not.
-    """
-    return Manifest(
-        layout=LAYOUT_VERSION,
-        version=identity["version"],
-        command=command,
-        going_back=going_back,
-        parts=memory.parts.fds,
-        max_request_bytes=config.socket_request_max_bytes,
-        queued_bytes_each=memory.queued_bytes_each,
-        node_id=config.node_id,
-        listeners=[
-            (
-                each.endpoint.listener_name,
-                config.endpoints[each.number].connection_string,
-                each.sock.fileno(),
-                each.origin is Origin.PASSED,
-            )
-            for each in listeners
-        ],
-        log_dirs=list(config.log_dirs),
-        directories=[(each.path, each.lock_fd, each.clean) for each in directories],
-        children=[tuple(child.record) for child in family.children],
-        started=identity["started"],
-    )

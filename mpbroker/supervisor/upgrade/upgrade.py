@@ -30,25 +30,18 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-from mpbroker.base.errors import MpbrokerError
-from mpbroker.base.logger import get_logger, shut_down
+from mpbroker.base.logger import get_logger
 from mpbroker.ipc.named_segment import remove_leftovers
 from mpbroker.metadata.meta_properties import FILE_NAME
-from mpbroker.supervisor import probe
-from mpbroker.supervisor.child import Child, ChildState, Role
-from mpbroker.supervisor.listen_sockets import Listener
 from mpbroker.supervisor.own_command import installed_command
-from mpbroker.supervisor.pools import AT_ONCE
-from mpbroker.supervisor.probe import Outcome, Round, targets_of
-from mpbroker.supervisor.signals import HANDLED, SignalSocket
+from mpbroker.supervisor.signals import HANDLED
+from mpbroker.supervisor.upgrade.manifest import Manifest
+from mpbroker.supervisor.upgrade.replacement import UpgradeError, replace_program
 from mpbroker.supervisor.upgrade.takeover import (
     NEW_GENERATION,
     VARIABLE,
-    Manifest,
-    TakeoverError,
-    environment_of_takeover,
     environment_of_trial,
 )
 from mpbroker.supervisor.upgrade.trial_directory import (
@@ -63,57 +56,8 @@ _TRIAL_S: Final = 120.0
 _TRIAL_NICENESS: Final = 5
 # So long other changes of processes may take before the program is replaced.
 _QUIET_S: Final = 60.0
-_RENEWAL_S: Final = 60.0  # for each step
-_PROOF_S: Final = 10.0
-_OWING_S: Final = 5.0
 _LOOK_S: Final = 0.02
-# A new child that dies so often does not work, whatever killed it.
-_MAX_FAILURES: Final = 3
 _REASON_BYTES: Final = 4096
-# They come after those that have successors beside them.
-_ALONE: Final = (Role.COORDINATOR, Role.HOUSEKEEPER, Role.KEEPER, Role.EXPORTER)
-
-
-class UpgradeError(MpbrokerError):
-    """The broker was not replaced; it goes on as it was."""
-
-
-def replace_program(command: Sequence[str], manifest: Manifest) -> None:
-    """Become another program, which takes over. Returns only by an exception.
-
-    Raises:
-        UpgradeError: there is no such program, or no room; nothing has changed.
-    """
-    try:
-        fd = manifest.write()
-    except OSError as error:
-        _forget_generation(manifest)
-        raise UpgradeError(f"nothing can be handed over: {error}") from error
-    kept = {*manifest.fds, fd}
-    shut_down()
-    # A signal that comes now waits until there is somebody who knows what to do.
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    SignalSocket.give_back()
-    try:
-        for each in kept:
-            os.set_inheritable(each, True)
-        environ = {**os.environ, VARIABLE: environment_of_takeover(fd)}
-        os.execvpe(command[0], list(command), environ)
-    except OSError as error:
-        raise UpgradeError(f"{command[0]} cannot be run: {error.strerror}") from error
-    finally:
-        for each in kept:
-            os.set_inheritable(each, False)
-        _forget_generation(manifest)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-        os.close(fd)
-
-
-def _forget_generation(manifest: Manifest) -> None:
-    """The leaver has nobody to leave to."""
-    if manifest.is_generation:
-        os.close(manifest.generation)
-        manifest.dismiss_leaver()
 
 
 class Upgrade:
@@ -298,31 +242,6 @@ class Upgrade:
             remove_leftovers()
 
 
-def go_back(
-    manifest: Manifest,
-    now: Callable[[list[str], str], Manifest],
-    reason: str | Exception,
-) -> None:
-    """Become the program before us again. Returns if that cannot be.
-
-    Args:
-        manifest: what it left us.
-        now: describe the broker as it is, with a command and the reason to go back.
-    """
-    if isinstance(reason, Exception):
-        # What is none of ours says little without its name.
-        is_ours = isinstance(reason, MpbrokerError)
-        reason = str(reason) if is_ours else repr(reason)
-    if manifest.going_back:
-        _LOG.critical("upgrade: the old version does not work any more: %s", reason)
-        return
-    _LOG.error("upgrade: going back to %s: %s", manifest.version, reason)
-    try:
-        replace_program(manifest.command, now([], reason))
-    except UpgradeError as error:
-        _LOG.critical("upgrade: there is no way back: %s", error)
-
-
 def _explain(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"the newcomer was ended by signal {os.WTERMSIG(status)}"
@@ -330,136 +249,3 @@ def _explain(status: int) -> str:
         f"the newcomer ended with exit status {os.WEXITSTATUS(status)} before it could"
         " say why; see the log"
     )
-
-
-class Loop(probe.Loop, Protocol):
-    """What is used of the supervisor."""
-
-    def is_accepting(self) -> bool: ...
-
-
-class Renewal:
-    """After a takeover: replace the children, one after another, and prove the result.
-
-    A broker that drains meanwhile can be proved no more, and does not go back either:
-    its sockets listen no more, and it will stop.
-
-    Args:
-        children: of the program before us; replaced by ours.
-        are_ours: they are not: there is only the proof to be had.
-        kill: end a process that has no other beside it; its successor carries on.
-        done: told of the end; why this program does not work, or "" if it does.
-        keeper_owes: whether there are sockets that only the keeper has, of a processor
-            that died: not the moment to replace it.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        children: Sequence[Child],
-        listeners: Sequence[Listener],
-        kill: Callable[[Child], None],
-        done: Callable[[str], None],
-        *,
-        are_ours: bool = False,
-        keeper_owes: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._loop = loop
-        self._keeper_owes = keeper_owes
-        self._owed_until = 0.0  # 0: nobody has looked yet
-        self._children = children
-        self._listeners = listeners
-        self._kill = kill
-        self._done = done
-        self._deadline = time.monotonic() + _RENEWAL_S
-        self._alone = [
-            (child, child.pid)
-            for role in _ALONE
-            for child in children
-            if child.role is role and not are_ours
-        ]
-        self._beside = [
-            child for child in children if child.role not in _ALONE and not are_ours
-        ]
-        self._round: Round | None = None
-        self._round_ended = False
-        self.is_done = False
-
-    def turn(self) -> float | None:
-        """Do what is due; return in how many seconds to come again."""
-        if self.is_done:
-            return None
-        try:
-            self._step()
-        except TakeoverError as error:
-            self.is_done = True
-            drains = not self._loop.is_accepting()
-            if drains:
-                _LOG.error("upgrade: not proved, as the broker drains: %s", error)
-            self._done("" if drains else str(error))
-        return _LOOK_S
-
-    def _step(self) -> None:
-        is_late = time.monotonic() > self._deadline
-        if is_late and (self._round is not None or not self._is_quiet()):
-            raise TakeoverError("its processes did not all serve in time")
-        for child in self._children:
-            if child.failures >= _MAX_FAILURES:
-                raise TakeoverError(
-                    f"its {child.role.value} {child.number} died again and again:"
-                    f" {child.last_exit}"
-                )
-        if self._round is not None:
-            self._look_at_proof()
-        elif self._is_quiet():
-            self._next()
-
-    def _is_quiet(self) -> bool:
-        """All processes are ours, but for processors that clients still hold up."""
-        return all(
-            child.role is Role.PROCESSOR
-            if child.state is ChildState.DRAINING
-            else child.state is ChildState.READY and not child.replaced
-            for child in self._children
-        )
-
-    def _next(self) -> None:
-        self._deadline = time.monotonic() + _RENEWAL_S
-        if self._beside:
-            few, self._beside = self._beside[:AT_ONCE], self._beside[AT_ONCE:]
-            for child in few:
-                # A resize may have retired it meanwhile.
-                if child in self._children and child.state is not ChildState.DRAINING:
-                    child.replaced = True
-            return
-        while self._alone:
-            if self._alone[0][0].role is Role.KEEPER and self._must_keep():
-                return
-            child, pid = self._alone.pop(0)
-            if child in self._children and child.pid == pid:
-                self._kill(child)
-                return
-        listeners = self._listeners if self._loop.is_accepting() else ()
-        self._round = Round(targets_of(listeners), self._loop, self._proved)
-        self._deadline = time.monotonic() + _PROOF_S
-        self._round.start()
-
-    def _must_keep(self) -> bool:
-        """Let the keeper pay what it owes; not for ever, as a client may be stuck."""
-        now = time.monotonic()
-        self._owed_until = self._owed_until or now + _OWING_S
-        return now < self._owed_until and self._keeper_owes()
-
-    def _proved(self, ended: Round) -> None:
-        self._round = ended
-        self._round_ended = True
-
-    def _look_at_proof(self) -> None:
-        assert self._round is not None
-        if not self._round_ended:
-            return
-        if self._round.names(Outcome.FAILED):
-            reason = self._round.explain(Outcome.FAILED)
-            raise TakeoverError(f"a request through every stage failed: {reason}")
-        self.is_done = True
-        self._done("")

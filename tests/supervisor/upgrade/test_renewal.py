@@ -7,8 +7,7 @@ import time
 import pytest
 
 from mpbroker.supervisor.child import ChildState, Role
-from mpbroker.supervisor.upgrade import upgrade
-from mpbroker.supervisor.upgrade.upgrade import Renewal
+from mpbroker.supervisor.upgrade.renewal import _OWING_S, Renewal
 
 
 class Child:
@@ -49,7 +48,7 @@ def succeed(children):
 def test_no_more_than_so_many_start_at_a_time(
     renewal, children, killed, at_once, monkeypatch
 ):
-    monkeypatch.setattr(upgrade, "AT_ONCE", at_once)
+    monkeypatch.setattr("mpbroker.supervisor.upgrade.renewal.AT_ONCE", at_once)
     old, turns = children[:4], 0
     while any(each in children for each in old):
         renewal.turn()
@@ -66,7 +65,7 @@ def test_no_more_than_so_many_start_at_a_time(
 def test_a_child_that_a_resize_has_retired_meanwhile_is_left_alone(
     renewal, children, monkeypatch
 ):
-    monkeypatch.setattr(upgrade, "AT_ONCE", 4)
+    monkeypatch.setattr("mpbroker.supervisor.upgrade.renewal.AT_ONCE", 4)
     processor = children[2]
     processor.state = ChildState.DRAINING
     gone = children.pop(0)
@@ -96,6 +95,6 @@ def test_a_keeper_that_alone_has_a_dead_ones_sockets_is_kept_until_it_has_paid(
         owed.clear()
     else:  # a client that is stuck holds no upgrade up for ever
         now = time.monotonic()
-        monkeypatch.setattr(time, "monotonic", lambda: now + upgrade._OWING_S)
+        monkeypatch.setattr(time, "monotonic", lambda: now + _OWING_S)
     renewal.turn()
     assert killed == children

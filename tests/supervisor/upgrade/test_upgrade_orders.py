@@ -11,21 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.supervisor.upgrade.takeover import Manifest
-from mpbroker.supervisor.upgrade.upgrade import (
-    Renewal,
-    Upgrade,
-    UpgradeError,
-    replace_program,
-)
+from mpbroker.supervisor.upgrade.manifest import Manifest
+from mpbroker.supervisor.upgrade.renewal import Renewal
+from mpbroker.supervisor.upgrade.replacement import UpgradeError, replace_program
+from mpbroker.supervisor.upgrade.upgrade import Upgrade
 
 COMMAND = [sys.executable]
 KILLED = 9
 TAKES_OVER = """
 import os, signal, sys
 from mpbroker.supervisor.signals import SignalSocket
-from mpbroker.supervisor.upgrade.takeover import Manifest
-from mpbroker.supervisor.upgrade.upgrade import replace_program
+from mpbroker.supervisor.upgrade.manifest import Manifest
+from mpbroker.supervisor.upgrade.replacement import replace_program
 signals = SignalSocket()
 os.kill(os.getpid(), signal.SIGTERM)  # when nobody looks any more
 says = "import signal; print([n.name for n in signal.sigpending()])"

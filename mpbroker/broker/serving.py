@@ -1,0 +1,236 @@
+"""Serving: a composed broker, from its first child to its last."""
+
+from __future__ import annotations
+
+import gc
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mpbroker.base.logger import get_logger
+from mpbroker.base.logger import load as load_logging
+from mpbroker.broker.roles import Roles
+from mpbroker.broker.start_errors import explaining
+from mpbroker.ipc import compiled
+from mpbroker.ipc.layout import (
+    MAX_PROCESSORS,
+    PROCESSOR_COUNTERS,
+    ProcessorCounter,
+    processor_row,
+)
+from mpbroker.supervisor.child import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from mpbroker.supervisor.control.control_setup import BrokerControl
+    from mpbroker.supervisor.live_config import LiveConfig
+    from mpbroker.supervisor.service import Service
+    from mpbroker.supervisor.supervisor import Supervisor
+    from mpbroker.supervisor.systemd import ServiceManager
+    from mpbroker.supervisor.upgrade.running_broker import RunningBroker
+
+_LOG = get_logger(__name__)
+
+# After the start, when it delays no client. Repeated calls do nothing.
+_WARM_UP_S: Final = 1.0
+
+
+class Audience(NamedTuple):
+    """Those who are told that the broker serves.
+
+    Attributes:
+        manager: the service manager.
+        stored_names: what the manager's store held for us when we started.
+        ready_fd: gets a line of JSON and is closed; None: nothing waits there.
+        pid_file: gets our process id.
+        is_trial: none of them is told; the broker stops as soon as it serves.
+    """
+
+    manager: ServiceManager
+    stored_names: Sequence[str] = ()
+    ready_fd: int | None = None
+    pid_file: Path | None = None
+    is_trial: bool = False
+
+
+class Serving:
+    """Forks the children, tells the audience, supervises until the end.
+
+    The calls, in order: ``fork_pools`` (where no program before us has left children),
+    ``begin``, ``run``; and ``stop`` after any of them.
+    """
+
+    def __init__(
+        self,
+        broker: RunningBroker,
+        supervisor: Supervisor,
+        live: LiveConfig,
+        audience: Audience,
+    ) -> None:
+        self._broker = broker
+        self._supervisor = supervisor
+        self._live = live
+        self._audience = audience
+        self._service: Service | None = None
+        self._control: BrokerControl | None = None
+        if audience.ready_fd is not None:
+            supervisor.only_ours.add(audience.ready_fd)
+        supervisor.make_upgrade = broker.upgrade
+        load_logging()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all processes have begun to serve: from then on errors end it."""
+        return self._supervisor.is_running
+
+    def fork_pools(self) -> None:
+        """Fork the processes that a first answer needs, and do not wait for them."""
+        _freeze()
+        self._supervisor.fork_pools()
+
+    def begin(self) -> None:
+        """Make what only this process needs, while those processes get ready.
+
+        Imported here, after the fork: it makes the children neither later nor larger.
+        """
+        gc.disable()
+        from mpbroker.supervisor.control.control_setup import BrokerControl
+        from mpbroker.supervisor.service import Service
+
+        broker, supervisor, live = self._broker, self._supervisor, self._live
+        self._service = service = Service(
+            self._audience.manager,
+            supervisor,
+            broker.listeners,
+            self._announce,
+            self._figures,
+            lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
+            supervisor.is_accepting,
+            self._audience.stored_names,
+        )
+        self._control = BrokerControl(
+            broker,
+            supervisor,
+            partial(live.rebase, supervisor),
+            live.has_news,
+            service.reload,
+        )
+        supervisor.on_hangup = self._control.hang_up
+        self._post_guards()
+        supervisor.each_turn(partial(live.turn, supervisor))
+        service.begin()
+        _freeze()
+
+    def _post_guards(self) -> None:
+        """Let all that watches the children begin, before the first death."""
+        from mpbroker.supervisor.orphans import Orphans
+        from mpbroker.supervisor.repair.canaries import Canaries
+        from mpbroker.supervisor.repair.leases import Leases
+        from mpbroker.supervisor.repair.quarantine import Quarantine
+
+        broker, supervisor = self._broker, self._supervisor
+        words = broker.memory.control.words
+        Leases(supervisor, words).begin()
+        Quarantine(supervisor, broker.memory, broker.directories[0].path).begin()
+        Canaries(supervisor, words, broker.listeners).begin()
+        Orphans(supervisor).begin()
+
+    def run(self, all_serve: Callable[[], None] | None = None) -> int:
+        """Supervise until told to stop; return the exit code.
+
+        Args:
+            all_serve: called once, when all processes serve.
+        """
+        assert self._service is not None
+        supervisor = self._supervisor
+        if supervisor.start():
+            self._service.all_started()
+            if all_serve is not None:
+                all_serve()
+            supervisor.run()
+        return 1 if supervisor.failed else 0
+
+    def stop(self) -> None:
+        """End all children in order; leave nothing behind."""
+        if self._service is not None:
+            self._service.stopping()
+        self._supervisor.stop()
+        if self._control is not None:
+            self._control.close()
+        if self._audience.pid_file is not None:
+            self._audience.pid_file.unlink(missing_ok=True)
+
+    # -- when a request has come through every stage -----------------------------------
+
+    def _announce(self) -> None:
+        """Tell the audience that the broker serves; then do what no client awaits."""
+        supervisor = self._supervisor
+        supervisor.start_rest()
+        if self._audience.is_trial:
+            supervisor.request_stop()
+        if self._audience.pid_file is not None:
+            _write_pid_file(self._audience.pid_file)
+        _LOG.info("request path: %s", compiled.DESCRIPTION)
+        _LOG.info("serving %s", ", ".join(each.told for each in self._broker.listeners))
+        if self._audience.ready_fd is not None:
+            self._write_ready_line(self._audience.ready_fd)
+        # Not before: where a start takes long, it would take longer.
+        supervisor.once(_WARM_UP_S, Roles.warm_up)
+        if not self._audience.is_trial:
+            supervisor.once(_WARM_UP_S, _remove_left_trials)
+
+    def _write_ready_line(self, ready_fd: int) -> None:
+        import json
+
+        broker = self._broker
+        message = {
+            "pid": os.getpid(),
+            "listeners": {
+                each.endpoint.listener_name: each.address for each in broker.listeners
+            },
+            "data_dir": broker.directories[0].path,
+        }
+        try:
+            os.write(ready_fd, json.dumps(message).encode() + b"\n")
+        except OSError as error:  # its reader may have gone
+            _LOG.warning("--ready-fd %d: %s", ready_fd, error.strerror)
+        os.close(ready_fd)
+        self._supervisor.only_ours.discard(ready_fd)  # its number may be used again
+
+    def _figures(self) -> str:
+        """Return a few words on how busy the broker is, for the service manager."""
+        words = self._broker.memory.control.words
+        connections = sum(
+            words[
+                processor_row(number)
+                + PROCESSOR_COUNTERS
+                + ProcessorCounter.CONNECTIONS
+            ]
+            for number in range(MAX_PROCESSORS)
+        )
+        restarts = sum(child.restarts for child in self._supervisor.children)
+        return f"{connections} connections, {restarts} restarts"
+
+
+def _freeze() -> None:
+    """Exempt all that exists now from garbage collection.
+
+    Children share its pages with us, and a collection would write to each of them.
+    There is no garbage worth a collection, which would take a tenth of the start.
+    """
+    gc.freeze()
+    gc.enable()
+
+
+def _write_pid_file(path: Path) -> None:
+    with explaining("--pid-file ", path):
+        path.write_text(f"{os.getpid()}\n")
+
+
+def _remove_left_trials() -> None:
+    """Remove directories of brokers that were killed in the middle of an upgrade."""
+    from mpbroker.supervisor.upgrade.trial_directory import remove_left_directories
+
+    remove_left_directories()

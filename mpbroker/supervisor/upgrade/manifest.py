@@ -1,0 +1,171 @@
+"""Manifest: all that one program of a supervisor leaves to the next.
+
+Descriptors, children, identity; a msgpack map in a memfd.
+
+Where memory is laid out in another way, the manifest names somebody too who can end the
+children and describe what they leave: see generation.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any, NamedTuple
+
+import msgpack
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.config import BrokerConfig
+from mpbroker.ipc.arena import ArenaLayout
+from mpbroker.ipc.layout import LAYOUT_VERSION
+from mpbroker.ipc.parts import Parts
+from mpbroker.storage.log_directory import LogDirectory
+from mpbroker.supervisor.child import ChildRecord
+from mpbroker.supervisor.listen_sockets import STORED_PREFIX
+from mpbroker.supervisor.memory import BrokerMemory
+from mpbroker.supervisor.systemd import InheritedSocket, listening_socket
+
+
+class TakeoverError(MpbrokerError):
+    """A program cannot take over from the one before it."""
+
+
+class Manifest(NamedTuple):
+    """All that is left to the next program."""
+
+    layout: int
+    version: str
+    command: list[str]  # that the next program goes back to, if it cannot go on
+    going_back: str  # why this one could not; "": it goes forward
+    parts: dict[str, list[int]]
+    max_request_bytes: int
+    queued_bytes_each: int
+    node_id: int
+    listeners: list[tuple[str, str, int, bool]]  # name, endpoint, descriptor, passed
+    log_dirs: list[str]  # as configured
+    directories: list[tuple[str, int, bool]]  # those in use: path, lock, clean
+    children: list[tuple[Any, ...]]
+    started: float
+    # To a new generation: a socket to the leaver, and its process id. -1: none, memory
+    # is shared.
+    generation: int = -1
+    leaver: int = 0
+
+    @property
+    def fds(self) -> set[int]:
+        """The descriptors that must stay open."""
+        found = {fd for fds in self.parts.values() for fd in fds}
+        found.update(fd for _, _, fd, _ in self.listeners)
+        found.update(fd for _, fd, _ in self.directories)
+        if self.is_generation:
+            found.add(self.generation)
+        return found
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether memory and children are not for the next program."""
+        return self.generation >= 0
+
+    def untouched(self, command: list[str], going_back: str) -> Manifest:
+        """What was left to us, for the program before us, if we have begun nothing."""
+        self.dismiss_leaver()
+        return self._replace(
+            command=command, going_back=going_back, generation=-1, leaver=0
+        )
+
+    def dismiss_leaver(self) -> None:
+        """It is not needed, or has done what it could."""
+        if self.leaver:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.leaver, signal.SIGKILL)
+                os.waitpid(self.leaver, 0)
+
+    def write(self) -> int:
+        """Return a memfd that holds it; the caller's to close."""
+        fd = os.memfd_create("mpbroker-takeover", os.MFD_CLOEXEC)
+        data = msgpack.packb(self._asdict())
+        os.pwrite(fd, data, 0)
+        return fd
+
+    @classmethod
+    def read(cls, fd: int) -> Manifest:
+        """Read what ``write`` wrote.
+
+        Raises:
+            TakeoverError: a program of another version wrote it, and it is not known.
+        """
+        data = os.pread(fd, os.fstat(fd).st_size, 0)
+        try:
+            return cls(**msgpack.unpackb(data, use_list=True))
+        except (TypeError, ValueError) as error:
+            raise TakeoverError(
+                f"the running version hands over in a way that is not known here:"
+                f" {error}; restart the service instead"
+            ) from error
+
+    def check(self, config: BrokerConfig) -> None:
+        """Raise TakeoverError unless a program with this config can carry on."""
+        for what, here, there in (
+            ("node.id", config.node_id, self.node_id),
+            ("log.dirs", list(config.log_dirs), self.log_dirs),
+            (
+                "listeners",
+                [each.connection_string for each in config.endpoints],
+                [endpoint for _, endpoint, _, _ in self.listeners],
+            ),
+        ):
+            if here != there:
+                raise TakeoverError(
+                    f"{what}: {here} in the newcomer, {there} in the running broker;"
+                    " that cannot change while connections are open: restart the"
+                    " service instead"
+                )
+
+    def changed_layout(self, config: BrokerConfig) -> str:
+        """Why a program with this config needs memory of its own; "": it does not."""
+        if self.layout != LAYOUT_VERSION:
+            return f"layout of shared memory {self.layout} to {LAYOUT_VERSION}"
+        here, there = (
+            ArenaLayout(largest, self.queued_bytes_each).size_bytes
+            for largest in (config.socket_request_max_bytes, self.max_request_bytes)
+        )
+        if here != there:
+            return (
+                f"socket.request.max.bytes {self.max_request_bytes} to"
+                f" {config.socket_request_max_bytes}"
+            )
+        return ""
+
+    # -- what it stands for ------------------------------------------------------------
+
+    def memory(self, config: BrokerConfig) -> BrokerMemory:
+        return BrokerMemory(
+            config.socket_request_max_bytes,
+            config.queued_max_requests,
+            self.queued_bytes_each,
+            Parts(self.parts),
+        )
+
+    def open_directories(self) -> list[LogDirectory]:
+        return [
+            # What another generation has written is not as it was at a clean stop.
+            LogDirectory.taken_over(path, fd, clean=clean and not self.is_generation)
+            for path, fd, clean in self.directories
+        ]
+
+    def sockets(self) -> list[InheritedSocket]:
+        return [
+            InheritedSocket(
+                name if passed else STORED_PREFIX + name, listening_socket(fd, name)
+            )
+            for name, _, fd, passed in self.listeners
+        ]
+
+    def records(self) -> list[ChildRecord]:
+        return [ChildRecord(*record) for record in self.children]
+
+    def keep_private(self) -> None:
+        """Let no program that we start have any of the descriptors."""
+        for fd in self.fds:
+            os.set_inheritable(fd, False)

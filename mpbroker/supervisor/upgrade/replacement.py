@@ -1,0 +1,55 @@
+"""Replace this program by another one in the same process, which takes over from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.base.logger import shut_down
+from mpbroker.supervisor.signals import HANDLED, SignalSocket
+from mpbroker.supervisor.upgrade.manifest import Manifest
+from mpbroker.supervisor.upgrade.takeover import VARIABLE, environment_of_takeover
+
+
+class UpgradeError(MpbrokerError):
+    """The broker was not replaced; it goes on as it was."""
+
+
+def replace_program(command: Sequence[str], manifest: Manifest) -> None:
+    """Become another program, which takes over. Returns only by an exception.
+
+    Raises:
+        UpgradeError: there is no such program, or no room; nothing has changed.
+    """
+    try:
+        fd = manifest.write()
+    except OSError as error:
+        _forget_generation(manifest)
+        raise UpgradeError(f"nothing can be handed over: {error}") from error
+    kept = {*manifest.fds, fd}
+    shut_down()
+    # A signal that comes now waits until there is somebody who knows what to do.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    SignalSocket.give_back()
+    try:
+        for each in kept:
+            os.set_inheritable(each, True)
+        environ = {**os.environ, VARIABLE: environment_of_takeover(fd)}
+        os.execvpe(command[0], list(command), environ)
+    except OSError as error:
+        raise UpgradeError(f"{command[0]} cannot be run: {error.strerror}") from error
+    finally:
+        for each in kept:
+            os.set_inheritable(each, False)
+        _forget_generation(manifest)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        os.close(fd)
+
+
+def _forget_generation(manifest: Manifest) -> None:
+    """The leaver has nobody to leave to."""
+    if manifest.is_generation:
+        os.close(manifest.generation)
+        manifest.dismiss_leaver()
