@@ -19,7 +19,7 @@ if POINTS == "lines":
 from mpbroker.broker.roles import Roles
 from mpbroker.cli import main
 from mpbroker.network.acceptor_guard import AcceptorGuard
-from mpbroker.supervisor import child, supervisor
+from mpbroker.supervisor import child
 from mpbroker.supervisor.repair import recovery
 from tests.support.children import kill_at_line, kill_at_step
 
@@ -72,7 +72,6 @@ ADMIN_FILES = tuple(
 
 # A life of a few milliseconds is a good one here, and no request is to blame.
 child._GOOD_LIFE_S = 0.0
-supervisor._MAX_FAILURES = 10**9
 recovery.MAX_RETRIES = 10**9
 
 
