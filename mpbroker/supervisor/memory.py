@@ -76,16 +76,23 @@ class BrokerMemory:
         Args:
             max_request_bytes: socket.request.max.bytes.
             queued_max_requests: queued.max.requests.
-            queued_bytes_each: of queued.max.request.bytes, what a processor may use.
-            parts: what is inherited.
+            queued_bytes_each: a processor's share of queued.max.request.bytes.
+            parts: descriptors that are inherited; None: none.
         """
-        parts = parts or Parts()
-        self.parts = parts
+        self.parts = parts = parts or Parts()
         self.queued_bytes_each = queued_bytes_each
+        self.arena_layout = ArenaLayout(max_request_bytes, queued_bytes_each)
+        self._map_segments(parts)
+        self._open_bells_and_pairs(parts)
+        if not parts.are_inherited:
+            self._initialise()
+        self._build_rings(queued_max_requests)
+
+    def _map_segments(self, parts: Parts) -> None:
+        """Make or attach all segments. The names are those in a manifest."""
         self.control = parts.segment(
             "control", lambda: Segment.create("mpbroker-control", CONTROL_WORDS * 8)
         )
-        self.arena_layout = ArenaLayout(max_request_bytes, queued_bytes_each)
         self.arena = parts.segment("arena", self.arena_layout.create)
         self.table = PartitionTable(
             parts.segment("partitions", PartitionTable.create_segment),
@@ -109,6 +116,9 @@ class BrokerMemory:
             parts.segment("client instances", ClientInstances.create_segment),
             partial(is_open, self.control.words),
         )
+
+    def _open_bells_and_pairs(self, parts: Parts) -> None:
+        """Make or attach what wakes processes, and what carries sockets to them."""
         self.handler_bells = parts.bells("handler bells", HANDLER_IDS)
         self.processor_bells = parts.bells("processor bells", MAX_PROCESSORS)
         # One for all acceptors: it only says "look at the phase".
@@ -120,8 +130,9 @@ class BrokerMemory:
         self.keeper_bell = parts.bell("keeper bell")
         self.keeper_pair = parts.pair(KEEPER_PAIR)
         self.keeper_link = KeeperLink(self.keeper_pair[0], self.keeper_bell)
-        if not parts.are_inherited:
-            self._initialise()
+
+    def _build_rings(self, queued_max_requests: int) -> None:
+        """Build this process's views of the rings and cells in the control segment."""
         self.ring = RequestRing(self.control, self.handler_bells, queued_max_requests)
         self.control_ring = RequestRing(
             self.control, self.handler_bells, CONTROL_PLANE_REQUESTS, CONTROL_RING
@@ -139,7 +150,7 @@ class BrokerMemory:
         self.session_cell = SharedLogCell(self.control, SESSION_CELL)
 
     def _initialise(self) -> None:
-        """Make new segments usable. The magic comes last."""
+        """Make new segments usable."""
         for number in range(CELL_COUNT):
             SharedLogCell.initialise(self.control, number)
         RequestRing.initialise(self.control)
@@ -154,6 +165,8 @@ class BrokerMemory:
         words[HEADER + HEADER_VERSION] = LAYOUT_VERSION
         words[HEADER + HEADER_BOOT_ID] = time.time_ns()
         words[HEADER + HEADER_SUPERVISOR_PID] = os.getpid()
+        # Last: `mpbroker ctl` maps the segment from outside at any time, and takes one
+        # without the magic number for no broker's (inspect/attach.py).
         words[HEADER + HEADER_MAGIC] = MAGIC
 
     def inherit_from(self, parts: Mapping[str, Sequence[int]]) -> None:
