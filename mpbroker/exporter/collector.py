@@ -14,7 +14,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.exporter.exposition import Family, counter, gauge, histogram, summary
-from mpbroker.exporter.new_connections import new_connections
 from mpbroker.exporter.partitions import PartitionFigures, Partitions
 from mpbroker.exporter.quota_metrics import quota_families
 from mpbroker.exporter.request_log_counts import error_name
@@ -29,6 +28,7 @@ from mpbroker.ipc.counters.authentication_counts import (
 from mpbroker.ipc.counters.error_counts import read_errors
 from mpbroker.ipc.counters.request_metrics import Stage, read_apis
 from mpbroker.ipc.layout import (
+    ACCEPTOR_COUNTERS,
     CONNECTION_ENCRYPTION,
     CONTROL_RING,
     COORDINATOR,
@@ -43,6 +43,7 @@ from mpbroker.ipc.layout import (
     MAX_PROCESSORS,
     METRICS,
     METRICS_BLOCKED,
+    METRICS_CONNECTIONS,
     METRICS_DEATHS,
     METRICS_STARTS,
     PROCESSOR_BEAT,
@@ -62,6 +63,7 @@ from mpbroker.ipc.layout import (
 )
 from mpbroker.ipc.tables.client_software import software_of
 from mpbroker.ipc.tables.transaction_table import TransactionTable
+from mpbroker.network.connection_quotas import AcceptorCounter
 from mpbroker.network.security.encryption import encryption_names
 from mpbroker.supervisor.child import Role
 
@@ -77,7 +79,7 @@ _CONNECTIONS_A_LOOK: Final = 100_000
 _ENCRYPTIONS_SHOWN: Final = 100
 # As of partitions: whoever may commit may invent groups, and topics for them.
 MAX_POSITIONS_SHOWN: Final = 20_000
-_CLOSED: Final = {
+CLOSED_REASONS: Final = {
     ProcessorCounter.CLOSED_BY_PEER: "peer",
     ProcessorCounter.CLOSED_BAD_FRAME: "bad_frame",
     ProcessorCounter.CLOSED_IDLE: "idle",
@@ -85,6 +87,11 @@ _CLOSED: Final = {
     ProcessorCounter.CLOSED_BY_HANDLER: "broker",
     ProcessorCounter.LOST: "lost",
     ProcessorCounter.CLOSED_EXCESS: "excess",
+}
+_REFUSED: Final = {
+    AcceptorCounter.TOO_MANY_OF_ADDRESS: "address_count",
+    AcceptorCounter.TOO_FAST_OF_ADDRESS: "address_rate",
+    AcceptorCounter.NO_FILES: "no_files",
 }
 _WAITS: Final = {
     ProcessorCounter.WAITS_FOR_SLOT: "slot",
@@ -144,7 +151,7 @@ class Collector:
             *self._authentications(),
             *self._reauthentications(),
             *quota_families(self._quotas, *self._quota_window),
-            *new_connections(self._words, self._listeners),
+            *self._new_connections(),
             request_memory(self._words, self._arena_layout),
             *self._logs(logs),
             *topic_families(self._table, self._partitions.registry, self._ever()[:-1]),
@@ -270,6 +277,22 @@ class Collector:
 
     # -- network -------------------------------------------------------------------
 
+    def _new_connections(self) -> Iterable[Family]:
+        words = self._words
+        accepted = counter(
+            "mpbroker_connections_accepted_total", "Connections accepted."
+        )
+        refused = counter(
+            "mpbroker_connections_refused_total",
+            "Connections closed unserved, and why.",
+        )
+        for index, name in enumerate(self._listeners):
+            first = METRICS + METRICS_CONNECTIONS + index * ACCEPTOR_COUNTERS
+            accepted.add(words[first + AcceptorCounter.ACCEPTED], listener=name)
+            for each, reason in _REFUSED.items():
+                refused.add(words[first + each], listener=name, reason=reason)
+        return accepted, refused
+
     def _processor_ids(self) -> list[int]:
         return [
             number
@@ -313,7 +336,7 @@ class Collector:
             empty.add(words[counters + ProcessorCounter.EMPTY_POLLS], processor=number)
         for each, reason in _WAITS.items():
             waits.add(totals[each], reason=reason)
-        for each, reason in _CLOSED.items():
+        for each, reason in CLOSED_REASONS.items():
             closed.add(totals[each], reason=reason)
         moved.add(totals[ProcessorCounter.MOVED_OUT])
         resumed.add(totals[ProcessorCounter.RESUMED])

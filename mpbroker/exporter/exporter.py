@@ -96,38 +96,47 @@ class Exporter:
         self._families: list[Family] = []
         self._collected = 0.0
         self._next_idle_look = 0.0
-        self._request_log = None
+        self._request_log: RequestLog | None = None
         if config.request_log_path is not None:
-            above_ns = config.slow_request_log_threshold_ms * 1_000_000
-            self._request_log = RequestLog(
-                self._words,
-                config.request_log_path,
-                config.request_log_max_bytes,
-                above_ns,
-                RequestLogCounts(
-                    self._collector.errors,
-                    partitions,
-                    self._topics,
-                    time.monotonic_ns(),
-                ),
-                ClientIds(self._words, memory.arena),
+            self._request_log = self._open_request_log(
+                config, config.request_log_path, memory, partitions
             )
         self._otlp: OtlpPusher | None = None
         self._push_s = config.otlp_interval_ms / 1e3
         self._next_push = time.monotonic() + self._push_s
         if config.otlp_endpoint:
-            # HTTP's client and threads: few need them.
+            # Imported here: HTTP's client and threads, which few brokers need.
             from mpbroker.exporter.otlp_push import OtlpPusher, target_of
 
             target = target_of(config, self._told())
             self._otlp = OtlpPusher(target) if target is not None else None
         self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
-        # Everybody's eventfd for "look at the phase": never read, so it is ours too.
+        # The eventfd that tells the housekeeper to look at the phase is never read, so
+        # it wakes this process as well.
         bell = memory.housekeeper_bell.fd
         self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
         self._server = None
         if sock is not None:
             self._server = HttpServer(sock, self._epoll, self.page)
+
+    def _open_request_log(
+        self,
+        config: BrokerConfig,
+        path: str,
+        memory: BrokerMemory,
+        partitions: Partitions,
+    ) -> RequestLog:
+        counts = RequestLogCounts(
+            self._collector.errors, partitions, self._topics, time.monotonic_ns()
+        )
+        return RequestLog(
+            self._words,
+            path,
+            config.request_log_max_bytes,
+            config.slow_request_log_threshold_ms * 1_000_000,
+            counts,
+            ClientIds(self._words, memory.arena),
+        )
 
     def run(self) -> None:
         """Serve until the broker stops."""

@@ -1,7 +1,8 @@
 """The same figures under the names that dashboards for Kafka ask for.
 
-One broker is the leader and the only replica of every partition, and its own
-controller: what dashboards watch of replicas is true, and never a reason to worry.
+A table: each row makes samples of one family of theirs out of families of ours. One
+broker is the leader and the only replica of every partition, and its own controller:
+so what dashboards watch of replicas is a constant, and true.
 
 Source: danielqsj/kafka_exporter (kafka_topic_*, kafka_consumergroup_*); the JMX
 exporter's usual rules for Kafka 2 and later (kafka_server_*, kafka_network_*,
@@ -10,9 +11,11 @@ kafka_log_*, kafka_controller_*).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
 
-from mpbroker.exporter.exposition import Family, counter, gauge
+from mpbroker.exporter.exposition import Family, Labels
 from mpbroker.exporter.request_memory import NAME as REQUEST_MEMORY
 from mpbroker.exporter.topic_traffic import (
     FETCHED,
@@ -21,189 +24,186 @@ from mpbroker.exporter.topic_traffic import (
     TOPIC_PRODUCED,
 )
 
-Labels = dict[str, object]
-Families = Mapping[str, Family]
 
-_RENAMED = {
-    "mpbroker_log_end_offset": (
-        ("kafka_topic_partition_current_offset", "Current offset of a partition."),
-        ("kafka_log_log_logendoffset", "Offset after the last record."),
-    ),
-    "mpbroker_log_start_offset": (
-        ("kafka_topic_partition_oldest_offset", "Oldest offset of a partition."),
-        ("kafka_log_log_logstartoffset", "First offset of a partition."),
-    ),
-    "mpbroker_group_committed_offset": (
-        ("kafka_consumergroup_current_offset", "Current offset of a group."),
-    ),
-    "mpbroker_group_lag": (("kafka_consumergroup_lag", "Lag of a group."),),
-    "mpbroker_log_size_bytes": (("kafka_log_log_size", "Bytes of a partition's log."),),
+class Row(NamedTuple):
+    """How samples of ours become samples of theirs.
+
+    Attributes:
+        name: of their family. Rows of the same name make one family, and add up.
+        text: what it means.
+        sources: names of our families.
+        labels: our labels that are kept, and what they call them. Samples that differ
+            in other labels alone are added up.
+        where: a label of ours and a pattern: the samples that count; None: all.
+        fixed: further labels of theirs.
+        each: counts for each sample in place of its value.
+        is_mean: the mean of the samples and not their sum.
+        kind: counter or gauge.
+    """
+
+    name: str
+    text: str
+    sources: tuple[str, ...]
+    labels: Mapping[str, str]
+    where: tuple[str, str] | None = None
+    fixed: Labels = ()
+    each: int | None = None
+    is_mean: bool = False
+    kind: str = "gauge"
+
+
+_ENDS: Final = ("mpbroker_log_end_offset",)
+_STARTS: Final = ("mpbroker_log_start_offset",)
+_SIZES: Final = ("mpbroker_log_size_bytes",)
+_COMMITTED: Final = ("mpbroker_group_committed_offset",)
+_LAG: Final = ("mpbroker_group_lag",)
+_OFFLINE: Final = ("mpbroker_partitions_offline",)
+_NOT_LISTED: Final = ("mpbroker_partitions_unloaded", "mpbroker_partitions_not_shown")
+_QUEUES: Final = ("mpbroker_queue_size",)
+_IDLE: Final = ("mpbroker_idle_ratio",)
+_VERSIONS: Final = ("mpbroker_requests_by_version_total",)
+_ERRORS: Final = ("mpbroker_request_errors_total",)
+
+_BROKER: Final[Mapping[str, str]] = {}
+_TOPIC: Final = {"topic": "topic"}
+_PARTITION: Final = {"topic": "topic", "partition": "partition"}
+_GROUP: Final = {"group": "consumergroup", "topic": "topic"}
+_POSITION: Final = {**_GROUP, "partition": "partition"}
+_SOFTWARE: Final = {
+    each: each for each in ("client_software_name", "client_software_version")
 }
-_SUMS = {
-    "mpbroker_group_committed_offset": "kafka_consumergroup_current_offset_sum",
-    "mpbroker_group_lag": "kafka_consumergroup_lag_sum",
-}
-# Of all topics, and by topic.
-_TOTALS = {
-    "kafka_server_brokertopicmetrics_bytesin_total": (PRODUCED, TOPIC_PRODUCED),
-    "kafka_server_brokertopicmetrics_bytesout_total": (FETCHED, TOPIC_FETCHED),
-}
-_CONNECTIONS = {
-    "mpbroker_client_connections": "software",
-    "mpbroker_tls_connections": "tls_info",
-}
-_IDLE = {
-    "processor": "kafka_network_socketserver_networkprocessoravgidle_percent",
-    "handler": "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
-}
-# Of each partition, where the only broker is its leader and has the only replica.
-_OF_A_PARTITION = {
-    "kafka_topic_partition_replicas": 1,
-    "kafka_topic_partition_in_sync_replica": 1,
-    "kafka_topic_partition_leader_is_preferred": 1,
-    "kafka_topic_partition_under_replicated_partition": 0,
-}
-_LEADER = "kafka_topic_partition_leader"
-# Likewise of the broker.
-_OF_THE_BROKER = {
-    "kafka_brokers": 1,
-    "kafka_controller_kafkacontroller_activecontrollercount": 1,
-    "kafka_server_replicamanager_underreplicatedpartitions": 0,
-    "kafka_server_replicamanager_underminisrpartitioncount": 0,
-}
+_CIPHER: Final = {"cipher": "cipher", "protocol": "protocol"}
+
+_SERVER: Final = "kafka_server_"
+_NETWORK: Final = "kafka_network_"
+_CONTROLLER: Final = "kafka_controller_kafkacontroller_"
+_REPLICAS: Final = "kafka_server_replicamanager_"
+_REQUESTS: Final = "kafka_network_requestmetrics_requests_total"
+_BY_VERSION: Final = "Requests by API and version."
+
+# fmt: off
+ROWS: Final = (
+    # Partitions.
+    Row("kafka_topic_partition_current_offset", "Current offset of a partition.",
+        _ENDS, _PARTITION),
+    Row("kafka_topic_partition_oldest_offset", "Oldest offset of a partition.",
+        _STARTS, _PARTITION),
+    Row("kafka_log_log_logendoffset", "Offset after the last record.",
+        _ENDS, _PARTITION),
+    Row("kafka_log_log_logstartoffset", "First offset of a partition.",
+        _STARTS, _PARTITION),
+    Row("kafka_log_log_size", "Bytes of a partition's log.", _SIZES, _PARTITION),
+    Row("kafka_topic_partition_replicas", "With one broker.",
+        _ENDS, _PARTITION, each=1),
+    Row("kafka_topic_partition_in_sync_replica", "With one broker.",
+        _ENDS, _PARTITION, each=1),
+    Row("kafka_topic_partition_leader_is_preferred", "With one broker.",
+        _ENDS, _PARTITION, each=1),
+    Row("kafka_topic_partition_under_replicated_partition", "With one broker.",
+        _ENDS, _PARTITION, each=0),
+    # Topics.
+    Row("kafka_topic_partitions", "Of all its partitions.", _ENDS, _TOPIC, each=1),
+    # Not over all topics: that sum would run backwards when a topic is deleted.
+    Row(_SERVER + "brokertopicmetrics_messagesin_total", "Of all its partitions.",
+        _ENDS, _TOPIC, kind="counter"),
+    # The families of all topics have no label "topic", so theirs has both sums.
+    Row(_SERVER + "brokertopicmetrics_bytesin_total", "Of all topics; and by topic.",
+        (PRODUCED, TOPIC_PRODUCED), _TOPIC, kind="counter"),
+    Row(_SERVER + "brokertopicmetrics_bytesout_total", "Of all topics; and by topic.",
+        (FETCHED, TOPIC_FETCHED), _TOPIC, kind="counter"),
+    # Groups.
+    Row("kafka_consumergroup_current_offset", "Current offset of a group.",
+        _COMMITTED, _POSITION),
+    Row("kafka_consumergroup_lag", "Lag of a group.", _LAG, _POSITION),
+    Row("kafka_consumergroup_current_offset_sum", "Of all its partitions.",
+        _COMMITTED, _GROUP),
+    Row("kafka_consumergroup_lag_sum", "Of all its partitions.", _LAG, _GROUP),
+    # Connections.
+    Row(_SERVER + "socket_server_metrics_connections_software",
+        "Connections of all processors.",
+        ("mpbroker_client_connections",), _SOFTWARE),
+    Row(_SERVER + "socket_server_metrics_connections_tls_info",
+        "Connections of all processors.", ("mpbroker_tls_connections",), _CIPHER),
+    Row(_SERVER + "socketservermetrics_connection_count", "Of the broker.",
+        ("mpbroker_connections",), _BROKER),
+    # Requests.
+    Row(_REQUESTS, _BY_VERSION, _VERSIONS, {"api": "request", "version": "version"},
+        kind="counter"),
+    # Kafka counts a Fetch twice, the second time by its sender: no broker follows us.
+    Row(_REQUESTS, _BY_VERSION, _VERSIONS, {"version": "version"},
+        where=("api", "Fetch"), fixed=(("request", "FetchConsumer"),), kind="counter"),
+    Row(_NETWORK + "requestmetrics_errors_total", "Answers with errors.",
+        _ERRORS, {"api": "request", "error": "error"}, kind="counter"),
+    Row(_NETWORK + "requestchannel_requestqueuesize", "Of the broker.",
+        _QUEUES, _BROKER, where=("queue", "request")),
+    Row(_NETWORK + "requestchannel_responsequeuesize", "Of the broker.",
+        _QUEUES, _BROKER, where=("queue", "response-*")),
+    Row(_NETWORK + "socketserver_memorypoolused", "Of the broker.",
+        (REQUEST_MEMORY,), _BROKER, where=("state", "used")),
+    Row(_NETWORK + "socketserver_memorypoolavailable", "Of the broker.",
+        (REQUEST_MEMORY,), _BROKER, where=("state", "available")),
+    Row(_NETWORK + "socketserver_networkprocessoravgidle_percent", "Of the broker.",
+        _IDLE, _BROKER, where=("role", "processor"), is_mean=True),
+    Row(_SERVER + "kafkarequesthandlerpool_requesthandleravgidle_percent",
+        "Of the broker.", _IDLE, _BROKER, where=("role", "handler"), is_mean=True),
+    # The broker. Without sources a row is one sample.
+    Row("kafka_brokers", "Of the broker.", (), _BROKER, each=1),
+    Row(_CONTROLLER + "activecontrollercount", "Of the broker.", (), _BROKER, each=1),
+    Row(_CONTROLLER + "offlinepartitionscount", "Of the broker.", _OFFLINE, _BROKER),
+    Row(_REPLICAS + "offlinereplicacount", "Of the broker.", _OFFLINE, _BROKER),
+    Row(_REPLICAS + "underreplicatedpartitions", "Of the broker.",
+        (), _BROKER, each=0),
+    Row(_REPLICAS + "underminisrpartitioncount", "Of the broker.",
+        (), _BROKER, each=0),
+    Row(_REPLICAS + "partitioncount", "Of the broker.", _ENDS, _BROKER, each=1),
+    Row(_REPLICAS + "partitioncount", "Of the broker.", _NOT_LISTED, _BROKER),
+    Row(_REPLICAS + "leadercount", "Of the broker.", _ENDS, _BROKER, each=1),
+    Row(_REPLICAS + "leadercount", "Of the broker.", _NOT_LISTED, _BROKER),
+)
+# fmt: on
 
 
 def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]:
-    """Further families, out of those there are."""
+    """Return their families, made of ours."""
     by_name = {family.name: family for family in families}
-    for source, names in _RENAMED.items():
-        for name, text in names:
-            yield _renamed(name, text, by_name[source])
-    for source, name in _SUMS.items():
-        yield _sum(name, by_name[source], ("group", "topic"))
-    for name, sources in _TOTALS.items():
-        family = counter(name, "Of all topics; and by topic.")
-        for source in sources:
-            for _, labels, value in by_name[source].samples:
-                family.add(value, **dict(labels))
-        yield family
-    for source, what in _CONNECTIONS.items():
-        name = f"kafka_server_socket_server_metrics_connections_{what}"
-        yield _renamed(name, "Connections of all processors.", by_name[source])
-    yield from _requests(by_name)
-    yield from _partitions(by_name, node_id)
-    yield from _broker(by_name)
-
-
-def _requests(by_name: Families) -> Iterable[Family]:
-    requests = counter(
-        "kafka_network_requestmetrics_requests_total", "Requests by API and version."
+    leader = Row(
+        "kafka_topic_partition_leader",
+        "With one broker.",
+        _ENDS,
+        _PARTITION,
+        each=node_id,
     )
-    for _, labels, value in by_name["mpbroker_requests_by_version_total"].samples:
-        of = dict(labels)
-        requests.add(value, request=of["api"], version=of["version"])
-        if of["api"] == "Fetch":  # Kafka counts them twice: nobody follows us
-            requests.add(value, request="FetchConsumer", version=of["version"])
-    errors = counter(
-        "kafka_network_requestmetrics_errors_total", "Answers with errors."
+    made: dict[str, Family] = {}
+    sums: dict[str, dict[Labels, float]] = {}
+    for row in (*ROWS, leader):
+        made.setdefault(row.name, Family(row.name, row.kind, row.text))
+        _add(row, by_name, sums.setdefault(row.name, {}))
+    for name, family in made.items():
+        family.samples = [("", labels, value) for labels, value in sums[name].items()]
+    return made.values()
+
+
+def _add(row: Row, by_name: Mapping[str, Family], sums: dict[Labels, float]) -> None:
+    """Add what a row makes to the samples of its family."""
+    samples = [
+        (labels, value)
+        for source in row.sources
+        for _, labels, value in by_name[source].samples
+        if row.where is None or _matches(labels, *row.where)
+    ]
+    if not row.labels and not row.is_mean:
+        sums.setdefault((), 0)  # a sum of nothing is shown, too
+    if not row.sources and row.each is not None:
+        samples = [((), row.each)]
+    share = 1 / len(samples) if samples and row.is_mean else 1
+    kept, fixed, each = row.labels, row.fixed, row.each
+    for labels, value in samples:
+        theirs = tuple((kept[key], label) for key, label in labels if key in kept)
+        place = (*fixed, *theirs)
+        sums[place] = sums.get(place, 0) + (value if each is None else each) * share
+
+
+def _matches(labels: Labels, name: str, pattern: str) -> bool:
+    return any(
+        key == name and fnmatchcase(str(label), pattern) for key, label in labels
     )
-    for _, labels, value in by_name["mpbroker_request_errors_total"].samples:
-        of = dict(labels)
-        errors.add(value, request=of["api"], error=of["error"])
-    return requests, errors
-
-
-def _partitions(by_name: Families, node_id: int) -> Iterable[Family]:
-    ends = by_name["mpbroker_log_end_offset"]
-    for name, value in (*_OF_A_PARTITION.items(), (_LEADER, node_id)):
-        family = gauge(name, "With one broker.")
-        for _, labels, _ in ends.samples:
-            family.add(value, **dict(labels))
-        yield family
-    yield _sum("kafka_topic_partitions", ends, ("topic",), lambda _: 1)
-    records = _sum("kafka_server_brokertopicmetrics_messagesin_total", ends, ("topic",))
-    # By topic alone: a sum over all would run backwards when a topic is deleted.
-    records.kind = "counter"
-    yield records
-
-
-def _broker(by_name: Families) -> Iterable[Family]:
-    for name, value in _OF_THE_BROKER.items():
-        yield _one(name, value)
-    offline = _total(by_name["mpbroker_partitions_offline"])
-    for name in (
-        "kafka_controller_kafkacontroller_offlinepartitionscount",
-        "kafka_server_replicamanager_offlinereplicacount",
-    ):
-        yield _one(name, offline)
-    count = len(by_name["mpbroker_log_end_offset"].samples) + sum(
-        _total(by_name[f"mpbroker_partitions_{kind}"])
-        for kind in ("unloaded", "not_shown")
-    )
-    for name in (
-        "kafka_server_replicamanager_partitioncount",
-        "kafka_server_replicamanager_leadercount",
-    ):
-        yield _one(name, count)
-    yield _one(
-        "kafka_server_socketservermetrics_connection_count",
-        _total(by_name["mpbroker_connections"]),
-    )
-    queues = {
-        str(dict(labels)["queue"]): value
-        for _, labels, value in by_name["mpbroker_queue_size"].samples
-    }
-    yield _one("kafka_network_requestchannel_requestqueuesize", queues["request"])
-    yield _one(
-        "kafka_network_requestchannel_responsequeuesize",
-        sum(size for name, size in queues.items() if name.startswith("response")),
-    )
-    for _, labels, size in by_name[REQUEST_MEMORY].samples:
-        use = dict(labels)["state"]
-        yield _one(f"kafka_network_socketserver_memorypool{use}", size)
-    for role, name in _IDLE.items():
-        ratios = [
-            value
-            for _, labels, value in by_name["mpbroker_idle_ratio"].samples
-            if dict(labels)["role"] == role
-        ]
-        if ratios:
-            yield _one(name, sum(ratios) / len(ratios))
-
-
-def _one(name: str, value: float) -> Family:
-    family = gauge(name, "Of the broker.")
-    family.add(value)
-    return family
-
-
-def _total(source: Family) -> float:
-    return sum(value for _, _, value in source.samples)
-
-
-def _theirs(labels: Iterable[tuple[str, object]]) -> Labels:
-    return {"consumergroup" if key == "group" else key: label for key, label in labels}
-
-
-def _renamed(name: str, text: str, source: Family) -> Family:
-    family = gauge(name, text)
-    for _, labels, value in source.samples:
-        family.add(value, **_theirs(labels))
-    return family
-
-
-def _sum(
-    name: str,
-    source: Family,
-    kept: Sequence[str],
-    weigh: Callable[[float], float] = float,
-) -> Family:
-    """Add samples up that differ in other labels."""
-    sums: dict[tuple[tuple[str, object], ...], float] = {}
-    for _, labels, value in source.samples:
-        place = tuple((key, label) for key, label in labels if key in kept)
-        sums[place] = sums.get(place, 0) + weigh(value)
-    family = gauge(name, "Of all its partitions.")
-    for place, value in sums.items():
-        family.add(int(value), **_theirs(place))
-    return family

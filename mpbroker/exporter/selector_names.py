@@ -10,9 +10,10 @@ Source: Kafka's Selector.SelectorMetrics; the JMX exporter's example kafka-2_0_0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+from mpbroker.exporter.collector import CLOSED_REASONS
 from mpbroker.exporter.exposition import Family, counter, gauge
 from mpbroker.ipc.counters.authentication_counts import (
     AuthenticationResult,
@@ -33,38 +34,34 @@ _TEXT: Final = "As Kafka's selectors have it."
 C = ProcessorCounter
 R = AuthenticationResult
 
-_CLOSED: Final = (
-    C.CLOSED_BY_PEER,
-    C.CLOSED_BAD_FRAME,
-    C.CLOSED_IDLE,
-    C.CLOSED_ERROR,
-    C.CLOSED_BY_HANDLER,
-    C.LOST,
-    C.CLOSED_EXCESS,
+_NO_FAILURE: Final = (
+    R.HANDSHAKE,
+    R.AUTHENTICATED,
+    R.REAUTHENTICATED,
+    R.SESSION_EXPIRED,
 )
-_SUCCESSFUL: Final = (R.HANDSHAKE, R.AUTHENTICATED)
-_AGAIN: Final = (R.REAUTHENTICATED,)
-_NO_FAILURE: Final = (*_SUCCESSFUL, *_AGAIN, R.SESSION_EXPIRED)
+# What of a processor's row is added up for each name.
+_COUNTED: Final[Mapping[str, Sequence[int]]] = {
+    "connection_creation": (PROCESSOR_REGISTERED,),
+    "connection_close": [PROCESSOR_COUNTERS + each for each in CLOSED_REASONS],
+    "incoming_byte": (PROCESSOR_COUNTERS + C.BYTES_IN,),
+    "outgoing_byte": (PROCESSOR_COUNTERS + C.BYTES_OUT,),
+    "request": (PROCESSOR_COUNTERS + C.REQUESTS,),
+    "response": (PROCESSOR_COUNTERS + C.REQUESTS,),
+    "select": (PROCESSOR_COUNTERS + C.POLLS,),
+    "io_wait_time_ns": (PROCESSOR_COUNTERS + C.IDLE_NS,),
+}
+# How attempts to authenticate have ended that are added up for each name.
+_AUTHENTICATED: Final[Mapping[str, Sequence[AuthenticationResult]]] = {
+    "successful_authentication": (R.HANDSHAKE, R.AUTHENTICATED),
+    "failed_authentication": [each for each in R if each not in _NO_FAILURE],
+    "successful_reauthentication": (R.REAUTHENTICATED,),
+}
+_NAMES: Final = (*_COUNTED, *_AUTHENTICATED)
 
-
-class _Totals(NamedTuple):
-    """Of one processor; each is shown as a total and, but for the last, as a rate."""
-
-    connection_creation: int
-    connection_close: int
-    incoming_byte: int
-    outgoing_byte: int
-    request: int
-    response: int
-    select: int
-    successful_authentication: int
-    failed_authentication: int
-    successful_reauthentication: int
-    io_wait_time_ns: int
-
-
-_FIELDS: Final = _Totals._fields
-_WITH_RATES: Final = _FIELDS[:-1]
+# The totals of one processor by name. Each is shown as it is, and as a rate unless it
+# is a time.
+_Totals = dict[str, int]
 
 
 class SelectorNames:
@@ -82,7 +79,7 @@ class SelectorNames:
         self._rates: dict[int, dict[str, float]] = {}
 
     def look(self, now_ns: int) -> None:
-        """Reckon what has changed since the last look."""
+        """Compute what has changed since the last look."""
         now, span_s = self._totals(), (now_ns - self._before_ns) / 1e9
         if self._before and span_s > 0:
             self._rates = {
@@ -93,35 +90,37 @@ class SelectorNames:
         self._before, self._before_ns = now, now_ns
 
     def families(self) -> list[Family]:
-        """All of them, by processor."""
-        words = self._words
-        totals = {name: counter(f"{_PREFIX}{name}_total", _TEXT) for name in _FIELDS}
+        """Return all of them, by processor."""
+        totals = {name: counter(f"{_PREFIX}{name}_total", _TEXT) for name in _NAMES}
         gauges: dict[str, Family] = {}
         for number, values in self._totals().items():
-            row = processor_row(number)
-            listener = words[row + PROCESSOR_LISTENER] - 1
             labels: dict[str, object] = {
-                "listener": self._listeners[listener]
-                if 0 <= listener < len(self._listeners)
-                else "",
+                "listener": self._listener(number),
                 "network_processor": number,
             }
-            for name, value in values._asdict().items():
+            for name, value in values.items():
                 totals[name].add(value, **labels)
-            again = read_reauthentication(words, [number])
-            shown = {
-                "connection_count": words[row + PROCESSOR_COUNTERS + C.CONNECTIONS],
-                "request_size_avg": values.incoming_byte / max(1, values.request),
-                "reauthentication_latency_avg": again.sum_ns
-                / 1e6
-                / max(1, again.times),
-                "reauthentication_latency_max": again.max_ns / 1e6,
-                **self._rates.get(number, {}),
-            }
-            for name, value in shown.items():
+            for name, shown in self._gauges(number, values).items():
                 family = gauges.setdefault(name, gauge(_PREFIX + name, _TEXT))
-                family.add(value, **labels)
+                family.add(shown, **labels)
         return [*totals.values(), *gauges.values()]
+
+    def _listener(self, number: int) -> str:
+        index = self._words[processor_row(number) + PROCESSOR_LISTENER] - 1
+        known = 0 <= index < len(self._listeners)
+        return self._listeners[index] if known else ""
+
+    def _gauges(self, number: int, totals: _Totals) -> dict[str, float]:
+        words = self._words
+        open_now = words[processor_row(number) + PROCESSOR_COUNTERS + C.CONNECTIONS]
+        again = read_reauthentication(words, [number])
+        return {
+            "connection_count": open_now,
+            "request_size_avg": totals["incoming_byte"] / max(1, totals["request"]),
+            "reauthentication_latency_avg": again.sum_ns / 1e6 / max(1, again.times),
+            "reauthentication_latency_max": again.max_ns / 1e6,
+            **self._rates.get(number, {}),
+        }
 
     def _totals(self) -> dict[int, _Totals]:
         return {
@@ -132,39 +131,27 @@ class SelectorNames:
 
     def _totals_of(self, number: int) -> _Totals:
         words, row = self._words, processor_row(number)
-        first = row + PROCESSOR_COUNTERS
-        counted = words[first : first + len(C)].tolist()
         ended = read_authentications(words, [number])
-        return _Totals(
-            connection_creation=words[row + PROCESSOR_REGISTERED],
-            connection_close=sum(counted[each] for each in _CLOSED),
-            incoming_byte=counted[C.BYTES_IN],
-            outgoing_byte=counted[C.BYTES_OUT],
-            request=counted[C.REQUESTS],
-            response=counted[C.REQUESTS],
-            select=counted[C.POLLS],
-            successful_authentication=sum(ended[each] for each in _SUCCESSFUL),
-            failed_authentication=sum(
-                count for each, count in ended.items() if each not in _NO_FAILURE
-            ),
-            successful_reauthentication=sum(ended[each] for each in _AGAIN),
-            io_wait_time_ns=counted[C.IDLE_NS],
-        )
+        return {
+            name: sum(words[row + word] for word in counted)
+            for name, counted in _COUNTED.items()
+        } | {
+            name: sum(ended[each] for each in results)
+            for name, results in _AUTHENTICATED.items()
+        }
 
 
 def _rates(now: _Totals, before: _Totals, span_s: float) -> dict[str, float]:
-    found = {
-        f"{name}_rate": max(0.0, getattr(now, name) - getattr(before, name)) / span_s
-        for name in _WITH_RATES
-    }
-    waited_ns = now.io_wait_time_ns - before.io_wait_time_ns
-    # Who sleeps longer than the time between two looks counts it all at once.
-    waited = min(1.0, max(0.0, waited_ns / (span_s * 1e9)))
-    polls = max(1, now.select - before.select)
+    grown = {name: max(0, now[name] - before[name]) for name in _NAMES}
+    waited_ns = grown.pop("io_wait_time_ns")
+    # A processor that sleeps longer than the time between two looks counts it all at
+    # once, hence the bound.
+    waited = min(1.0, waited_ns / (span_s * 1e9))
+    polls = max(1, grown["select"])
     return {
-        **found,
+        **{f"{name}_rate": value / span_s for name, value in grown.items()},
         "io_wait_ratio": waited,
         "io_ratio": 1.0 - waited,
-        "io_wait_time_ns_avg": max(0, waited_ns) / polls,
+        "io_wait_time_ns_avg": waited_ns / polls,
         "io_time_ns_avg": (1.0 - waited) * span_s * 1e9 / polls,
     }
