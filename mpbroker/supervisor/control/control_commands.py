@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mpbroker.base.errors import MpbrokerError
 from mpbroker.base.logger import get_logger
@@ -38,49 +38,47 @@ class ControlError(MpbrokerError):
     """A command that cannot be carried out; the text says why."""
 
 
+class Sources(NamedTuple):
+    """What commands are answered from.
+
+    Attributes:
+        view: the broker's shared memory.
+        children: all processes, as the supervisor has them.
+        identity: what is published of the broker; see broker.py.
+        deaths: what is kept of the dead.
+        rows: returns how many rows of the partition table are in use.
+        name_of_row: returns the topic and partition of a row.
+        resizing: says whether processes still start or retire, or will.
+        closed: says for how long no partition has been opened; None: all may be.
+        arena: where requests lie.
+    """
+
+    view: BrokerView
+    children: list[Child]
+    identity: Mapping[str, Any]
+    deaths: DeathRecords
+    rows: Callable[[], int]
+    name_of_row: NameOfRow
+    resizing: Callable[[], bool]
+    closed: Callable[[], Closed | None]
+    arena: memoryview
+
+
 class ControlCommands:
     """The commands of one broker.
 
-    Attributes:
-        deaths: what is kept of the dead.
-
     Args:
-        view: its shared memory.
-        children: of all roles, as the supervisor has them.
-        identity: what is published of the broker; see broker.py.
-        deaths: likewise.
-        rows: how many rows of the partition table are in use.
-        name_of_row: the topic and partition of a row.
-        actions: further commands, by name.
-        resizing: whether processes still start or retire, or will.
-        closed: for how long nobody has opened a partition; None: everybody may.
-        arena: where requests lie.
+        actions: the commands that change something, by name.
     """
 
     def __init__(
         self,
-        *,
-        view: BrokerView,
-        children: list[Child],
-        identity: Mapping[str, Any],
-        deaths: DeathRecords,
-        rows: Callable[[], int],
-        name_of_row: NameOfRow,
+        sources: Sources,
         actions: Mapping[str, Callable[[dict[str, Any]], Any]],
-        resizing: Callable[[], bool],
-        closed: Callable[[], Closed | None],
-        arena: memoryview,
     ) -> None:
-        self._view = view
-        self._children = children
-        self._identity = identity
-        self.deaths = deaths
-        self._rows = rows
-        self._name_of_row = name_of_row
-        self._resizing = resizing
-        self._closed = closed
+        self.deaths = sources.deaths
+        self._sources = sources
         self._say_closed_s = _CLOSED_LONG_S
-        self._arena = arena
         self._unsynced_since: dict[int, tuple[int, int]] = {}
         self._next_look = 0.0
         self._clock_ahead_s = time.time() - time.monotonic()
@@ -112,7 +110,7 @@ class ControlCommands:
         self._watch_closed()
         if now < self._next_look:
             return
-        rows = self._rows()
+        rows = self._sources.rows()
         self._next_look = now + (
             _LOOK_AT_MANY_S if rows > _MANY_ROWS else _LOOK_EVERY_S * 0.9
         )
@@ -121,12 +119,12 @@ class ControlCommands:
             row: before[row]
             if row in before and before[row][0] == durable
             else (durable, now_ns)
-            for row, (durable, _) in self._view.unsynced_rows(rows).items()
+            for row, (durable, _) in self._sources.view.unsynced_rows(rows).items()
         }
 
     def _watch_closed(self) -> None:
         """Say it again and again, but ever less often, while partitions are closed."""
-        closed = self._closed()
+        closed = self._sources.closed()
         if closed is not None and closed.for_s >= self._say_closed_s:
             self._say_closed_s = closed.for_s + min(closed.for_s, _CLOSED_AGAIN_S)
             _LOG.warning(
@@ -145,27 +143,31 @@ class ControlCommands:
     # -- what it answers ---------------------------------------------------------------
 
     def _figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return self._view.figures() | {
-            "pid": self._identity["pid"],
+        return self._sources.view.figures() | {
+            "pid": self._sources.identity["pid"],
             "processes": self._processes(),
-            "limits": self._identity["limits"],
-            "resizing": self._resizing(),
+            "limits": self._sources.identity["limits"],
+            "resizing": self._sources.resizing(),
         }
 
     def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        rows = self._rows()
+        rows = self._sources.rows()
         since = {row: at for row, (_, at) in self._unsynced_since.items()}
-        offline, closed = self._view.offline_rows(rows), self._closed()
-        named = map(self._name_of_row, offline[:_MAX_OFFLINE_NAMED])
-        shown = {k: v for k, v in self._identity.items() if k not in ("deaths",)}
+        offline, closed = self._sources.view.offline_rows(rows), self._sources.closed()
+        named = map(self._sources.name_of_row, offline[:_MAX_OFFLINE_NAMED])
+        shown = {
+            k: v for k, v in self._sources.identity.items() if k not in ("deaths",)
+        }
         return (
             shown
             | self._figures(arguments)
             | {
-                "uptime_s": round(time.time() - self._identity["started"], 3),
+                "uptime_s": round(time.time() - self._sources.identity["started"], 3),
                 "deaths": self.deaths.total,
                 "clock_jumps": list(self._clock_jumps),
-                "power_cut": self._view.power_cut(rows, self._name_of_row, since),
+                "power_cut": self._sources.view.power_cut(
+                    rows, self._sources.name_of_row, since
+                ),
                 "offline": [list(name) for name in named if name is not None],
                 "offline_partitions": len(offline),
                 "closed": None if closed is None else closed._asdict(),
@@ -175,26 +177,28 @@ class ControlCommands:
 
     def _processes(self) -> list[dict[str, Any]]:
         now = time.monotonic()
-        return [describe_child(child, now) for child in self._children]
+        return [describe_child(child, now) for child in self._sources.children]
 
     def _connections(self, arguments: dict[str, Any]) -> dict[str, Any]:
         first = integer(arguments, "from", 0, 1 << 31, 0)
         limit = integer(arguments, "limit", 1, _MAX_CONNECTIONS_AN_ANSWER, 1000)
-        found, more_from = self._view.connections(first, limit)
+        found, more_from = self._sources.view.connections(first, limit)
         return {"connections": found, "more_from": more_from}
 
     def _black_box(self, arguments: dict[str, Any]) -> dict[str, Any]:
         living = []
-        for child in self._children:
+        for child in self._sources.children:
             role, number = child.role.value, child.number
-            box = self._view.box(role, number)
+            box = self._sources.view.box(role, number)
             living.append(
                 {
                     "role": role,
                     "id": number,
                     "pid": child.pid,
                     "request": (
-                        executed_request(self._view.control, self._arena, number)
+                        executed_request(
+                            self._sources.view.control, self._sources.arena, number
+                        )
                         if child.role is Role.HANDLER
                         else None
                     ),

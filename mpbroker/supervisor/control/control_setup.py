@@ -116,25 +116,28 @@ class BrokerControl:
             from mpbroker.inspect.broker_view import BrokerView
             from mpbroker.inspect.deaths import DeathRecords
             from mpbroker.supervisor.control.control_actions import ControlActions
-            from mpbroker.supervisor.control.control_commands import ControlCommands
+            from mpbroker.supervisor.control.control_commands import (
+                ControlCommands,
+                Sources,
+            )
 
             memory, supervisor = self._memory, self._supervisor
             view = BrokerView(
                 memory.control.words, memory.table.segment.words, memory.boxes.words
             )
             actions = ControlActions(self._config, supervisor, view, self._use)
-            self._commands = ControlCommands(
+            sources = Sources(
                 view=view,
                 children=supervisor.children,
                 identity=self._identity,
                 deaths=DeathRecords(view, memory.arena),
                 rows=self._rows,
                 name_of_row=self._name_of_row,
-                actions=actions.commands(),
                 resizing=self._resizing,
                 closed=TransactionTable(memory.transactions).closed,
                 arena=memory.arena.view,
             )
+            self._commands = ControlCommands(sources, actions.commands())
         return self._commands
 
     def _resizing(self) -> bool:

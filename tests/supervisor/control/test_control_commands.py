@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from mpbroker.inspect.control_protocol import encode_frame
 from mpbroker.ipc.layout import MAX_PARTITIONS
 from mpbroker.ipc.tables.transaction_table import Closed
-from mpbroker.supervisor.control.control_commands import ControlCommands
+from mpbroker.supervisor.control.control_commands import ControlCommands, Sources
 
 LONGEST_NAME = "t" * 249
 
 
-def commands_of(view: object, closed: Closed | None = None) -> ControlCommands:
+def commands_of(
+    view: object, closed: Callable[[], Closed | None] = lambda: None
+) -> ControlCommands:
     parts: dict[str, Any] = {
         "view": view,
         "children": [],
@@ -22,12 +25,11 @@ def commands_of(view: object, closed: Closed | None = None) -> ControlCommands:
         "deaths": SimpleNamespace(total=0),
         "rows": lambda: MAX_PARTITIONS,
         "name_of_row": lambda row: (LONGEST_NAME, row),
-        "actions": {},
         "resizing": lambda: False,
-        "closed": lambda: closed,
+        "closed": closed,
         "arena": memoryview(b""),
     }
-    return ControlCommands(**parts)
+    return ControlCommands(Sources(**parts), {})
 
 
 def test_status_can_be_told_with_every_partition_offline() -> None:
@@ -49,10 +51,10 @@ def test_that_partitions_are_closed_is_said_ever_less_often(caplog: Any) -> None
         offline_rows=lambda rows: [],
         unsynced_rows=lambda rows: {},
     )
-    commands = commands_of(view)
+    seconds = 0
+    commands = commands_of(view, lambda: Closed(float(seconds), 2))
     said = []
     for seconds in range(300):
-        commands._closed = lambda at=seconds: Closed(float(at), 2)  # type: ignore[misc]
         before = len(caplog.records)
         commands.look()
         if len(caplog.records) > before:
