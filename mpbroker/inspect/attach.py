@@ -59,20 +59,6 @@ def find_brokers() -> list[FoundBroker]:
     return sorted(found, key=lambda each: (not each.alive, each.name))
 
 
-def process_state(pid: int) -> str:
-    """The letter of /proc/pid/stat: T is stopped, Z a zombie; "" if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    return process_state(pid) not in ("", "Z", "X")
-
-
 def attach(pid: int) -> BrokerView | None:
     """Map a broker's shared memory read-only.
 

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mpbroker.base.logger import get_logger
+from mpbroker.inspect.process_state import process_state
 from mpbroker.supervisor import probe
 from mpbroker.supervisor.listen_sockets import Listener, Origin
 from mpbroker.supervisor.probe import Outcome, Round
@@ -177,7 +178,7 @@ class Service:
             self._ask()
 
     def _waits_for_disk(self) -> bool:
-        return any(in_uninterruptible_sleep(pid) for pid in self._handlers())
+        return any(process_state(pid) == "D" for pid in self._handlers())
 
     def _look(self) -> None:
         if self._state is not _State.PROVING or not self._proved:
@@ -251,16 +252,3 @@ class Service:
             f"STATUS=Serving {on}; {self._describe()}"
             f"{unreached if self._unreached else ''}"
         ).replace("\n", " ")
-
-
-def in_uninterruptible_sleep(pid: int, proc: str = "/proc") -> bool:
-    """Whether a process waits for a device; False if there is none, or none can look.
-
-    Source: proc_pid_stat(5), field 3.
-    """
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:
-            # The command's name, in parentheses, may contain anything.
-            return file.read().rpartition(b")")[2].split()[0] == b"D"
-    except OSError:
-        return False

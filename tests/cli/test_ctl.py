@@ -13,7 +13,7 @@ import pytest
 
 from mpbroker.cli.ctl.ctl_connection import BrokerUnavailableError, ControlClient
 from mpbroker.cli.exit_codes import ExitCode
-from mpbroker.inspect.attach import process_state
+from mpbroker.inspect.process_state import process_state
 from mpbroker.ipc.named_segment import start_time
 from tests.support.broker import Broker
 from tests.support.children import wait_until

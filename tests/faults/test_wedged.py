@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker.inspect.process_state import process_state
 from mpbroker.protocol.api_key import ApiKey
 from mpbroker.protocol.headers import encode_request_header
-from mpbroker.supervisor.repair.leases import process_state
 from tests.bench import wire
 from tests.broker.load import children, dial, receive_frame
 from tests.faults.producers import Ledger

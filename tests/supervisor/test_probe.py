@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mpbroker.protocol.framing import encode_frame
 from mpbroker.supervisor.probe import Outcome, Round, Target
-from mpbroker.supervisor.service import in_uninterruptible_sleep
 from tests.support.children import TIMEOUT_S
 
 
@@ -189,14 +188,6 @@ def test_an_answer_never_given_is_a_failure(loop):
         probes.give_up(set())
         assert ended and probes.names(Outcome.FAILED) == ["PLAINTEXT"]
         assert "in vain" in probes.explain(Outcome.FAILED)
-
-
-@pytest.mark.parametrize("state", ["D", "S", "R", "T"])
-def test_only_uninterruptible_sleep_is_waiting_for_a_disk(tmp_path, state):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "stat").write_text(f"7 (a) D (b) {state} 1 7 7 0 -1")
-    assert in_uninterruptible_sleep(7, str(tmp_path)) == (state == "D")
-    assert not in_uninterruptible_sleep(8, str(tmp_path))
 
 
 def test_a_socket_that_the_loop_cannot_watch_ends_the_probe_and_is_closed(

@@ -15,7 +15,8 @@ from mpbroker.cli.ctl.ctl_connection import (
 from mpbroker.cli.ctl.ctl_text import duration, moment, plural, size
 from mpbroker.cli.exit_codes import ExitCode
 from mpbroker.cli.output import print_json, print_table
-from mpbroker.inspect.attach import attach, is_running, names_of_rows, process_state
+from mpbroker.inspect.attach import attach, names_of_rows
+from mpbroker.inspect.process_state import is_running, process_state
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document instead of text."

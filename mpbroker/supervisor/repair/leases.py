@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Final, Protocol
 
 from mpbroker.base.logger import get_logger
+from mpbroker.inspect.process_state import process_state
 from mpbroker.ipc.layout import (
     HANDLER_BUSY_SLOT,
     HANDLER_COUNTERS,
@@ -193,22 +194,6 @@ def may_one_be_stopped() -> bool:
         return os.waitid(os.P_ALL, 0, options) is not None
     except ChildProcessError:
         return False  # there are none
-
-
-def process_state(pid: int) -> str:
-    """The letter of proc_pid_stat(5); "" if the process is gone.
-
-    Likewise while there is no descriptor to look with: then nobody is judged.
-    """
-    try:
-        # open() would make twice as many system calls.
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, 4096).rpartition(b")")[2].split()[0].decode()
-        finally:
-            os.close(fd)
-    except OSError:
-        return ""
 
 
 def _waits_in_file_call(pid: int) -> bool:
