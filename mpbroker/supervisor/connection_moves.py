@@ -134,9 +134,11 @@ def rescue_connections(memory: BrokerMemory, processors: Iterable[int]) -> int:
         ]
         state = words[word + CONNECTION_STATE] & STATE_MASK
         if serving and state == ConnectionState.READING:
+            # One store gives the row away; the socket follows from the keeper.
             words[word + CONNECTION_OWNER] = serving[rescued % len(serving)] + 1
             rescued += 1
     if rescued:
+        # After the last row: the keeper looks at them once for each such change.
         words[HEADER + HEADER_DEATH_EPOCH] += 1  # the keeper looks at all rows
         memory.keeper_bell.ring()
     return rescued

@@ -370,10 +370,12 @@ class Pools:
             return
         if child.role is Role.PROCESSOR:
             # Its connections go as they are answered, and nobody is hurried; should it
-            # hang, its lease runs out. ``_move_all`` tells it where to.
+            # hang, its lease runs out. ``_open_and_move`` tells it where to, and after
+            # this store: no acceptor gives it new ones while it gives those away.
             stop_accepting(self._memory, child.number)
             return
         child.killed_at = time.monotonic() + _RETIRE_S
+        # Each order is one store, and then a bell: it is read when the process wakes.
         if child.role is Role.HANDLER:
             self._words[handler_row(child.number) + HANDLER_ACTIVE] = 0
             self._count_handlers()
@@ -425,6 +427,7 @@ class Pools:
                 for other in self._children
                 if other.role is Role.PROCESSOR and _stays(other)
             }
+            # Last: it goes by the pid and the listener in the retired row, which are 0.
             rescue_connections(self._memory, others)
         _LOG.info("%s %d has retired", child.role.value, child.number)
 

@@ -308,6 +308,7 @@ class Supervisor(Loop):
         _, status = os.waitpid(child.pid, 0)
         box = self._box(child)
         box.note(EventKind.DIED, status)
+        # Before exited() closes it: its number may be another descriptor's at once.
         self.unwatch(pidfd)
         self.only_ours.discard(pidfd)
         child.exited(status)
@@ -325,7 +326,10 @@ class Supervisor(Loop):
                 child.last_exit,
             )
             count_of_role(self._words, METRICS_DEATHS, child.role)
+            # Before the repair, which gives the slots away that are the evidence; and
+            # the fences are looked at first, as the repair believes what it reads.
             self.on_death(child)
+        # A stopped process may hold a lock that the repair waits for: it is killed now.
         self.before_repair()
         was_killed = is_kill(status)
         rows = self._partition_rows()
@@ -338,6 +342,8 @@ class Supervisor(Loop):
         elif child.role is Role.PROCESSOR:
             self.repair.after_processor(child.number)
         box.note(EventKind.REPAIRED)
+        # The id is spare, and a successor forked, only now that nothing in memory is
+        # the dead process's any more.
         if child.state is ChildState.ENDED:
             self._pools.forget(child, was_killed=status != 0)
         elif child.state is ChildState.FAILED or child.crashes >= _MAX_CRASHES:

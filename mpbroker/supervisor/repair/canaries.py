@@ -102,6 +102,8 @@ class Canaries:
         for child in self._owner.children:
             if child.is_alive:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        # Awaited: one that still lived could append to a log that the new program
+        # recovers.
         for child in self._owner.children:
             if child.is_alive:
                 with contextlib.suppress(ChildProcessError):

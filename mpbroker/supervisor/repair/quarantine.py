@@ -78,6 +78,7 @@ class Quarantine:
 
     def _take(self, slot: int) -> None:
         words = self._memory.control.words
+        # 0 until the answer is whole; _ended() goes by it, wherever that process dies.
         words[slot_row(slot) + SLOT_RESPONSE_LENGTH] = 0
         self._owner.fork_aside(partial(self._see_to, slot), partial(self._ended, slot))
 
@@ -96,7 +97,7 @@ class Quarantine:
             return
         at = self._memory.arena_layout.block(slot) + ANSWER_AT
         self._memory.arena.view[at : at + len(answer)] = answer
-        words[row + SLOT_RESPONSE_LENGTH] = len(answer)  # last: it is all there
+        words[row + SLOT_RESPONSE_LENGTH] = len(answer)  # last: the answer is whole
 
     def _keep(self, frame: memoryview, connection: str) -> None:
         try:

@@ -4,6 +4,10 @@ Only the supervisor decides what becomes of a dead process's slots, and it repai
 death at a time. The order matters: partition locks are taken over and their intents
 settled before any request is put back, or the next append would make a batch that was
 never written look committed. After every repair everybody is woken.
+
+No repair can be cut short and then gone on with: a supervisor that is killed takes its
+children and the shared memory along. So the order of stores in here matters to the
+processes that live, and that take and answer requests all the while.
 """
 
 import time
@@ -87,15 +91,22 @@ class Repair:
                 and if it was at no request, any that it had parked or taken may be
                 what ended it.
         """
+        # First: a take that was not committed. Its slots are marked as the dead
+        # handler's and are still on the ring; taken for orphans they would be put there
+        # a second time.
         self._memory.ring.reclaim(handler)
         self._memory.control_ring.reclaim(handler)
         orphans = self._orphans_of(handler)
         suspects = self._suspects(handler, [] if was_killed else orphans, orphans)
         table = self._memory.table
+        # Before any request is put back. An intent is judged by the log's end: after
+        # the next append a batch that was never written would look committed.
         for slot in orphans:
             intent = self._words[slot_row(slot) + SLOT_INTENT]
             if intent:
                 table.row((intent & _INTENT_ROW_MASK) - 1).settle()
+        # Before the notices of _finish(): a handler that looks at a log again and finds
+        # the dead owner there would wait for its sync for ever.
         self._release_syncs(handler, partition_rows)
         fates = {slot: self._fate(slot, suspects, was_killed) for slot in orphans}
         if was_killed and _Fate.GUILTY not in fates.values():
@@ -119,6 +130,7 @@ class Repair:
             tries.hold(slot, now)
             return _Fate.GUILTY  # unless others turn out to die as well
         tries.forget(slot)
+        # Before the slot is put back: from then on its next handler may die of it.
         self._words[retries] += 1
         if self._words[retries] > MAX_RETRIES:
             self._quarantine(slot)
@@ -197,6 +209,7 @@ class Repair:
         """
         busy_word = handler_row(handler) + HANDLER_BUSY_SLOT
         busy = self._words[busy_word] - 1
+        # The successor has the same row, and has not begun with anything.
         self._words[busy_word] = 0
         return {busy} if busy in orphans else set(waiting)
 
@@ -234,6 +247,7 @@ class Repair:
         """
         row = slot_row(slot)
         kind, offset, length = answer
+        # All before the push: the processor reads them as soon as it finds the slot.
         self._words[row + SLOT_RESPONSE_KIND] = kind
         self._words[row + SLOT_RESPONSE_OFFSET] = offset
         self._words[row + SLOT_RESPONSE_LENGTH] = length
@@ -253,8 +267,11 @@ class Repair:
         """
         self._last_tries.note_kill(time.monotonic())
         slots = slots_in_use(self._words, processor)
+        # First: a put that was not committed. Its slots are marked as published and are
+        # not on the ring, where no handler would ever see them.
         self._memory.ring_of(processor).retract(slots)
-        # What is pushed from here on stays on the ring, for the successor.
+        # What is pushed from here on stays on the ring, for the successor. It is still
+        # CLAIMED: RESPONDING is stored by a processor that pops, and this one is dead.
         answered = set(self._memory.responses[processor].waiting())
         words = self._words
         for slot in slots:
@@ -275,6 +292,7 @@ class Repair:
         self._finish()
 
     def _finish(self) -> None:
+        # Flags before bells: a process that was woken and found nothing sleeps again.
         self._words[HEADER + HEADER_DEATH_EPOCH] += 1
         for notices in self._memory.notices:
             notices.overflow()

@@ -161,10 +161,16 @@ class Leaver:
             GenerationError: it took too long.
         """
         started = time.monotonic()
+        # Whatever fails from here on, the old program comes back to memory that is
+        # whole and children of which some are dead: it repairs after them and forks
+        # others. Therefore _run() takes the orders to retire back in the end.
         self._retire()
         retired = time.monotonic()
-        # While there is somebody who has them too: a keeper may be killed at any time.
+        # Before the processors are killed: the keeper may die at any time, and until it
+        # has given us its duplicates only they have the sockets as well.
         self._collect()
+        # No process of this memory runs from here on. It is in the state that deaths
+        # leave, which the repair makes one that can be described.
         self._kill(_KILLED)
         rows, repair = self._rows(), self._supervisor.repair
         for child in self._of(Role.HANDLER):

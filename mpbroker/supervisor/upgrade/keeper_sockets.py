@@ -99,14 +99,18 @@ def leave_with_successor(memory: BrokerMemory, pidfd: int) -> None:
         pidfd: the keeper's; it is reaped as after any death.
     """
     kept: list[KeptSocket] = []
+    # Before the kill. While we hold them too, a processor that dies takes none along.
     try:
         for _, each in sockets_of_keeper(memory, pidfd, _PATIENCE_S):
             kept.append(each)
     except OSError as error:  # the processors have them, unless one dies just now
         _LOG.warning("the keeper does not give its sockets: %s", error)
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    if _has_ended(pidfd, _PATIENCE_S):  # or it would take them back
+    # The successor reads the same queue: a keeper that is not dead yet would take from
+    # it what is left there, and die with it.
+    if _has_ended(pidfd, _PATIENCE_S):
         _leave(memory, kept)
+    # Ours last: what is in the queue is a duplicate.
     for each in kept:
         os.close(each.fd)
 
@@ -115,6 +119,7 @@ def _leave(memory: BrokerMemory, kept: list[KeptSocket]) -> None:
     sender = memory.keeper_pair[0]
     with_rows = [each.fd for each in kept if each.processor == HAS_ROW]
     try:
+        # First those without a row: the processors have no duplicates of them.
         for each in kept:
             if each.processor != HAS_ROW:
                 send_fds(sender, KEEP.pack(*each[1:]), [each.fd])

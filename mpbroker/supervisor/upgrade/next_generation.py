@@ -140,6 +140,9 @@ class NextGeneration:
                 lambda offset, length: arena[offset : offset + length],
             )
             lost = {each.fd for each in left.records if not made.add(each, now)}
+        # The rows are written, and no process reads them yet: no child of ours is
+        # forked, and the old program, if we fail, knows nothing of this memory. Its
+        # keeper has every socket until bury().
         memory.put_back(made.in_hand)
         kept = [each.fd for each in left.records if each.fd not in lost]
         self._keep(kept)

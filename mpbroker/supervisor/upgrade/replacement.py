@@ -28,12 +28,19 @@ def replace_program(command: Sequence[str], manifest: Manifest) -> None:
     except OSError as error:
         _forget_generation(manifest)
         raise UpgradeError(f"nothing can be handed over: {error}") from error
+    # Killed anywhere from here to the exec, the broker dies as at any other time: the
+    # children end with this process. What can be undone is what *fails*, and all of it
+    # is undone below.
     kept = {*manifest.fds, fd}
     shut_down()
-    # A signal that comes now waits until there is somebody who knows what to do.
+    # A signal that comes now waits: execve keeps what is pending, and what is blocked.
+    # Blocked before those that came already are given back to the kernel, or they would
+    # be delivered again at once, to a handler that does nothing.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     SignalSocket.give_back()
     try:
+        # Last before the exec, and taken back if that fails: a child that is forked
+        # with it, and executes something, would hold our segments and locks.
         for each in kept:
             os.set_inheritable(each, True)
         environ = {**os.environ, VARIABLE: environment_of_takeover(fd)}
