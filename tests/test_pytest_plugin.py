@@ -186,3 +186,28 @@ def test_a_broker_that_has_not_begun_to_serve_can_be_stopped(tmp_path: Path) -> 
     server = MpbrokerServer(tmp_path, {}, wait=False)
     server.stop()
     assert not Path(f"/proc/{server._process.pid}").exists()
+
+
+IMPORTS = """
+import sys
+from mpbroker.base.errors import MpbrokerError
+from mpbroker.testing import pytest_plugin
+
+if sys.argv[1] == "early":
+    pytest_plugin._import_client()
+before = set(sys.modules)
+server = object.__new__(pytest_plugin.MpbrokerServer)
+server.bootstrap = "127.0.0.1:1"  # where nothing listens
+try:
+    server.create_topic("flights")
+except MpbrokerError:
+    pass
+print(*(name for name in set(sys.modules) - before if name.startswith("mpbroker")))
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_the_client_is_imported_while_the_broker_starts(when: str) -> None:
+    command = [sys.executable, "-c", IMPORTS, when]
+    later = subprocess.check_output(command, text=True).split()
+    assert bool(later) is (when == "late")

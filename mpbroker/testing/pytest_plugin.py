@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -245,6 +246,8 @@ class MpbrokerServer:
 
 def _import_client() -> None:
     """Import what `MpbrokerServer.create_topic` does, while a broker starts."""
+    for name in ("addresses", "admin.topic_admin", "cluster"):
+        import_module(f"mpbroker.client.{name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
