@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker import __version__
@@ -245,6 +246,9 @@ class Broker:
     def _memory_of_generation(self, predecessor: Predecessor) -> BrokerMemory:
         """Make the shared memory, and end the children of the old program's layout."""
         memory = self._new_memory(Parts(None, predecessor.manifest.parts))
+        # Clients wait from here to the first fork: what is needed until then is
+        # imported now.
+        import_module("mpbroker.broker.watch")
         predecessor.end_generation(self._directories, memory)
         # Only what no process writes any more can be recovered. And not as if we were
         # alone: the old program, if it came back, would not know its log again.

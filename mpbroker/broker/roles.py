@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Final
 
 from mpbroker.base.logger import get_logger
@@ -153,6 +154,7 @@ class Roles:
 
         Not before the first fork: no client should wait for it.
         """
+        import_module("mpbroker.network.moves.keeper")
         from mpbroker.broker import coordinator_role
 
         coordinator_role.warm_up()

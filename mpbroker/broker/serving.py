@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
@@ -18,15 +17,13 @@ from mpbroker.ipc.layout import (
     ProcessorCounter,
     processor_row,
 )
-from mpbroker.supervisor.child import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from mpbroker.supervisor.control.control_setup import BrokerControl
+    from mpbroker.broker.watch import Watch
     from mpbroker.supervisor.live_config import LiveConfig
-    from mpbroker.supervisor.service import Service
     from mpbroker.supervisor.supervisor import Supervisor
     from mpbroker.supervisor.systemd import ServiceManager
     from mpbroker.supervisor.upgrade.running_broker import RunningBroker
@@ -73,8 +70,7 @@ class Serving:
         self._supervisor = supervisor
         self._live = live
         self._audience = audience
-        self._service: Service | None = None
-        self._control: BrokerControl | None = None
+        self._watch: Watch | None = None
         if audience.ready_fd is not None:
             supervisor.only_ours.add(audience.ready_fd)
         supervisor.make_upgrade = broker.upgrade
@@ -91,51 +87,21 @@ class Serving:
         self._supervisor.fork_pools()
 
     def begin(self) -> None:
-        """Make what only this process needs, while those processes get ready.
-
-        Imported here, after the fork: it makes the children neither later nor larger.
-        """
+        """Make what only this process needs, while those processes get ready."""
         gc.disable()
-        from mpbroker.supervisor.control.control_setup import BrokerControl
-        from mpbroker.supervisor.service import Service
+        from mpbroker.broker.watch import Watch
 
-        broker, supervisor, live = self._broker, self._supervisor, self._live
-        self._service = service = Service(
-            self._audience.manager,
-            supervisor,
-            broker.listeners,
+        audience = self._audience
+        self._watch = Watch(
+            self._broker,
+            self._supervisor,
+            audience.manager,
+            audience.stored_names,
             self._announce,
             self._figures,
-            lambda: (c.pid for c in supervisor.children if c.role is Role.HANDLER),
-            supervisor.is_accepting,
-            self._audience.stored_names,
         )
-        self._control = BrokerControl(
-            broker,
-            supervisor,
-            partial(live.rebase, supervisor),
-            live.has_news,
-            service.reload,
-        )
-        supervisor.on_hangup = self._control.hang_up
-        self._post_guards()
-        supervisor.each_turn(partial(live.turn, supervisor))
-        service.begin()
+        self._watch.begin(self._live)
         _freeze()
-
-    def _post_guards(self) -> None:
-        """Let all that watches the children begin, before the first death."""
-        from mpbroker.supervisor.orphans import Orphans
-        from mpbroker.supervisor.repair.canaries import Canaries
-        from mpbroker.supervisor.repair.leases import Leases
-        from mpbroker.supervisor.repair.quarantine import Quarantine
-
-        broker, supervisor = self._broker, self._supervisor
-        words = broker.memory.control.words
-        Leases(supervisor, words).begin()
-        Quarantine(supervisor, broker.memory, broker.directories[0].path).begin()
-        Canaries(supervisor, words, broker.listeners).begin()
-        Orphans(supervisor).begin()
 
     def run(self, all_serve: Callable[[], None] | None = None) -> int:
         """Supervise until told to stop; return the exit code.
@@ -143,10 +109,10 @@ class Serving:
         Args:
             all_serve: called once, when all processes serve.
         """
-        assert self._service is not None
+        assert self._watch is not None
         supervisor = self._supervisor
         if supervisor.start():
-            self._service.all_started()
+            self._watch.all_started()
             if all_serve is not None:
                 all_serve()
             supervisor.run()
@@ -154,11 +120,11 @@ class Serving:
 
     def stop(self) -> None:
         """End all children in order; leave nothing behind."""
-        if self._service is not None:
-            self._service.stopping()
+        if self._watch is not None:
+            self._watch.stopping()
         self._supervisor.stop()
-        if self._control is not None:
-            self._control.close()
+        if self._watch is not None:
+            self._watch.close()
         if self._audience.pid_file is not None:
             self._audience.pid_file.unlink(missing_ok=True)
 
