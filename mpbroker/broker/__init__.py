@@ -25,17 +25,18 @@ def serve(
 
     Args:
         config: the settings.
-        ready_fd: gets one line of JSON when every process serves, and is closed.
+        ready_fd: receives one line of JSON when the broker serves, and is closed.
         daemon: go to the background; the caller returns once the broker serves.
-        pid_file: gets the supervisor's process id.
+        pid_file: receives the supervisor's process id.
 
     Raises:
-        MpbrokerError: it cannot start; nothing is left behind.
+        MpbrokerError: the broker cannot start; nothing is left behind.
     """
-    gc.disable()  # until all is imported and made, and then frozen
+    gc.disable()  # until the start has imported and made everything; see _freeze()
     from mpbroker.broker.broker import Broker
 
-    # A program that takes over from another is a daemon already, if that was one.
+    # A program that takes over runs in the process of the one before it, which is in
+    # the background already if that was asked for.
     if daemon and TAKEOVER_VARIABLE not in os.environ:
         from mpbroker.broker.daemon import serve_as_daemon
 

@@ -1,4 +1,4 @@
-"""Builds what asks the authorizer, for each process that executes requests."""
+"""Build what asks the authorizer, in each process that executes requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def check_authorizer(config: BrokerConfig) -> None:
-    """Import an authorizer of somebody else's, and see that it takes the settings.
+    """Import the class that authorizer.class.name names, and try the settings on it.
 
-    Once, before the first fork: what is wrong with it is said by the command, and no
-    child need import it again.
+    Done once, before the first fork: an error is reported by the command, and no child
+    needs to import the class again.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the class cannot be used.
     """
     parse_super_users(config.super_users)
     name = config.authorizer_class_name
@@ -50,7 +50,7 @@ def _foreign_authorizer(config: BrokerConfig) -> Authorizer:
 def request_contexts(
     memory: BrokerMemory, listeners: Sequence[Listener]
 ) -> RequestContexts:
-    """What a process asks about the senders of requests."""
+    """Return a process's view of who sends its requests: principal, host, listener."""
     from mpbroker.server.request_context import RequestContexts
 
     return RequestContexts(
@@ -69,7 +69,7 @@ def make_authorization(
     listeners: Sequence[Listener],
     registry: TopicRegistry,
 ) -> Authorization | None:
-    """Return what a process asks; None: everybody may do everything."""
+    """Return what asks the authorizer; None: there is none, and all is allowed."""
     name = config.authorizer_class_name
     if not name:
         return None

@@ -74,7 +74,7 @@ class Broker:
         """Describe a broker.
 
         Args:
-            is_trial: stop as soon as a request has come through.
+            is_trial: it stops as soon as a request has come through every stage.
         """
         self._config = config
         self._is_trial = is_trial
@@ -114,7 +114,7 @@ class Broker:
     # -- the ways to start -------------------------------------------------------------
 
     def _start_fresh(self, ready_fd: int | None, pid_file: Path | None) -> int:
-        """Start on what the files say, and serve."""
+        """Start from the files alone, and serve."""
         check_files(self._config, pid_file)
         self._directories = open_log_directories(self._config.log_dirs)
         check_settings(self._config)
@@ -141,8 +141,8 @@ class Broker:
     def _try_takeover(self, before: Takeover) -> int:
         """Find out whether this program could take over, and tell the running one.
 
-        It reads the settings, attaches the memory, and then is a broker with data of
-        its own until a request has come through.
+        It reads the settings, attaches the memory, and is then a broker with data of
+        its own until a request has come through every stage.
         """
         try:
             before.manifest.check(self._config)
@@ -224,7 +224,7 @@ class Broker:
         return [listener.endpoint.listener_name for listener in self._listeners]
 
     def _new_memory(self, parts: Parts) -> BrokerMemory:
-        """Make the shared memory, and write to it what is true of the whole life."""
+        """Make the shared memory, and store what does not change while we serve."""
         config = self._config
         own = config.own_processors()
         processors = sum(
@@ -246,12 +246,12 @@ class Broker:
     def _memory_of_generation(self, predecessor: Predecessor) -> BrokerMemory:
         """Make the shared memory, and end the children of the old program's layout."""
         memory = self._new_memory(Parts(None, predecessor.manifest.parts))
-        # Clients wait from here to the first fork: what is needed until then is
-        # imported now.
+        # Clients wait from the children's end to our first fork: all that is needed
+        # until then is imported now.
         import_module("mpbroker.broker.watch")
         predecessor.end_generation(self._directories, memory)
-        # Only what no process writes any more can be recovered. And not as if we were
-        # alone: the old program, if it came back, would not know its log again.
+        # After their end, since they wrote the log. It is not rewritten, as we are not
+        # alone: the old program, if it comes back, must find its log as it knows it.
         recover_metadata(self._directories, memory.metadata_cell, is_alone=False)
         return memory
 
@@ -294,7 +294,7 @@ class Broker:
         return broker, supervisor, live
 
     def _identity(self, before: Manifest | None) -> dict[str, Any]:
-        """Return what is published of this broker."""
+        """Return what this broker publishes of itself."""
         return {
             "version": __version__,
             "pid": os.getpid(),

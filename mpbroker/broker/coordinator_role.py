@@ -1,4 +1,4 @@
-"""Compose the coordinator: its log, its state machines, its loop."""
+"""Compose the coordinator: its logs, its state machines, its loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mpbroker.metadata.topics import Topic, TopicRegistry
 
 _MS_PER_MINUTE: Final = 60_000
-# What clients ask a successor: modules to be imported before it is needed.
+# The requests that a successor is asked first; their modules are imported before.
 _FIRST_ASKED: Final = (
     ApiKey.OFFSET_COMMIT,
     ApiKey.OFFSET_FETCH,
@@ -66,7 +66,7 @@ _FIRST_ASKED: Final = (
 
 
 def warm_up() -> None:
-    """Make what each new coordinator would make first: its log's decoders."""
+    """Make what a new coordinator would make first: the decoders of its logs."""
     for key_version, (key, value) in KEYS.items():
         key.decoder(key_version)
         value.decoder(value.valid_versions[min(3, len(value.valid_versions) - 1)])
@@ -77,7 +77,7 @@ def warm_up() -> None:
 
 
 class RegistryTopics:
-    """What the coordinator asks about topics, out of the registry."""
+    """Answers the coordinator's questions about topics from the registry."""
 
     def __init__(self, registry: TopicRegistry) -> None:
         self._registry = registry
@@ -102,7 +102,7 @@ class RegistryTopics:
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:
-    """The coordinator's part of the broker's settings."""
+    """Return the group coordinator's part of the broker's settings."""
     return GroupConfig(
         group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
         group_min_session_timeout_ms=config.group_min_session_timeout_ms,
@@ -128,7 +128,7 @@ def group_config(config: BrokerConfig) -> GroupConfig:
 
 
 def transaction_config(config: BrokerConfig) -> TransactionConfig:
-    """The transaction coordinator's part of them."""
+    """Return the transaction coordinator's part of the broker's settings."""
     return TransactionConfig(
         config.transaction_max_timeout_ms,
         config.transactional_id_expiration_ms,
@@ -186,7 +186,8 @@ class CoordinatorRole:
         self._process = self._coordinator_process()
         self._process.run()
 
-    # -- what its parts tell it --------------------------------------------------------
+    # -- called by its parts
+    # ------------------------------------------------------------
 
     def _topic_removed(self, topic: Topic) -> None:
         """Forget a deleted topic; start anew if it was one of the coordinator's own."""

@@ -1,4 +1,4 @@
-"""Go to the background, and let the caller know when the broker serves.
+"""Go to the background, and tell the caller when the broker serves.
 
 Source: daemon(7), "SysV Daemons".
 """
@@ -23,9 +23,10 @@ def serve_as_daemon(
 ) -> int:
     """Fork; return 0 once the broker serves, 1 if it could not start.
 
-    The broker's log goes to ``mpbroker.log`` in its first data directory; why it could
-    not start, the caller says on its own standard error as well. The broker itself
-    keeps nothing of the caller's open: who reads its output to the end need not wait.
+    The broker's log goes to ``mpbroker.log`` in its first data directory. The caller
+    prints the reason of a failed start to its own standard error as well. The broker
+    keeps none of the caller's descriptors open: a program that reads the caller's
+    output to its end does not wait for the broker's end.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -42,7 +43,7 @@ def serve_as_daemon(
 
 def _await_broker(reader: int, ready_fd: int | None) -> int:
     with os.fdopen(reader, "rb") as pipe:
-        # A line, not all: the broker's children inherit the other end.
+        # One line, not to the end: the broker's children inherit the other end.
         line = pipe.readline()
         if not line.startswith(b"{"):
             reason = (line + pipe.read()).decode(errors="replace").rstrip()

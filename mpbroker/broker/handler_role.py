@@ -106,12 +106,12 @@ class HandlerRole:
         return FailingSync(), SlowDispatcher
 
     def _teach_core(self) -> PlainRequests | None:
-        """Tell the compiled core all that it may need to execute a request.
+        """Give the compiled core all objects that it needs to execute requests.
 
         The services of Produce and Fetch add, when they are made, how they park one.
 
         Returns:
-            What the core knows; None: Python executes every request.
+            What the core was given; None: Python executes every request.
         """
         config, memory = self._parts.config, self._parts.memory
         # The core would not pass the places at which faults are injected.

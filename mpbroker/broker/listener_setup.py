@@ -1,4 +1,4 @@
-"""A listener's settings of TLS and SASL, and the processor that makes use of them.
+"""Apply a listener's settings of TLS and SASL to its processors.
 
 Imported only where a listener is not PLAINTEXT.
 """
@@ -37,10 +37,10 @@ _LOG = get_logger(__name__)
 
 
 def check_security(config: BrokerConfig) -> None:
-    """Try the settings of all listeners, in the process that reads them.
+    """Try the TLS and SASL settings of all listeners, before the first fork.
 
     Raises:
-        ConfigError: those of one cannot be used.
+        ConfigError: a listener's settings cannot be used; the text names it.
     """
     static = DynamicConfig(config, lambda resource: {})
     for endpoint in config.endpoints:
@@ -80,10 +80,10 @@ def secure_processor(
 
 
 class Credentials:
-    """SCRAM's users; while their log cannot be read, nobody is judged.
+    """The credentials of SCRAM users; while their log cannot be read, logins wait.
 
-    It is opened at the first login, when there may be no descriptor for it: that must
-    not end a processor, with all its connections over TLS.
+    The log is opened at the first login, when no descriptor may be left for it. That
+    must not end a processor, which would close all its connections over TLS.
     """
 
     def __init__(self, open_log: Callable[[], MetadataLog]) -> None:
@@ -93,16 +93,16 @@ class Credentials:
     def credential(
         self, name: str, mechanism: ScramMechanism
     ) -> ScramCredential | None:
-        """Return a user's credential; None: there is none.
+        """Return a user's credential; None: the user has none.
 
         Raises:
-            NotYetError: ask again later.
+            NotYetError: the log cannot be read now; ask again later.
         """
         try:
             found = self._reader.credential(name, mechanism)
         except OSError as error:
-            if not self._failed:  # once, until it works again
-                _LOG.error("who logs in with SCRAM waits: %s", error)
+            if not self._failed:  # logged once, until it works again
+                _LOG.error("logins with SCRAM wait: %s", error)
             self._failed = True
             raise NotYetError(str(error)) from error
         self._failed = False
@@ -110,13 +110,13 @@ class Credentials:
 
 
 class LiveSecurity:
-    """The security of one listener, as the metadata log has it.
+    """The security of one listener, as the metadata log sets it.
 
-    What is set and cannot be used any more (a file has gone) changes nothing: what was
-    in use stays, or at the start what the broker was started with.
+    A setting that cannot be used any more (its file is gone) changes nothing: the last
+    usable settings stay, at the start those of the configuration file.
 
     Attributes:
-        current: what is in use.
+        current: the security in use.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class LiveSecurity:
         secret: bytes,
         make: Callable[[SecuritySettings], ListenerSecurity],
     ) -> None:
-        """Make use of what is set now.
+        """Apply what is set now.
 
         Raises:
-            ConfigError: neither that nor what the broker was started with is usable.
+            ConfigError: neither that nor the settings of the start are usable.
         """
         self._endpoint = endpoint
         self._registry = registry
@@ -148,7 +148,10 @@ class LiveSecurity:
         self.current: ListenerSecurity = fresh
 
     def news(self) -> ListenerSecurity | None:
-        """Return another one if the settings have changed; one comparison if not."""
+        """Return another security if the settings have changed, else None.
+
+        Without a change it costs one comparison.
+        """
         self._registry.catch_up()
         if self._registry.version == self._version:
             return None
@@ -178,7 +181,7 @@ class LiveSecurity:
 
 
 class ApiVersionsAnswers:
-    """Answers as a handler would, since no request goes there yet."""
+    """Answers ApiVersions before authentication, when no request reaches a handler."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._versions = advertised_versions(
@@ -188,7 +191,7 @@ class ApiVersionsAnswers:
         )
 
     def __call__(self, version: int, body: memoryview) -> tuple[bytes, bool]:
-        """Return an answer, and whether it is a good one."""
+        """Return the answer, and whether it is one without an error."""
         if version > SERVED[ApiKey.API_VERSIONS][1]:
             return unsupported_version(self._versions).encode(0), False
         request = ApiVersionsRequest.decode(version, body)

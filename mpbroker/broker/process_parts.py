@@ -1,7 +1,8 @@
 """Build the parts that processes of several roles have.
 
-Each process has objects of its own: its view of the metadata log, its logs, what it
-asks about a request's sender. All are made of the settings and the shared memory.
+Each process has its own view of the metadata log, its own logs, its own objects that
+authorize requests and charge clients. All are made from the settings and the shared
+memory.
 """
 
 from __future__ import annotations
@@ -162,10 +163,10 @@ class ProcessParts:
         )
         return {each.name: each for each in topics}
 
-    # -- what is asked about a request -------------------------------------------------
+    # -- authorization, quotas, clients' metrics ---------------------------------------
 
     def authorization(self, registry: TopicRegistry) -> Authorization | None:
-        """Make what asks the authorizer; None: everybody may do everything."""
+        """Make what asks the authorizer; None: there is none, and all is allowed."""
         return make_authorization(self.config, self.memory, self.listeners, registry)
 
     def client_quotas(self, registry: TopicRegistry) -> ClientQuotas:

@@ -136,23 +136,25 @@ class Roles:
         HandlerRole(self.parts, handler, is_control=is_control).run()
 
     def run_coordinator(self) -> None:
-        # Imported here, as the housekeeper's: requests wait on its lane meanwhile.
+        # Imported here: only this process needs it, and requests for it wait on the
+        # coordinator's lane meanwhile.
         from mpbroker.broker.coordinator_role import CoordinatorRole
 
         become_child("group-coordinator", self._memory)
-        # The first that can be done: who dies of memory may do so at any time.
+        # First of all: a coordinator that lacks memory may die at any later line, and
+        # this counts its attempts to load.
         if not TransactionTable(self._memory.transactions).begin_restoring():
             _LOG.error(
                 "transactions could not be loaded: partitions are read and written"
-                " though they may lack what a power cut took of transactions' ends"
+                " although a power cut may have taken markers that end transactions"
             )
         CoordinatorRole(self.parts).run()
 
     @staticmethod
     def warm_up() -> None:
-        """Import what a coordinator and a keeper need: successors are back at once.
+        """Import what a coordinator needs, so that its successors start faster.
 
-        Not before the first fork: no client should wait for it.
+        Called after the start: no client should wait for it.
         """
         import_module("mpbroker.network.moves.keeper")
         from mpbroker.broker import coordinator_role
@@ -160,9 +162,10 @@ class Roles:
         coordinator_role.warm_up()
 
     def write_broker_configs(self, texts: Mapping[str, str]) -> None:
-        """Set dynamic configs of this broker, on behalf of the supervisor.
+        """Set dynamic configs of this broker, in a process of its own.
 
-        It does not do so itself: whoever holds the log's mutex may have been stopped.
+        The supervisor must not wait for the metadata log's mutex: the process that
+        holds it may be stopped (SIGSTOP).
         """
         become_child("config-writer", self._memory)
         self.parts.registry().alter_broker_config(
@@ -184,7 +187,7 @@ class Roles:
 
     @property
     def has_exporter(self) -> bool:
-        """Whether anybody wants to know what was counted."""
+        """Whether the settings ask for metrics or a request log."""
         config = self.parts.config
         return bool(
             config.metrics_listeners or config.request_log_path or config.otlp_endpoint
@@ -204,7 +207,7 @@ class Roles:
         ).run()
 
     def run_housekeeper(self) -> None:
-        # Imported here: nobody else needs them, and no client waits for this process.
+        # Imported here: only this process needs them, and no client waits for it.
         from mpbroker.storage.cleaning.compaction import CleaningAbortedError
         from mpbroker.storage.cleaning.housekeeper import Housekeeper
         from mpbroker.storage.cleaning.log_cleaner import LogCleaner

@@ -35,14 +35,14 @@ _WARM_UP_S: Final = 1.0
 
 
 class Audience(NamedTuple):
-    """Those who are told that the broker serves.
+    """The receivers of the news that the broker serves.
 
     Attributes:
         manager: the service manager.
-        stored_names: what the manager's store held for us when we started.
-        ready_fd: gets a line of JSON and is closed; None: nothing waits there.
-        pid_file: gets our process id.
-        is_trial: none of them is told; the broker stops as soon as it serves.
+        stored_names: names of the sockets in the manager's store at our start.
+        ready_fd: receives a line of JSON and is closed; None: not wanted.
+        pid_file: receives our process id.
+        is_trial: the broker only tries itself: it stops as soon as it serves.
     """
 
     manager: ServiceManager
@@ -131,7 +131,7 @@ class Serving:
     # -- when a request has come through every stage -----------------------------------
 
     def _announce(self) -> None:
-        """Tell the audience that the broker serves; then do what no client awaits."""
+        """Tell the audience that the broker serves; then do what can wait."""
         supervisor = self._supervisor
         supervisor.start_rest()
         if self._audience.is_trial:

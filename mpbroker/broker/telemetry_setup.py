@@ -1,4 +1,4 @@
-"""Builds what serves clients' metrics, where anybody wants to receive them."""
+"""Build what takes clients' metrics, where a receiver is configured."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def check_receiver(config: BrokerConfig) -> None:
-    """Import a receiver of somebody else's, and see that it takes the settings.
+    """Import the class of the receiver, and try the settings on it.
 
-    Once, before the first fork: what is wrong with it is said by the command.
+    Done once, before the first fork: an error is reported by the command.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the class cannot be used.
     """
     _foreign_receiver(config)
 

@@ -1,7 +1,7 @@
-"""Watch: what the supervisor's process has beside its children, and watches them with.
+"""Watch: the parts of the supervisor's process that no child needs.
 
-In a module of its own so that it is imported after the first fork: the children are
-neither later nor larger by it.
+They have a module of their own, which is imported after the first fork: so the children
+start no later because of it, and are no larger.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ class Watch:
         serving: Callable[[], None],
         describe: Callable[[], str],
     ) -> None:
-        """Make what proves that the broker serves; see Service."""
+        """Make the Service, which proves that the broker serves.
+
+        Args:
+            stored_names: names of the sockets in the manager's store at our start.
+            serving: called once, when a request has come through every stage.
+            describe: returns a few words on how busy the broker is.
+        """
         self._broker = broker
         self._supervisor = supervisor
         self._control: BrokerControl | None = None
@@ -50,7 +56,7 @@ class Watch:
         )
 
     def begin(self, live: LiveConfig) -> None:
-        """Let all begin; before the first death is handled.
+        """Let all parts begin. Call it before the first death is handled.
 
         Raises:
             ControlSocketError: the control socket cannot be where the settings say.
