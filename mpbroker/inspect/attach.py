@@ -1,9 +1,9 @@
-"""Look into a broker that does not answer: by what it has published, and its memory.
+"""Look into a broker that does not answer, by its named segment and its memory.
 
-The named segment says who it is, which processes it had and who died of what. Its live
-words are in memory without a name, which Linux shows to the same user and to root as
-the supervisor's descriptors in /proc; they are mapped read-only. Nothing here asks, or
-stops, any process.
+The named segment holds what the broker has published: its identity, its processes, the
+last deaths and their reasons. Its live words are in memory without a name, which Linux
+shows to the same user and to root as the supervisor's descriptors in /proc; they are
+mapped read-only. No process is asked or stopped.
 
 Source: proc(5), /proc/pid/fd; ptrace(2), "Ptrace access mode checking".
 """
@@ -43,7 +43,7 @@ class FoundBroker(NamedTuple):
     name: str  # of the segment
     pid: int
     alive: bool
-    state: dict[str, Any] | None  # None: not ours to read, or not yet complete
+    state: dict[str, Any] | None  # None: not readable for us, or not yet complete
 
     def serves(self, path: str) -> bool:
         """Whether a directory is one of its data directories."""
@@ -51,7 +51,7 @@ class FoundBroker(NamedTuple):
 
 
 def find_brokers() -> list[FoundBroker]:
-    """All brokers that have left a named segment: the living, then the dead."""
+    """Return all brokers that have a named segment: the living, then the dead."""
     found = [
         FoundBroker(name, pid, alive, read_telemetry(name))
         for name, pid, alive in broker_names()
@@ -63,7 +63,7 @@ def attach(pid: int) -> BrokerView | None:
     """Map a broker's shared memory read-only.
 
     Returns:
-        None if we may not, or it has another layout than this version knows.
+        None if we may not, or the broker has a layout that this version does not know.
     """
     found: dict[str, list[memoryview]] = {}
     folder = f"/proc/{pid}/fd"
@@ -71,15 +71,15 @@ def attach(pid: int) -> BrokerView | None:
         for fd in os.listdir(folder):
             try:
                 target = os.readlink(f"{folder}/{fd}")
-            except FileNotFoundError:  # closed meanwhile: none that we want
+            except FileNotFoundError:  # closed meanwhile: not a segment
                 continue
             name = target.removeprefix(_MEMFD).removesuffix(_DELETED)
             if target.startswith(_MEMFD) and name in _WANTED:
                 found.setdefault(name, []).append(_map(f"{folder}/{fd}"))
-    except (OSError, ValueError):  # a start that has not got far is empty yet
+    except (OSError, ValueError):  # early in a start the segments are empty
         return None
     try:
-        # After an upgrade it may hold a predecessor's beside its own.
+        # After an upgrade it may hold a segment of its predecessor beside its own.
         control = next(each for each in found["control"] if _is_of(each, pid))
         return BrokerView(control, found["partitions"][-1], found["black-boxes"][-1])
     except (KeyError, StopIteration):
@@ -87,7 +87,7 @@ def attach(pid: int) -> BrokerView | None:
 
 
 def names_of_rows(view: BrokerView, log_dir: str, broker_id: int = 0) -> NameOfRow:
-    """Learn the partitions' names from the metadata log, as far as it is committed."""
+    """Return what names partitions' rows, read from the committed metadata log."""
     from mpbroker.metadata.metadata_log import MetadataLog
     from mpbroker.metadata.topics import TopicRegistry
 
@@ -107,7 +107,7 @@ def names_of_rows(view: BrokerView, log_dir: str, broker_id: int = 0) -> NameOfR
 
 
 class _CommittedEnd:
-    """The metadata log's cell, for one who only reads."""
+    """The metadata log's cell, for a reader that never writes."""
 
     def __init__(self, control: memoryview) -> None:
         self.end = int(control[cell(METADATA_CELL) + CELL_END])

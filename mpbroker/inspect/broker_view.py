@@ -1,7 +1,7 @@
-"""BrokerView: what a broker's shared memory says of it, read without asking anyone.
+"""BrokerView: a broker's figures, read from its shared memory.
 
 The supervisor answers ``ctl`` with it, and ``ctl`` uses it itself when the supervisor
-does not answer. It only reads, takes no lock, and every figure is one word: figures
+does not answer. It only reads and takes no lock. Every figure is one word, so figures
 of one answer may be some microseconds apart.
 """
 
@@ -63,7 +63,7 @@ from mpbroker.ipc.robust_mutex import MUTEX_WORDS
 from mpbroker.network.connection_rows import connection_name, peer_address, progress
 from mpbroker.protocol.api_key import ApiKey
 
-# Where ``status`` stops naming partitions, the worst first.
+# ``status`` names so many partitions, the worst first.
 MAX_PARTITIONS_NAMED: Final = 20
 
 NameOfRow = Callable[[int], tuple[str, int] | None]
@@ -86,11 +86,11 @@ class BrokerView:
         self._boxes = boxes
 
     def box(self, role: str, number: int) -> BlackBox:
-        """The black box of a process."""
+        """Return the black box of a process."""
         return BlackBox(self._boxes, box_number(role, number))
 
     def figures(self) -> dict[str, Any]:
-        """Everything that is counted, now; totals since the broker's start."""
+        """Return all counts: gauges as they are now, totals since the start."""
         words = self.control
         return {
             "at_ns": time.monotonic_ns(),
@@ -156,7 +156,7 @@ class BrokerView:
         """Return up to ``limit`` open connections from row ``first`` on.
 
         Returns:
-            They, and the row to go on from; -1 at the end.
+            The connections, and the row to go on from; -1 at the end.
         """
         found: list[dict[str, Any]] = []
         words, now = self.control, time.monotonic_ns()
@@ -194,9 +194,10 @@ class BrokerView:
     # -- what is not on disk yet -----------------------------------------------------
 
     def rows_in_use(self) -> int:
-        """How many rows were ever given to partitions: their mutexes have been made.
+        """Return how many rows have ever been given to partitions.
 
-        For those without a registry. A look beyond would touch, and so make, pages.
+        For a reader without a registry. A row in use has a mutex that was initialised.
+        No row beyond the first unused one is read: that would allocate its page.
         """
         row = 0
         while row < MAX_PARTITIONS and any(
@@ -206,7 +207,7 @@ class BrokerView:
         return row
 
     def unsynced_rows(self, rows: int) -> dict[int, tuple[int, int]]:
-        """(durable end, log end) of each partition that has records not on disk."""
+        """Return (durable end, log end) of each row that has records not on disk."""
         words, end = self._partitions, rows * ROW_WORDS
         columns = [
             words[first:end:ROW_WORDS].tolist()
@@ -230,7 +231,7 @@ class BrokerView:
         return found
 
     def offline_rows(self, rows: int) -> list[int]:
-        """The partitions whose storage has failed."""
+        """Return the rows of partitions whose storage has failed."""
         statuses = self._partitions[ROW_STATUS : rows * ROW_WORDS : ROW_WORDS].tolist()
         return [
             row for row, status in enumerate(statuses) if status == RowStatus.OFFLINE
@@ -239,14 +240,15 @@ class BrokerView:
     def power_cut(
         self, rows: int, name: NameOfRow, since_ns: dict[int, int] | None
     ) -> dict[str, Any]:
-        """What a power cut would cost now, at most: the kernel writes back on its own.
+        """Return which records a power cut would take now, at most.
 
-        Nothing of it was answered to a producer that asked for acks=all.
+        The kernel may have written some of them. No producer with acks=all has been
+        answered for any of them.
 
         Args:
             rows: how many rows are in use.
-            name: of a row: topic and partition.
-            since_ns: when each row was first seen unsynced; None: nobody has looked.
+            name: returns the topic and partition of a row.
+            since_ns: when each row was first seen unsynced; None: not known.
         """
         now = time.monotonic_ns()
         partitions: list[dict[str, Any]] = []
@@ -273,7 +275,7 @@ class BrokerView:
         }
 
     def _bytes_above(self, row: int, durable: int, log_end: int) -> int:
-        """An estimate: the records' share of the active segment's bytes."""
+        """Estimate the bytes of records above an offset: their share of the segment."""
         word = row * ROW_WORDS
         copy = self._partitions[word + ROW_VERSION] & 1
         start = word + ROW_COPIES + copy * ROW_COPY_WORDS
@@ -283,7 +285,7 @@ class BrokerView:
 
 
 def api_name(key: int) -> str:
-    """Kafka's name of an API, as its documentation writes it."""
+    """Return Kafka's name of an API, as its documentation writes it."""
     try:
         words = ApiKey(key).name.split("_")
     except ValueError:

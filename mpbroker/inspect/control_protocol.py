@@ -1,4 +1,4 @@
-"""What the control socket speaks: its frames, its path, and who may speak.
+"""The control socket's protocol: its frames, its path, and which peers may use it.
 
     frame      length of the rest (4 bytes, big-endian), then one msgpack map
     request    {"command": name, "arguments": {...}}
@@ -25,7 +25,7 @@ import msgpack
 from mpbroker.base.errors import MpbrokerError
 
 SOCKET_NAME: Final = "control.sock"
-# A request is a name and some numbers; whoever sends more is not our client.
+# A request is a name and some numbers; a sender of more is not our client.
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 
@@ -39,7 +39,7 @@ _MAX_GROUPS: Final = 65536  # NGROUPS_MAX
 
 
 class ControlProtocolError(MpbrokerError):
-    """Bytes that are no frame of ours: close the connection."""
+    """Bytes that are not a frame of this protocol: close the connection."""
 
 
 class ControlSocketError(MpbrokerError):
@@ -50,7 +50,7 @@ def encode_frame(value: object, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
     """Return a value as one frame.
 
     Raises:
-        ControlProtocolError: it is longer than its reader would accept.
+        ControlProtocolError: the frame is longer than its reader would accept.
     """
     data: bytes = msgpack.packb(value)
     if len(data) > max_bytes:
@@ -67,7 +67,7 @@ class FrameReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the stream so far ended with a whole frame."""
+        """Whether the stream so far ends with a whole frame."""
         return not self._bytes
 
     @property
@@ -92,7 +92,7 @@ class FrameReader:
         if not self.has_frame:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)
-        # Judged before the bytes arrive: nobody makes us wait for, or hold, 4 GiB.
+        # Judged before the bytes arrive: a peer cannot make us hold 4 GiB.
         if length > self._max_bytes:
             raise ControlProtocolError(
                 f"a frame of {length} bytes; at most {self._max_bytes} are read"
@@ -102,7 +102,7 @@ class FrameReader:
         del self._bytes[:end]
         try:
             value = msgpack.unpackb(data)
-        # All of what it raises for bytes that it cannot read.
+        # All errors that msgpack raises for bytes that it cannot read.
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
             raise ControlProtocolError(f"not msgpack: {error}") from None
         if not isinstance(value, dict):
@@ -114,21 +114,21 @@ class FrameReader:
 
 
 def default_socket_path(data_dir: str, runtime_directory: str) -> str:
-    """Where a broker's socket is unless ``control.socket.path`` says otherwise.
+    """Return where a broker's socket is, unless ``control.socket.path`` is set.
 
     Args:
-        data_dir: its first.
-        runtime_directory: $RUNTIME_DIRECTORY: of systemd, a colon-separated list; or
-            empty.
+        data_dir: the broker's first data directory.
+        runtime_directory: $RUNTIME_DIRECTORY as systemd sets it, a colon-separated
+            list; or empty.
     """
     return os.path.join(runtime_directory.partition(":")[0] or data_dir, SOCKET_NAME)
 
 
 @contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """The address to bind or connect to for a path of any length.
+    """Yield the address to bind or connect to, for a path of any length.
 
-    A socket's address holds 107 bytes. What is longer is reached through a descriptor
+    A socket's address holds 107 bytes. A longer path is reached through a descriptor
     of its directory, so that a deep data directory is no error.
 
     Raises:
@@ -156,11 +156,11 @@ def socket_address(path: str) -> Iterator[str]:
         os.close(fd)
 
 
-# -- who -----------------------------------------------------------------------------
+# -- which peers ---------------------------------------------------------------------
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, as the kernel knows it."""
+    """The process at the other end, as the kernel knows it."""
 
     pid: int
     uid: int
@@ -168,10 +168,10 @@ class Peer(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Ask the kernel who connected.
+    """Ask the kernel which process connected.
 
     Raises:
-        OSError: the peer has gone.
+        OSError: the peer has disconnected.
     """
     pid, uid, gid = _CREDENTIALS.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

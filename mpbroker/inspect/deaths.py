@@ -1,8 +1,9 @@
-"""DeathRecords: what is kept of every process that died, for ``ctl blackbox``.
+"""DeathRecords: the evidence of every process that died, for ``ctl blackbox``.
 
-Taken before the repair, which gives back what the dead one held: which request it was
-executing, what it had noted, and the exception that ended it. The last few are also
-published in the named segment, for whoever comes when nobody answers.
+A record is made before the repair, which gives away what the dead process held: the
+request that it was executing, its last events, the exception that ended it. The last
+few records are also published in the named segment, which can be read when the broker
+does not answer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class DeathRecords:
         self.total = 0
 
     def record(self, role: str, number: int, pid: int, reason: str) -> None:
-        """Keep what a dead process left. Before its slots are given to others."""
+        """Keep what a dead process left. Call it before its slots are given away."""
         self.total += 1
         box = self._view.box(role, number)
         self._kept.append(
@@ -64,14 +65,14 @@ class DeathRecords:
         )
         box.forget_last_words()
         for fault in Fault:
-            box.set_fault(fault, 0)  # it was the dead one's, not its successor's
+            box.set_fault(fault, 0)  # injected into the dead process, not its successor
 
     def kept(self) -> list[dict[str, Any]]:
-        """All that are kept."""
+        """Return all records that are kept."""
         return list(self._kept)
 
     def published(self) -> list[dict[str, Any]]:
-        """The last few, shortened."""
+        """Return the last few records, shortened."""
         return [
             death
             | {
@@ -90,7 +91,7 @@ class DeathRecords:
 
 
 def describe_events(box: BlackBox) -> list[dict[str, Any]]:
-    """A box's events for people and programs, oldest first."""
+    """Return a black box's events for people and programs, oldest first."""
     now_ns, now = time.monotonic_ns(), time.time()
     return [
         {
@@ -105,7 +106,7 @@ def describe_events(box: BlackBox) -> list[dict[str, Any]]:
 def executed_request(
     words: memoryview, arena: memoryview | None, handler: int
 ) -> dict[str, Any] | None:
-    """The request that a handler is, or was, executing; None if it was at none."""
+    """Return the request that a handler is, or was, executing; None: it was idle."""
     row = handler_row(handler)
     slot = words[row + HANDLER_BUSY_SLOT] - 1
     if not 0 <= slot < MAX_SLOTS:

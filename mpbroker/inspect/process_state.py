@@ -1,4 +1,4 @@
-"""What the kernel says a process is doing.
+"""Read the state of a process from /proc.
 
 Source: proc_pid_stat(5), field 3.
 """
