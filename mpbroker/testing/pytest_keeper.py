@@ -1,9 +1,9 @@
-"""Ends brokers and removes directories that a killed pytest process leaves behind.
+"""End brokers and remove directories that a killed pytest process leaves behind.
 
-Run by the plug-in with nothing but the standard library, in a session of its own. It
-reads lines, `broker PID` and `directory PATH`, or `-broker PID` and `-directory PATH`
-where that is done with; at their end, which comes however pytest ends, it does what is
-left to do.
+The plug-in runs this as a process in a session of its own; it needs the standard
+library alone. It reads lines from its standard input: `broker PID` and `directory PATH`
+for what exists, `-broker PID` and `-directory PATH` for what is gone. The input ends
+however pytest ends; then the process ends and removes what is left.
 """
 
 import glob
@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 def remove_shared_memory(pid: int) -> None:
-    """Remove what a killed broker could not: see `mpbroker.ipc.named_segment`."""
+    """Remove a killed broker's named segments; see `mpbroker.ipc.named_segment`."""
     for path in glob.glob(f"/dev/shm/mpbroker-{pid}-*"):
         try:
             os.unlink(path)
@@ -27,7 +27,7 @@ def remove_shared_memory(pid: int) -> None:
 
 
 def _end(brokers: "dict[int, int]") -> None:
-    """End brokers, given by process id with descriptors of theirs."""
+    """End brokers, given as pidfds by process id."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for descriptor in brokers.values():
             try:

@@ -11,12 +11,12 @@
 of a worker process (pytest-xdist has several; each has its own). Either listens on a
 free port of 127.0.0.1, keeps its files in a directory that is removed afterwards, and
 leaves no process behind, even if pytest is killed: see `pytest_keeper`. The marker
-`mpbroker_topics` goes with both; a topic that the shared broker has already stays as it
-is. Topics can be made at any time, too: `server.create_topic`. Where a test fails, its
-broker's last words are shown.
+`mpbroker_topics` works with both; a topic that the shared broker has already stays as
+it is. `server.create_topic` creates topics at any time. If a test fails, the report
+shows the end of its broker's log.
 
-While one test runs, the broker of the next is being started, so that only the first
-test waits for one; so does whoever gives settings of his own.
+While one test runs, the broker of the next one is started. So only the first test waits
+for a start, and each test that has settings of its own.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TOPIC: Final = re.compile(r"([^:]+)(?::([1-9][0-9]*))?")
 
 
 class _Keeper:
-    """The process that outlives this one; started with the first broker."""
+    """The clean-up process, which outlives this one; started with the first broker."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def tell(self, line: str) -> None:
-        """Have it know of something to be ended, or that it is."""
+        """Send it a line: something is to be ended, or has been ended."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER)],
@@ -66,12 +66,12 @@ class _Keeper:
                 start_new_session=True,
             )
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed it
+        with suppress(BrokenPipeError):  # it has been killed
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end what is left, and wait for that."""
+        """Have it end what is left, and wait for it."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -84,7 +84,7 @@ _keeper = _Keeper()
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """Have a directory for a while, and for no longer whatever happens."""
+    """Make a directory that is removed afterwards, however this process ends."""
     with tempfile.TemporaryDirectory(prefix="mpbroker-") as name:
         _keeper.tell(f"directory {name}")
         yield Path(name)
@@ -92,11 +92,14 @@ def _directory() -> Iterator[Path]:
 
 
 def _environment() -> dict[str, str]:
-    """Return ours, in which a file select.py of the user's project is no module."""
+    """Return our environment, in which modules of the user's project are not found.
+
+    A file select.py there would take the place of the standard library's module.
+    """
     changed = os.environ | {"PYTHONSAFEPATH": "1"}
     parent = str(Path(mpbroker.__file__).parents[1])
     if parent not in (*site.getsitepackages(), site.getusersitepackages()):
-        # It may be found nowhere then.
+        # Without it mpbroker itself might not be found.
         paths = [parent, *filter(None, [os.environ.get("PYTHONPATH")])]
         changed["PYTHONPATH"] = os.pathsep.join(paths)
     return changed
@@ -110,7 +113,7 @@ class MpbrokerServer:
         host: its first half.
         port: its second half.
         data_dir: where its logs are.
-        log_path: what it has printed.
+        log_path: what the broker has printed.
     """
 
     bootstrap: str
@@ -123,12 +126,12 @@ class MpbrokerServer:
         """Start a broker and wait until it serves.
 
         Args:
-            directory: for its files; the caller's to remove.
-            config: Kafka's settings, beside those of a small broker.
-            wait: False: that is left to `wait_until_ready`.
+            directory: for the broker's files; the caller removes it.
+            config: Kafka's settings, added to those of a small broker.
+            wait: False: return at once; the caller calls `wait_until_ready`.
 
         Raises:
-            RuntimeError: it did not; the text has its last words.
+            RuntimeError: the broker did not start; the text has the end of its log.
         """
         self.data_dir = directory / "data"
         self.log_path = directory / "broker.log"
@@ -167,10 +170,10 @@ class MpbrokerServer:
             self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Wait until a broker serves that was made without waiting.
+        """Wait until a broker that was made with ``wait=False`` serves.
 
         Raises:
-            RuntimeError: it does not; it is killed, and the text has its last words.
+            RuntimeError: it does not, and is killed; the text has the end of its log.
         """
         ready_fd, self._ready_fd = self._ready_fd, -1
         try:
@@ -203,7 +206,7 @@ class MpbrokerServer:
         return next(iter(listeners.values()))
 
     def last_words(self) -> str:
-        """Return the end of what it has printed."""
+        """Return the end of what the broker has printed."""
         return self.log_path.read_text(errors="replace")[-4000:].strip() or "no output"
 
     def create_topic(
@@ -212,7 +215,7 @@ class MpbrokerServer:
         """Create a topic.
 
         Raises:
-            ApiError: the broker refused, for example because it is there already.
+            ApiError: the broker refused, for example because the topic exists.
         """
         # Imported late: pytest loads this module at every start, with or without use.
         from mpbroker.client.addresses import parse_addresses
@@ -223,12 +226,12 @@ class MpbrokerServer:
             create_topic(cluster, name, partitions=partitions, configs=config)
 
     def stop(self) -> None:
-        """Stop the broker and wait until it is gone; do nothing if it is."""
+        """Stop the broker and wait for its end; do nothing if it has ended."""
         if self._process.poll() is None and self._ready_fd < 0:
             self._process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(pytest_keeper.STOP_TIMEOUT_S)
-        self.kill()  # it is gone, or takes too long, or has not even begun to serve
+        self.kill()  # ended already, or too slow, or does not serve yet
 
     def kill(self) -> None:
         """Kill the broker and all its processes, as a power cut would."""
@@ -251,7 +254,7 @@ def _import_client() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     config.add_cleanup(_keeper.close)
     config.addinivalue_line(
         "markers",
@@ -264,7 +267,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let the shared broker have the topics of a test's markers, too."""
+    """Create the topics of a test's markers on the shared broker, too."""
     names: list[str] = getattr(item, "fixturenames", [])
     if "mpbroker_session_server" in names:
         names.insert(0, "_mpbroker_session_markers")
@@ -274,7 +277,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pluggy.Result[pytest.TestReport], None]:
-    """Show what the broker of a test that failed has said."""
+    """Add the end of the broker's log to the report of a failed test."""
     outcome = yield
     report = outcome.get_result()
     if not report.failed:
@@ -286,13 +289,13 @@ def pytest_runtest_makereport(
 
 
 class _Spare:
-    """The broker of the next test that wants one."""
+    """The broker of the next test, started in advance."""
 
     def __init__(self) -> None:
         self._next: tuple[ExitStack, MpbrokerServer] | None = None
 
     def prepare(self) -> None:
-        """Begin to start it, if that is not done yet."""
+        """Begin to start the broker, unless that has been done."""
         if self._next is None:
             with ExitStack() as stack:
                 directory = stack.enter_context(_directory())
@@ -302,10 +305,10 @@ class _Spare:
 
     @contextmanager
     def take(self, *, with_client: bool = False) -> Iterator[MpbrokerServer]:
-        """Wait until it serves, and have it for a while.
+        """Wait until the broker serves; yield it, and stop it afterwards.
 
         Args:
-            with_client: whether topics are made next, so that waiting can be used.
+            with_client: topics are created next: import the client while waiting.
         """
         self.prepare()
         assert self._next is not None
@@ -317,7 +320,7 @@ class _Spare:
             yield server
 
     def close(self) -> None:
-        """Stop what no test has wanted."""
+        """Stop a broker that no test has used."""
         if self._next is not None:
             (stack, _), self._next = self._next, None
             stack.close()
