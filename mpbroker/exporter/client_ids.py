@@ -1,17 +1,18 @@
-"""What clients call themselves (client.id), for the lines of the request log.
+"""Find the client.id of requests, for the lines of the request log.
 
-Processors do not note it: it is a text, and there are no words for it. But a request's
-bytes stay in its slot's block until the connection's next request comes, and the slot
-says which request they are. So whoever looks finds the header of the request itself, or
-that of the connection's latest one, which is taken to say the same: clients do not
-change their client.id while they are connected.
+Processors do not note it: it is a text, and shared memory has no words for it. But a
+request's bytes stay in its slot's block until the connection's next request comes, and
+the slot says which request they are. So a reader finds the header of the request
+itself, or of the connection's latest request. The latter has the same client.id:
+clients do not change it while they are connected.
 
-    bytes                             are believed if
-    of the request itself             they begin with its API, version, correlation id
-    of the connection's latest one    they begin the block: there, whatever has come
-                                      since begins with a header too
+    header                            is used if
+    the request's own                 it has the request's API, version, correlation id
+    the connection's latest request's it begins the block: there, all that has come
+                                      since begins with a header, too
 
-Nobody is called what another client calls itself: the row says since when it is whose.
+No request is given another client's client.id: the connection's row says when its
+present client connected.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from mpbroker.ipc.segment import Segment
 # Size of the frame, API key, version, correlation id, length of client.id.
 _HEAD: Final = Struct(">ihhih")
 _SIZE_BYTES: Final = 4
-# A line of the log is no place for 32 KiB; names of clients are much shorter.
+# A client.id may have 32 KiB, which is too much for a line; real ones are short.
 _MAX_BYTES: Final = 255
 _MAX_KNOWN: Final = 65_536
 
@@ -49,18 +50,18 @@ class ClientIds:
 
     Args:
         words: the control segment's.
-        arena: where requests lie. It is read by system calls, since a page that nobody
-            has touched would be allocated by a look through the mapping.
+        arena: where requests lie. It is read by system calls: a read through the
+            mapping would allocate pages that no process has touched.
     """
 
     def __init__(self, words: memoryview, arena: Segment) -> None:
         self._words = words
         self._arena = arena
-        # By connection: when its client came, ns, and what it calls itself.
+        # By connection: when its client connected, ns, and its client.id.
         self._known: dict[int, tuple[int, str | None]] = {}
 
     def look(self, processor: int, requests: Sequence[LoggedRequest]) -> None:
-        """Read what there still is of a processor's requests."""
+        """Read what is still in memory of a processor's requests."""
         slots = slots_in_use(self._words, processor)
         if not requests or not slots:
             return
@@ -70,11 +71,11 @@ class ClientIds:
                 self._look_for_the_latest(slots, each)
 
     def of(self, each: LoggedRequest) -> str | None:
-        """What a request's client calls itself; None: nothing, or it was not seen."""
+        """Return the client.id of a request; None: it has none, or was not seen."""
         came_ns, text = self._known.get(each.connection, (0, None))
         opened_ns = self._opened_ns(each.connection)
         if each.received_ns < came_ns or came_ns < opened_ns <= each.received_ns:
-            return None  # that was another one
+            return None  # the row had another client then
         return text
 
     def _look_for_themselves(
@@ -122,7 +123,7 @@ class ClientIds:
             self._learn(each.connection, opened_ns, found[1])
 
     def _read(self, offset: int) -> tuple[tuple[int, int, int], str | None] | None:
-        """The beginning of a request's header, and its client.id."""
+        """Return API key, version, correlation id, and the client.id of a request."""
         data = os.pread(
             self._arena.fd, _HEAD.size + _MAX_BYTES, max(0, offset - _SIZE_BYTES)
         )
@@ -133,7 +134,7 @@ class ClientIds:
         if length < 0:
             return head, None
         if _HEAD.size + length > size + _SIZE_BYTES:
-            return None  # it claims more than there is
+            return None  # longer than its frame
         name = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
         return head, name + "..." * (length > _MAX_BYTES)
 

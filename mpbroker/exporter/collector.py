@@ -1,7 +1,7 @@
 """Collector: all figures of a broker as Prometheus families.
 
 Names are mpbroker_*, in base units. Counters come from shared memory, where they
-outlive who wrote them; gauges are of the moment.
+outlive their writers; gauges are of the moment.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _SILENT_NS: Final = 30_000_000_000
 _CONNECTIONS_A_LOOK: Final = 100_000
 # Kafka's limit, of combinations of a cipher suite and a version.
 _ENCRYPTIONS_SHOWN: Final = 100
-# As of partitions: whoever may commit may invent groups, and topics for them.
+# Bounded, as partitions are: a client that may commit can invent any number of groups.
 MAX_POSITIONS_SHOWN: Final = 20_000
 CLOSED_REASONS: Final = {
     ProcessorCounter.CLOSED_BY_PEER: "peer",
@@ -105,9 +105,9 @@ class Collector:
     """Makes the families of one broker.
 
     Args:
-        describe: what the supervisor publishes: children, version, start.
+        describe: returns what the supervisor publishes: children, version, start.
         listeners: their names, by index.
-        quota_window: samples that count for a quota, and ns of each.
+        quota_window: how many samples count for a quota, and the length of each, ns.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Collector:
         self._quota_window = quota_window
 
     def errors(self) -> dict[tuple[int, int], int]:
-        """Answers by API key and error code, of all handlers there ever were."""
+        """Return the answers by API key and error code since the start."""
         return read_errors(self._words, self._ever())
 
     def collect(self) -> list[Family]:
-        """Everything, now."""
+        """Return all families, as of now."""
         logs = list(self._partitions)
         return [
             *self._broker(),
@@ -172,7 +172,7 @@ class Collector:
         phase.add(words[HEADER + HEADER_PHASE])
         closed = gauge(
             "mpbroker_partitions_closed_seconds",
-            "For so long nobody may open one, after an unclean stop; 0: all may.",
+            "How long partitions have been closed after an unclean stop; 0: open.",
         )
         since = self._transactions.closed()
         closed.add(0 if since is None else since.for_s)
@@ -200,17 +200,19 @@ class Collector:
     def _requests(self) -> Iterable[Family]:
         words = self._words
         executed = counter("mpbroker_requests_executed_total", "Requests executed.")
-        spent = counter("mpbroker_request_execution_seconds_total", "Time in them.")
+        spent = counter(
+            "mpbroker_request_execution_seconds_total", "Time spent executing requests."
+        )
         for key, (count, spent_ns) in sorted(self._executed().items()):
             executed.add(count, api=api_name(key))
             spent.add(spent_ns / _NS, api=api_name(key))
         answered = counter("mpbroker_requests_total", "Requests answered.")
         versions = counter(
             "mpbroker_requests_by_version_total",
-            "The same by the request's version, 31 being all from there on.",
+            "Requests answered, by version; 31 stands for all from 31 on.",
         )
-        taken = counter("mpbroker_request_bytes_total", "Their bytes.")
-        given = counter("mpbroker_response_bytes_total", "The bytes of their answers.")
+        taken = counter("mpbroker_request_bytes_total", "Bytes of requests answered.")
+        given = counter("mpbroker_response_bytes_total", "Bytes of answers.")
         times = histogram(
             "mpbroker_request_stage_seconds",
             "Time of requests by stage: queue, local (work), remote (wait), response"
@@ -244,7 +246,7 @@ class Collector:
         return total
 
     def _ever(self) -> list[int]:
-        """The handlers there ever were, and the coordinator: their totals stay."""
+        """Return the ids of all handlers since the start, and the coordinator's."""
         last = MAX_HANDLERS
         while last and not self._words[handler_row(last - 1) + HANDLER_INCARNATION]:
             last -= 1
@@ -320,7 +322,7 @@ class Collector:
         polls = counter("mpbroker_processor_polls_total", "Looks for events.")
         empty = counter(
             "mpbroker_processor_empty_polls_total",
-            "Those that came back early and with nothing.",
+            "Looks that ended early and without an event.",
         )
         totals: Counter[ProcessorCounter] = Counter()
         for number in range(MAX_PROCESSORS):
@@ -345,7 +347,7 @@ class Collector:
         return idle, polls, empty, waits, moved, resumed, closed, received, sent
 
     def connections(self) -> Iterable[Family]:
-        """Open connections: by listener, what their clients are, and encryption."""
+        """Return open connections by listener, client software and encryption."""
         words = self._words
         by_listener = Counter(dict.fromkeys(range(len(self._listeners)), 0))
         by_software: Counter[tuple[str, str]] = Counter()
@@ -376,7 +378,7 @@ class Collector:
         return open_, clients, encrypted
 
     def _authentications(self) -> Iterable[Family]:
-        """How clients' attempts to prove who they are ended, where there were any."""
+        """Return the results of authentications; nothing before the first one."""
         counts = read_authentications(self._words)
         if not any(counts.values()):
             return ()
@@ -389,13 +391,13 @@ class Collector:
         return (ended,)
 
     def _reauthentications(self) -> Iterable[Family]:
-        """How long clients took to prove again who they are, if any had to."""
+        """Return how long re-authentications took; nothing before the first one."""
         latency = read_reauthentication(self._words)
         if not latency.times:
             return ()
         again = summary(
             "mpbroker_reauthentication_seconds",
-            "Time from a client's first step to prove itself again to the last.",
+            "Time from the first step of a re-authentication to its last.",
         )
         again.add_summary(latency.sum_ns / _NS, latency.times)
         longest = gauge(
@@ -417,7 +419,7 @@ class Collector:
             row = handler_row(number)
             counters = row + HANDLER_COUNTERS
             name = "coordinator" if number == COORDINATOR else number
-            if number != COORDINATOR:  # which does not count it
+            if number != COORDINATOR:  # the coordinator does not count idle time
                 idle.add(words[counters + HandlerCounter.IDLE_NS] / _NS, handler=name)
             syncs.add(words[counters + HandlerCounter.SYNCS], handler=name)
             if words[row + HANDLER_ACTIVE]:
@@ -434,7 +436,7 @@ class Collector:
             "mpbroker_log_unflushed_bytes", "Bytes not known to be on disk, estimated."
         )
         offline = gauge(
-            "mpbroker_partitions_offline", "Partitions whose storage failed."
+            "mpbroker_partitions_offline", "Partitions whose storage has failed."
         )
         for each in logs:
             labels = {"topic": each.topic, "partition": each.partition}
@@ -468,7 +470,7 @@ class Collector:
 
 
 def process_usage(pid: int) -> tuple[float, int] | None:
-    """CPU seconds and resident bytes of a process; None if it is gone."""
+    """Return CPU seconds and resident bytes of a process; None: it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -479,7 +481,7 @@ def process_usage(pid: int) -> tuple[float, int] | None:
 
 
 def is_ready(words: memoryview, now_ns: int | None = None) -> str:
-    """Why the broker does not serve; "": it does."""
+    """Return why the broker does not serve; "": it does."""
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
     phase = words[HEADER + HEADER_PHASE]
     if phase != Phase.SERVING:

@@ -1,5 +1,4 @@
-"""Exporter: the loop of one process that serves pages, pushes metrics to a collector,
-and writes the request log."""
+"""Exporter: the loop that serves pages, pushes metrics and writes the request log."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ _LOG = get_logger(__name__)
 _TURN_S: Final = 0.5
 _FULL_TURN_S: Final = 0.05
 _IDLE_LOOK_S: Final = 2.0
-# However many scrape: figures are read so often at most.
+# Figures are read at most this often, however many clients ask for them.
 _FRESH_S: Final = 0.5
 _TEXT: Final = "text/plain; charset=utf-8"
 _JSON: Final = "application/json"
@@ -58,8 +57,8 @@ class Exporter:
     """One exporter process.
 
     Args:
-        sock: where metrics are asked for; None: nobody asks.
-        registry: of this process.
+        sock: listens for HTTP; None: metrics.listeners is not set.
+        registry: this process's own.
         listeners: names of the broker's listeners, by index.
     """
 
@@ -145,11 +144,11 @@ class Exporter:
         if self._request_log is not None:
             self._request_log.drain(is_last=True)
         if self._otlp is not None:
-            self._families = []  # not as of a while ago
+            self._families = []  # the last push has the latest figures
             self._push(self._otlp.push_last)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for somebody, and do what is due."""
+        """Wait for clients, at most this long, and do what is due."""
         if self._otlp is not None:
             timeout_s = min(timeout_s, max(0.0, self._next_push - time.monotonic()))
         if self._server is not None and self._server.is_full:
@@ -172,11 +171,12 @@ class Exporter:
             self._request_log.drain()
 
     def _push(self, push: Callable[[Sequence[Family], int, int], None]) -> None:
-        # Not of this program's start: it may go on with what another one has counted.
+        # The time at which the counters began, not this program's start: an upgrade
+        # goes on with the counters of the program before it.
         started = self._words[HEADER + HEADER_BOOT_ID]
         try:
             push(self.families(), started, time.time_ns())
-        except Exception:  # noqa: BLE001 - as of a page: the next one may be luckier
+        except Exception:  # noqa: BLE001 - a bug must not end the loop
             _LOG.exception("metrics: nothing could be pushed; this is a bug")
 
     # -- pages -----------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Exporter:
         """Make the page of a path.
 
         Raises:
-            HttpError: there is none.
+            HttpError: there is no such page.
         """
         if path == "/metrics":
             return Page(200, CONTENT_TYPE, render(self.families()))
@@ -204,7 +204,7 @@ class Exporter:
         raise HttpError(404, "there are /, /metrics, /health, /ready and /api/status")
 
     def families(self) -> list[Family]:
-        """All metrics, as of now or half a second ago."""
+        """Return all metrics, as they are now or were half a second ago."""
         now = time.monotonic()
         if now - self._collected >= _FRESH_S or not self._families:
             self._registry.catch_up()

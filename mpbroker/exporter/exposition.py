@@ -1,4 +1,4 @@
-"""Prometheus' text format: families of samples, and how they are written.
+"""Prometheus' text format: families of samples, and their encoding.
 
 Source: Prometheus documentation, "Exposition formats", version 0.0.4.
 """
@@ -62,7 +62,7 @@ def summary(name: str, text: str) -> Family:
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Write families that have samples; each name must come once."""
+    """Encode the families that have samples; each name must occur once."""
     lines: list[str] = []
     for family in families:
         if family.samples:

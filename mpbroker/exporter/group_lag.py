@@ -1,7 +1,7 @@
-"""What groups have committed, read from the log that the coordinator writes.
+"""Read what groups have committed from __consumer_offsets.
 
-The log is the truth, so nobody has to be asked: whoever follows __consumer_offsets
-knows what the coordinator knows. What a transaction commits counts at its end.
+The coordinator's log is the truth: a reader that follows it knows what the coordinator
+knows, and no process is asked. Offsets that a transaction commits count from its end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GroupLag:
     """Follows __consumer_offsets.
 
     Args:
-        budget_bytes: so much a call at most: a long log is caught up with in steps.
+        budget_bytes: read at most so much in a call; a long log takes several calls.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class GroupLag:
         return any(os.path.isdir(f"{d.path}/{name}") for d in self._logs.directories)
 
     def _follow(self, topic: Topic, partition: int, budget: int) -> int:
-        """Return how many bytes were read."""
+        """Apply new records of a partition; return how many bytes were read."""
         read = 0
         try:
             log = self._logs.log(topic, partition)
             if log.row.status != RowStatus.ONLINE:
-                return 0  # the coordinator loads it, not we
+                return 0  # loading it is the coordinator's task
             offset = self._positions.get(partition, 0)
             offset = max(offset, log.row.log_start_offset)
             while offset < log.row.log_end_offset and read < budget:
@@ -90,7 +90,7 @@ class GroupLag:
                     break
             self._positions[partition] = offset
         except (ApiError, ProtocolError, OSError):
-            return read  # it may be being deleted or compacted: the next time
+            return read  # being deleted or compacted, perhaps; tried again next time
         return read
 
     def _apply(self, batch: memoryview, from_offset: int) -> None:
@@ -123,7 +123,7 @@ class GroupLag:
                 group.put(key.topic, key.partition, committed)
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and committed offset of all that is committed."""
+        """Yield group, topic, partition and offset of all that is committed."""
         for name, group in self.groups.items():
             for topic, partition, committed in group:
                 yield name, topic, partition, committed.offset

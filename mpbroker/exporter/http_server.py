@@ -1,9 +1,10 @@
-"""A small HTTP server that nobody can keep busy: everything about it is bounded.
+"""A small HTTP server with bounds, so that no client can keep it busy.
 
-One request a connection, GET or HEAD, a head of 8 KiB, 32 connections, ten seconds
-each: who is slower is closed. Nothing blocks; a page is made when its request is whole.
-While others wait, who has said nothing makes room at once: whether the broker lives is
-asked here, and those who ask would restart it.
+A connection carries one request, GET or HEAD, with a head of at most 8 KiB. There are
+at most 32 connections, and a connection that takes longer than ten seconds is closed.
+Nothing blocks; a page is made when its request is complete. While other clients wait, a
+connection that has sent nothing is closed at once: health checks arrive here, and a
+check without an answer would restart the broker.
 
 Source: RFC 9110, RFC 9112.
 """
@@ -24,15 +25,15 @@ _LOG = get_logger(__name__)
 MAX_CONNECTIONS: Final = 32
 MAX_HEAD_BYTES: Final = 8 * 1024
 TIME_S: Final = 10.0
-# What they have who keep others waiting, to ask and to read the answer. A request comes
-# right behind the last packet of its connection's handshake.
+# While other clients wait, a connection has so long to send its request and to read the
+# answer. A request comes right behind the last packet of the connection's handshake.
 _SILENT_S: Final = 0.05
 _READING_S: Final = 1.0
 _CHUNK: Final = 64 * 1024
 
 
 class Page(NamedTuple):
-    """What is answered."""
+    """An answer."""
 
     status: int
     content_type: str
@@ -40,7 +41,7 @@ class Page(NamedTuple):
 
 
 class HttpError(Exception):
-    """A request that is answered with an error; the text is for its sender."""
+    """A request that is answered with an error; the text is for the client."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -54,7 +55,7 @@ def requested_path(head: bytes) -> tuple[str, bool]:
         The path without its query, and whether the body is wanted.
 
     Raises:
-        HttpError: it is not for us, or no HTTP.
+        HttpError: it is not HTTP/1, or neither GET nor HEAD.
     """
     line = head.split(b"\r\n", 1)[0].split(b"\n", 1)[0]
     parts = line.split(b" ")
@@ -75,11 +76,11 @@ class _Connection:
 
 
 class HttpServer:
-    """Serves pages of one listening socket in somebody's epoll loop.
+    """Serves the pages of one listening socket in the caller's epoll loop.
 
     Args:
-        sock: listening.
-        epoll: the loop's; ``ready`` gets what it reports.
+        sock: the listening socket.
+        epoll: the loop's; the loop calls ``ready`` with each descriptor it reports.
         page: makes the page of a path, or raises HttpError.
     """
 
@@ -91,7 +92,7 @@ class HttpServer:
         self._epoll = epoll
         self._page = page
         self._connections: dict[int, _Connection] = {}
-        self._is_waiting = False  # for room, and accepts nobody
+        self._is_waiting = False  # for room; no connection is accepted meanwhile
         epoll.register(sock.fileno(), select.EPOLLIN)
 
     @property
@@ -100,22 +101,22 @@ class HttpServer:
 
     @property
     def is_full(self) -> bool:
-        """Whether others wait until there is room, which a turn may make soon."""
+        """Whether the next client has to wait; a turn may soon make room."""
         return len(self._connections) >= MAX_CONNECTIONS
 
     def ready(self, fd: int) -> None:
-        """A descriptor of ours, or of somebody else, can be read or written."""
+        """Handle a descriptor that can be read or written; ignore one not ours."""
         if fd == self._sock.fileno():
             self._accept()
         elif fd in self._connections:
             connection = self._connections[fd]
             try:
                 self._move(connection)
-            except OSError:  # it has gone
+            except OSError:  # the client has disconnected
                 self._close(connection)
 
     def expire(self, now: float) -> None:
-        """Close whoever was too slow."""
+        """Close the connections that have taken too long."""
         for connection in list(self._connections.values()):
             if connection.came + TIME_S <= now:
                 self._close(connection)
@@ -139,18 +140,18 @@ class HttpServer:
             connection = _Connection(sock, time.monotonic())
             self._connections[sock.fileno()] = connection
             self._epoll.register(sock.fileno(), select.EPOLLIN)
-            self.ready(sock.fileno())  # it may have asked while it waited
+            self.ready(sock.fileno())  # its request may have come while it waited
             if self.is_full:
                 self._wait_for_room()
                 return
 
     def _wait_for_room(self) -> None:
-        # The others wait in the backlog, and we do not spin over them.
+        # New connections wait in the backlog; without this the loop would spin.
         self._is_waiting = True
         self._epoll.modify(self._sock.fileno(), 0)
 
     def resume(self) -> None:
-        """Accept again, if there is room; once a turn of the loop at most."""
+        """Accept again if there is room. Call it once in a turn of the loop."""
         if not self._is_waiting:
             return
         if self.is_full:
@@ -201,7 +202,7 @@ class HttpServer:
             page = self._page(path)
         except HttpError as error:
             return _error(error.status, str(error))
-        except Exception:  # noqa: BLE001 - the next one may be luckier
+        except Exception:  # noqa: BLE001 - a bug must not end the server
             _LOG.exception("metrics: a page could not be made; this is a bug")
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "see the broker's log")
         return _message(page, with_body=with_body)

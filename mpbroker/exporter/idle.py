@@ -1,4 +1,4 @@
-"""Which share of the last seconds each process was idle: always between 0 and 1."""
+"""Compute which share of the last seconds each process was idle, 0 to 1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from mpbroker.ipc.layout import (
 
 
 class IdleRatios:
-    """Compares the idle times of two looks. Whoever sleeps longer than the time
-    between them has counted nothing yet, or all at once: hence the bounds."""
+    """Compares the idle times of two looks.
+
+    A process that sleeps longer than the time between them has counted nothing yet, or
+    counts all at once: therefore the ratios are bounded.
+    """
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -28,7 +31,7 @@ class IdleRatios:
         self.ratios: dict[tuple[str, int], float] = {}
 
     def look(self, now_ns: int) -> None:
-        """Reckon the ratios since the last look."""
+        """Compute the ratios since the last look."""
         idle, span = self._idle_ns(), now_ns - self._before_ns
         if self._before and span > 0:
             self.ratios = {

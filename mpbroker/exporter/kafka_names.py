@@ -80,6 +80,7 @@ _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _REPLICAS: Final = "kafka_server_replicamanager_"
 _REQUESTS: Final = "kafka_network_requestmetrics_requests_total"
 _BY_VERSION: Final = "Requests by API and version."
+_WHOLE: Final = "A figure of the whole broker."
 
 # fmt: off
 ROWS: Final = (
@@ -93,38 +94,38 @@ ROWS: Final = (
     Row("kafka_log_log_logstartoffset", "First offset of a partition.",
         _STARTS, _PARTITION),
     Row("kafka_log_log_size", "Bytes of a partition's log.", _SIZES, _PARTITION),
-    Row("kafka_topic_partition_replicas", "With one broker.",
+    Row("kafka_topic_partition_replicas", "Constant with one broker.",
         _ENDS, _PARTITION, each=1),
-    Row("kafka_topic_partition_in_sync_replica", "With one broker.",
+    Row("kafka_topic_partition_in_sync_replica", "Constant with one broker.",
         _ENDS, _PARTITION, each=1),
-    Row("kafka_topic_partition_leader_is_preferred", "With one broker.",
+    Row("kafka_topic_partition_leader_is_preferred", "Constant with one broker.",
         _ENDS, _PARTITION, each=1),
-    Row("kafka_topic_partition_under_replicated_partition", "With one broker.",
+    Row("kafka_topic_partition_under_replicated_partition", "Constant with one broker.",
         _ENDS, _PARTITION, each=0),
     # Topics.
-    Row("kafka_topic_partitions", "Of all its partitions.", _ENDS, _TOPIC, each=1),
+    Row("kafka_topic_partitions", "Sum over the partitions.", _ENDS, _TOPIC, each=1),
     # Not over all topics: that sum would run backwards when a topic is deleted.
-    Row(_SERVER + "brokertopicmetrics_messagesin_total", "Of all its partitions.",
+    Row(_SERVER + "brokertopicmetrics_messagesin_total", "Sum over the partitions.",
         _ENDS, _TOPIC, kind="counter"),
     # The families of all topics have no label "topic", so theirs has both sums.
-    Row(_SERVER + "brokertopicmetrics_bytesin_total", "Of all topics; and by topic.",
+    Row(_SERVER + "brokertopicmetrics_bytesin_total", "Over all topics, and by topic.",
         (PRODUCED, TOPIC_PRODUCED), _TOPIC, kind="counter"),
-    Row(_SERVER + "brokertopicmetrics_bytesout_total", "Of all topics; and by topic.",
+    Row(_SERVER + "brokertopicmetrics_bytesout_total", "Over all topics, and by topic.",
         (FETCHED, TOPIC_FETCHED), _TOPIC, kind="counter"),
     # Groups.
     Row("kafka_consumergroup_current_offset", "Current offset of a group.",
         _COMMITTED, _POSITION),
     Row("kafka_consumergroup_lag", "Lag of a group.", _LAG, _POSITION),
-    Row("kafka_consumergroup_current_offset_sum", "Of all its partitions.",
+    Row("kafka_consumergroup_current_offset_sum", "Sum over the partitions.",
         _COMMITTED, _GROUP),
-    Row("kafka_consumergroup_lag_sum", "Of all its partitions.", _LAG, _GROUP),
+    Row("kafka_consumergroup_lag_sum", "Sum over the partitions.", _LAG, _GROUP),
     # Connections.
     Row(_SERVER + "socket_server_metrics_connections_software",
         "Connections of all processors.",
         ("mpbroker_client_connections",), _SOFTWARE),
     Row(_SERVER + "socket_server_metrics_connections_tls_info",
         "Connections of all processors.", ("mpbroker_tls_connections",), _CIPHER),
-    Row(_SERVER + "socketservermetrics_connection_count", "Of the broker.",
+    Row(_SERVER + "socketservermetrics_connection_count", _WHOLE,
         ("mpbroker_connections",), _BROKER),
     # Requests.
     Row(_REQUESTS, _BY_VERSION, _VERSIONS, {"api": "request", "version": "version"},
@@ -134,31 +135,31 @@ ROWS: Final = (
         where=("api", "Fetch"), fixed=(("request", "FetchConsumer"),), kind="counter"),
     Row(_NETWORK + "requestmetrics_errors_total", "Answers with errors.",
         _ERRORS, {"api": "request", "error": "error"}, kind="counter"),
-    Row(_NETWORK + "requestchannel_requestqueuesize", "Of the broker.",
+    Row(_NETWORK + "requestchannel_requestqueuesize", _WHOLE,
         _QUEUES, _BROKER, where=("queue", "request")),
-    Row(_NETWORK + "requestchannel_responsequeuesize", "Of the broker.",
+    Row(_NETWORK + "requestchannel_responsequeuesize", _WHOLE,
         _QUEUES, _BROKER, where=("queue", "response-*")),
-    Row(_NETWORK + "socketserver_memorypoolused", "Of the broker.",
+    Row(_NETWORK + "socketserver_memorypoolused", _WHOLE,
         (REQUEST_MEMORY,), _BROKER, where=("state", "used")),
-    Row(_NETWORK + "socketserver_memorypoolavailable", "Of the broker.",
+    Row(_NETWORK + "socketserver_memorypoolavailable", _WHOLE,
         (REQUEST_MEMORY,), _BROKER, where=("state", "available")),
-    Row(_NETWORK + "socketserver_networkprocessoravgidle_percent", "Of the broker.",
+    Row(_NETWORK + "socketserver_networkprocessoravgidle_percent", _WHOLE,
         _IDLE, _BROKER, where=("role", "processor"), is_mean=True),
     Row(_SERVER + "kafkarequesthandlerpool_requesthandleravgidle_percent",
-        "Of the broker.", _IDLE, _BROKER, where=("role", "handler"), is_mean=True),
+        _WHOLE, _IDLE, _BROKER, where=("role", "handler"), is_mean=True),
     # The broker. Without sources a row is one sample.
-    Row("kafka_brokers", "Of the broker.", (), _BROKER, each=1),
-    Row(_CONTROLLER + "activecontrollercount", "Of the broker.", (), _BROKER, each=1),
-    Row(_CONTROLLER + "offlinepartitionscount", "Of the broker.", _OFFLINE, _BROKER),
-    Row(_REPLICAS + "offlinereplicacount", "Of the broker.", _OFFLINE, _BROKER),
-    Row(_REPLICAS + "underreplicatedpartitions", "Of the broker.",
+    Row("kafka_brokers", _WHOLE, (), _BROKER, each=1),
+    Row(_CONTROLLER + "activecontrollercount", _WHOLE, (), _BROKER, each=1),
+    Row(_CONTROLLER + "offlinepartitionscount", _WHOLE, _OFFLINE, _BROKER),
+    Row(_REPLICAS + "offlinereplicacount", _WHOLE, _OFFLINE, _BROKER),
+    Row(_REPLICAS + "underreplicatedpartitions", _WHOLE,
         (), _BROKER, each=0),
-    Row(_REPLICAS + "underminisrpartitioncount", "Of the broker.",
+    Row(_REPLICAS + "underminisrpartitioncount", _WHOLE,
         (), _BROKER, each=0),
-    Row(_REPLICAS + "partitioncount", "Of the broker.", _ENDS, _BROKER, each=1),
-    Row(_REPLICAS + "partitioncount", "Of the broker.", _NOT_LISTED, _BROKER),
-    Row(_REPLICAS + "leadercount", "Of the broker.", _ENDS, _BROKER, each=1),
-    Row(_REPLICAS + "leadercount", "Of the broker.", _NOT_LISTED, _BROKER),
+    Row(_REPLICAS + "partitioncount", _WHOLE, _ENDS, _BROKER, each=1),
+    Row(_REPLICAS + "partitioncount", _WHOLE, _NOT_LISTED, _BROKER),
+    Row(_REPLICAS + "leadercount", _WHOLE, _ENDS, _BROKER, each=1),
+    Row(_REPLICAS + "leadercount", _WHOLE, _NOT_LISTED, _BROKER),
 )
 # fmt: on
 
@@ -168,7 +169,7 @@ def kafka_families(families: Sequence[Family], node_id: int) -> Iterable[Family]
     by_name = {family.name: family for family in families}
     leader = Row(
         "kafka_topic_partition_leader",
-        "With one broker.",
+        "Constant with one broker.",
         _ENDS,
         _PARTITION,
         each=node_id,

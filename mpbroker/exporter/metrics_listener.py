@@ -1,5 +1,7 @@
-"""The listening socket of the metrics: opened by the supervisor, so that an address
-that cannot be had is an error of the start and not a log line of a child.
+"""Open the listening socket for metrics.
+
+The supervisor opens it, so that an unusable address is an error of the start and not a
+log line of a child.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _BACKLOG: Final = 128
 def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket | None:
     """Return the listening socket; None: metrics.listeners is not set.
 
-    A program that takes over listens on the socket of the one before it.
+    A program that takes over uses the socket of the program before it.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -33,7 +35,7 @@ def open_metrics_listener(config: BrokerConfig, parts: Parts) -> socket.socket |
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            # As bytes: of a str the codec "idna" refuses "a..b" in a way of its own.
+            # As bytes: the codec "idna", used for a str, raises its own kind of error.
             host.encode() or None,
             port,
             type=socket.SOCK_STREAM,
@@ -56,6 +58,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def metrics_url(sock: socket.socket) -> str:
-    """Where the status page is."""
+    """Return the address of the status page."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

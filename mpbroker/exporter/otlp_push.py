@@ -1,12 +1,12 @@
-"""The broker's metrics pushed to an OpenTelemetry collector: OTLP over HTTP.
+"""Push the broker's metrics to an OpenTelemetry collector: OTLP over HTTP.
 
 The figures are those of the Prometheus port, under the same names. The exporter's loop
-collects them and goes on; a thread makes them protobuf, sends them, and waits for the
-collector. While it is at one push there is no other: what was to be sent meanwhile is
-left out, and the next push, of totals, says it all. A push is tried again a few times
-where the collector asks for that or cannot be reached, and then left. That it fails is
-said once in the log, and once when it works again; how often, in the metrics. A broker
-that stops pushes once more; that is tried once, and waited for a few seconds.
+collects them and goes on; a thread encodes them as protobuf, sends them, and waits for
+the collector. There is one push at a time. A push that would begin meanwhile is left
+out: counters are totals, so the next push includes it. If the collector asks for it or
+cannot be reached, a push is tried again a few times, and then given up. The log has one
+line when pushes begin to fail and one when they work again; the metrics count them. A
+broker that stops pushes once more, tries that once, and waits for it a few seconds.
 
 Source: opentelemetry-proto, OTLP/HTTP specification ("Failures", "Retryable Response
 Codes"); semantic conventions for service attributes.
@@ -51,7 +51,7 @@ _ATTEMPTS: Final = 4
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _GZIP_LEVEL: Final = 6
-_LAST_PUSH_S: Final = 3.0  # who stops the broker waits for it
+_LAST_PUSH_S: Final = 3.0  # the stop of the broker waits for it
 _TRY_AGAIN: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 _PREFIX: Final = "mpbroker_"
@@ -60,20 +60,20 @@ _BOUNDS: Final = tuple(bounds_s())
 
 
 class Target(NamedTuple):
-    """Where metrics go, and what is said of whose they are."""
+    """Where metrics are sent, and the attributes of the broker that sends them."""
 
     endpoint: str
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
     timeout_s: float
     resource: Mapping[str, str]
     compresses: bool = False  # by gzip, which any collector takes
 
 
 def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None:
-    """Return None if metrics are not to be pushed.
+    """Return where the settings send metrics; None: otlp.endpoint is not set.
 
     Args:
-        told: what the supervisor publishes of itself.
+        told: what the supervisor publishes of the broker.
     """
     endpoint, headers = config.otlp_endpoint, config.otlp_headers
     if not endpoint:
@@ -96,7 +96,7 @@ def target_of(config: BrokerConfig, told: Mapping[str, object]) -> Target | None
 class OtlpPusher:
     """Pushes families of metrics, one push at a time, in a thread of its own.
 
-    The thread is a daemon: nobody waits for it when the process ends.
+    The thread is a daemon: the end of the process does not wait for it.
     """
 
     def __init__(self, target: Target) -> None:
@@ -110,7 +110,7 @@ class OtlpPusher:
         self.left = 0  # pushes that were given up, or left out
 
     def family(self) -> Family:
-        """What became of pushes, since this process runs."""
+        """Return how many pushes succeeded and failed in this process."""
         pushes = counter(
             "mpbroker_otlp_pushes_total",
             "Pushes to otlp.endpoint: taken; or failed, or left out behind a slow one.",
@@ -120,10 +120,10 @@ class OtlpPusher:
         return pushes
 
     def push(self, families: Sequence[Family], started_ns: int, now_ns: int) -> None:
-        """Send these, unless the push before them is still under way.
+        """Send metrics, unless the previous push is still under way.
 
         Args:
-            started_ns: since when counters count, Unix time.
+            started_ns: Unix time at which the counters began.
             now_ns: Unix time of the figures.
         """
         if self._thread is not None and self._thread.is_alive():
@@ -137,7 +137,7 @@ class OtlpPusher:
     def push_last(
         self, families: Sequence[Family], started_ns: int, now_ns: int
     ) -> None:
-        """Send these, and wait until they are there, or for a few seconds."""
+        """Send metrics, and wait a few seconds until they have been sent."""
         until = time.monotonic() + _LAST_PUSH_S
         self._ending.set()
         self._wait_until(until)
@@ -156,14 +156,14 @@ class OtlpPusher:
                 body = gzip.compress(body, _GZIP_LEVEL)
             if body:
                 self._deliver(body)
-        except Exception:  # noqa: BLE001 - the next push may be luckier
+        except Exception:  # noqa: BLE001 - a bug must not end later pushes
             _LOG.exception("otlp.endpoint: a push failed; this is a bug")
 
     def _deliver(self, body: bytes) -> None:
         pause_s, failure = self._pause_s, ""
         for attempt in range(_ATTEMPTS):
             if attempt:
-                # Not all brokers again at the same moment.
+                # At random, so that not all brokers retry at the same moment.
                 pause = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)
                 if self._ending.wait(pause):
                     break
@@ -184,11 +184,11 @@ class OtlpPusher:
         self._say_failure(failure)
 
     def _send(self, body: bytes) -> tuple[int, str, float | None]:
-        """Post once; return status, reason, and for how long it wants to be left alone.
+        """Post once; return status, reason, and the pause that Retry-After asks for.
 
         Raises:
-            OSError, HTTPException: the collector is not there, speaks no HTTP, or has
-                not answered in time.
+            OSError, HTTPException: the collector cannot be reached, does not speak
+                HTTP, or has not answered in time.
         """
         target = self._target
         is_secure, host, port, path = parse_otlp_endpoint(target.endpoint)
@@ -227,19 +227,19 @@ class OtlpPusher:
 
 @contextlib.contextmanager
 def _at_most(timeout_s: float, sock: socket.socket) -> Iterator[None]:
-    """Cut a connection off after so long.
+    """Shut a connection down after this time.
 
-    The socket's own timeout starts anew with each byte: whoever sends one now and then
-    would be waited for without end, and nothing be pushed any more.
+    The socket's own timeout starts anew with each byte: a collector that sends one now
+    and then would hold up all later pushes.
 
     Raises:
-        TimeoutError: it was cut off.
+        TimeoutError: the connection was shut down.
     """
     cut = threading.Event()
 
     def cut_off() -> None:
         cut.set()
-        # Not SSLSocket's, which is for who reads it.
+        # Not SSLSocket's method: it drops the TLS state that the thread is using.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
@@ -254,12 +254,12 @@ def _at_most(timeout_s: float, sock: socket.socket) -> Iterator[None]:
         raise TimeoutError("timed out") from error
     finally:
         timer.cancel()
-    if cut.is_set():  # HTTP's client takes half a head for a whole one
+    if cut.is_set():  # http.client takes half a head for a complete one
         raise TimeoutError("timed out")
 
 
 def _seconds(answer: http.client.HTTPResponse) -> float | None:
-    """What Retry-After says, if it is a number."""
+    """Return the value of Retry-After, if it is a number of seconds."""
     text = answer.headers.get("Retry-After", "")
     return float(text) if text.isdigit() and len(text) < 6 else None
 
@@ -267,7 +267,7 @@ def _seconds(answer: http.client.HTTPResponse) -> float | None:
 def otlp_metrics(
     families: Iterable[Family], start_ns: int, now_ns: int
 ) -> Iterable[Metric | Distribution]:
-    """The families that are ours, not those under others' names, as OTLP has them."""
+    """Convert the families named mpbroker_*, but not those with Kafka's names."""
     for family in families:
         if not family.name.startswith(_PREFIX) or not family.samples:
             continue
@@ -296,7 +296,7 @@ def _histogram_points(
 ) -> list[HistogramPoint]:
     points, counts, before, total = [], [], 0, 0.0
     for suffix, labels, value in family.samples:
-        if suffix == "_bucket":  # Prometheus' count all below their bound
+        if suffix == "_bucket":  # a Prometheus bucket counts all below its bound
             counts.append(int(value) - before)
             before = int(value)
         elif suffix == "_sum":

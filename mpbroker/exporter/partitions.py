@@ -1,4 +1,4 @@
-"""What the partition table says of each partition, without loading or locking any."""
+"""Read partitions' figures from shared memory, without loading or locking any."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mpbroker.metadata.topics import TopicRegistry
     from mpbroker.supervisor.memory import BrokerMemory
 
-# Beyond these a page of metrics would be larger than anybody reads: they are counted.
+# Further partitions are only counted: the page of metrics would be too large.
 MAX_PARTITIONS_SHOWN: Final = 20_000
 
 
 class PartitionFigures(NamedTuple):
-    """One partition, now."""
+    """The figures of one partition."""
 
     topic: str
     partition: int
@@ -44,7 +44,12 @@ class PartitionFigures(NamedTuple):
 
 
 class Partitions:
-    """Reads the table; keeps the sizes of closed segments, which do not change."""
+    """Reads the table; remembers the sizes of closed segments, which do not change.
+
+    Attributes:
+        unloaded: partitions not touched since the start, in the last iteration.
+        not_shown: partitions left out of it.
+    """
 
     def __init__(
         self, memory: BrokerMemory, registry: TopicRegistry, log_dirs: list[str]
@@ -53,7 +58,7 @@ class Partitions:
         self.registry = registry
         self._log_dirs = log_dirs
         self._closed: dict[int, tuple[tuple[int, int], int]] = {}
-        self.unloaded = 0  # of the last look: nobody has touched them since the start
+        self.unloaded = 0
         self.not_shown = 0
 
     def __iter__(self) -> Iterator[PartitionFigures]:
@@ -94,7 +99,7 @@ class Partitions:
         )
 
     def _state(self, word: int) -> LogState:
-        """The committed copy, without the lock: an unmoved version says it is whole."""
+        """Read the committed copy, without the lock; retried if the version moved."""
         words = self._words
         while True:
             version = words[word + ROW_VERSION]
@@ -107,7 +112,7 @@ class Partitions:
         name, total = directory_name(topic, partition), 0
         active = f"{active_base:020d}{LOG_SUFFIX}"
         for parent in self._log_dirs:
-            # It may be deleted just now, or its segments be.
+            # The partition or its segments may be deleted meanwhile.
             with contextlib.suppress(OSError), os.scandir(f"{parent}/{name}") as files:
                 for file in files:
                     if file.name.endswith(LOG_SUFFIX) and file.name != active:

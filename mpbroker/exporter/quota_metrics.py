@@ -1,4 +1,4 @@
-"""What clients with quotas do, and how long they were told to be quiet."""
+"""Metrics of clients with quotas: their rates, and for how long they were throttled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpbroker.ipc.quota_layout import QUOTA_REFUSED
 from mpbroker.ipc.segment import Segment
 from mpbroker.ipc.tables.quota_table import QuotaKind, read_quotas
 
-# As long as Kafka keeps such metrics of a client that does nothing.
+# Kafka keeps such metrics of an idle client equally long.
 _IDLE_NS: Final = 3600 * 1_000_000_000
 _NAMES: Final = {
     QuotaKind.PRODUCE: "producer_byte_rate",
@@ -22,16 +22,16 @@ _NAMES: Final = {
 
 
 def quota_families(segment: Segment, samples: int, window_ns: int) -> Iterable[Family]:
-    """One sample a client that has a quota and was seen in the last hour."""
+    """Return samples of each client with a quota that was seen in the last hour."""
     bytes_rate = gauge(
         "mpbroker_quota_bytes_per_second", "Bytes a second, as a quota counts them."
     )
     time_ratio = gauge(
         "mpbroker_quota_time_ratio", "Processes' time in use, of one process's."
     )
-    throttles = counter("mpbroker_throttles_total", "Answers that said: be quiet.")
+    throttles = counter("mpbroker_throttles_total", "Answers with a throttle time.")
     throttled = counter(
-        "mpbroker_throttle_seconds_total", "For how long they said so in all."
+        "mpbroker_throttle_seconds_total", "The sum of these throttle times."
     )
     for each in read_quotas(segment, samples, window_ns, time.monotonic_ns(), _IDLE_NS):
         kind = QuotaKind(each.kind)

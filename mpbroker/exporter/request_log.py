@@ -1,7 +1,7 @@
 """The request log: lines of JSON, written by the exporter out of shared memory.
 
-Processors note requests in rings of their own; whoever does not keep up with them is
-told how many were lost, in a line of the log. Nobody waits for this file.
+Processors note requests in rings of their own. If the exporter does not keep up with a
+ring, a line of the log says how many requests were lost. No process waits for the file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mpbroker.network.connection_rows import connection_name
 
 
 class RequestLog:
-    """Appends what processors have noted to a file.
+    """Appends the requests that processors have noted to a file.
 
     Args:
         path, max_bytes: see LineFile.
         above_ns: requests that took less are not noted.
-        counts: what stands between the requests.
-        client_ids: where their clients' names are found.
+        counts: makes the lines between those of requests.
+        client_ids: finds the requests' client.id.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RequestLog:
         self._counts = counts
         self._client_ids = client_ids
         self._file = LineFile(path, "request.log.path", max_bytes)
-        # Those noted before us were written, or are lost: our predecessor knew.
+        # What was noted before has been written by our predecessor, or is lost.
         self._next = [
             words[REQUEST_LOGS + number * LOG_WORDS + LOG_NOTED]
             for number in range(MAX_PROCESSORS)
@@ -57,7 +57,7 @@ class RequestLog:
         log_above(words, above_ns)
 
     def drain(self, *, is_last: bool = False) -> int:
-        """Write what was noted since the last call; return how many lines."""
+        """Write what was noted since the last call; return the number of lines."""
         lines: list[bytes] = []
         ahead_ns = time.time_ns() - time.monotonic_ns()
         for number in range(MAX_PROCESSORS):

@@ -1,8 +1,8 @@
-"""What a request's own line cannot say: which errors, and which partitions grew.
+"""Lines of the request log on errors and on partitions that have grown.
 
-Answers are built where nobody logs, and an answer may name many partitions. But all
-are counted in shared memory; so between the requests' lines stand lines that say what
-the counts have risen by:
+The line of a request cannot say that: its answer is built in another process, and may
+name many partitions. But all are counted in shared memory. So lines between those of
+requests say by how much the counts have risen:
 
     {"time": ..., "seconds": 5.0, "errors": [{"api": ..., "error": ..., "count": 2}]}
     {"time": ..., "seconds": 5.0, "appended": [{"topic": ..., "partition": 0,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpbroker.exporter.partitions import PartitionFigures
 
 INTERVAL_NS: Final = 5_000_000_000
-# A line is read whole: those that grew most.
+# A line is read as a whole, so it is bounded: the partitions that grew most.
 _PARTITIONS_A_LINE: Final = 1_000
 
 ErrorTotals = dict[tuple[int, int], int]
@@ -31,9 +31,9 @@ class RequestLogCounts:
     """Compares counts with what they were five seconds ago.
 
     Args:
-        errors: answers by API key and error code, ever.
-        partitions: those that are loaded, now.
-        topics: names of all that exist.
+        errors: returns the answers by API key and error code since the start.
+        partitions: yields the loaded partitions.
+        topics: returns the names of all topics.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class RequestLogCounts:
     def lines(
         self, now_ns: int, wall_s: float, *, is_last: bool = False
     ) -> list[dict[str, Any]]:
-        """Return what has risen since the last look, if that is long enough ago.
+        """Return what has risen since the last look; nothing before the interval ends.
 
         Args:
-            now_ns: monotonic.
-            wall_s: the same moment, as seconds since 1970.
+            now_ns: the monotonic clock.
+            wall_s: the same moment in seconds since 1970.
             is_last: do not wait for the interval's end.
         """
         past_ns = now_ns - self._looked_ns
@@ -85,7 +85,7 @@ class RequestLogCounts:
         for place, (end, size) in self._ends.items():
             last = before.get(place)
             if last is None:
-                # Of a topic that is new, all is; an old one has just been opened.
+                # All records of a new topic count; an old topic has just been loaded.
                 last = (end, size) if place[0] in known else (0, 0)
             if end > last[0]:
                 found.append(

@@ -1,8 +1,8 @@
-"""How much of the memory for requests is in use: Kafka's MemoryPoolUsed and -Available.
+"""Measure the memory for requests: Kafka's MemoryPoolUsed and MemoryPoolAvailable.
 
-Small requests lie in their slots. Those that do not fit take an extent of their
-processor's region, from the first byte after their size on; which, their connections'
-rows say. A request whose client has gone meanwhile is not seen.
+A small request lies in its slot. A larger one takes an extent of its processor's region
+as soon as its size is known; the connection's row says which. A request whose client
+has disconnected meanwhile is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME: Final = "mpbroker_request_memory_bytes"
 
 
 def request_memory(words: memoryview, layout: ArenaLayout) -> Family:
-    """What is in use by requests, and what the processors that serve have left."""
+    """Return the bytes in use by requests, and those left to serving processors."""
     used = sum(_lengths(words))
     serving = sum(
         bool(words[processor_row(number) + PROCESSOR_LISTENER])

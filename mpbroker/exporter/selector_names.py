@@ -1,9 +1,9 @@
-"""Processors' figures as Kafka's selectors have them (socket-server-metrics), under the
-names that the JMX exporter's usual rules make of them.
+"""Processors' figures under the names of Kafka's selectors (socket-server-metrics).
 
-Totals come from shared memory, rates and shares from two looks at them. In Kafka the
-"requests" of a broker's selector are what it has sent and the "responses" what it has
-received; here both are the requests that came, and request_size_avg is theirs.
+The names are those that the JMX exporter's usual rules make. Totals come from shared
+memory, rates and shares from two looks at them. In Kafka the "requests" of a broker's
+selector are what it has sent and the "responses" what it has received; here both are
+the requests received, and request_size_avg is their size.
 
 Source: Kafka's Selector.SelectorMetrics; the JMX exporter's example kafka-2_0_0.yml.
 """
@@ -40,7 +40,7 @@ _NO_FAILURE: Final = (
     R.REAUTHENTICATED,
     R.SESSION_EXPIRED,
 )
-# What of a processor's row is added up for each name.
+# The words of a processor's row that are added up for each name.
 _COUNTED: Final[Mapping[str, Sequence[int]]] = {
     "connection_creation": (PROCESSOR_REGISTERED,),
     "connection_close": [PROCESSOR_COUNTERS + each for each in CLOSED_REASONS],
@@ -51,7 +51,7 @@ _COUNTED: Final[Mapping[str, Sequence[int]]] = {
     "select": (PROCESSOR_COUNTERS + C.POLLS,),
     "io_wait_time_ns": (PROCESSOR_COUNTERS + C.IDLE_NS,),
 }
-# How attempts to authenticate have ended that are added up for each name.
+# The results of authentications that are added up for each name.
 _AUTHENTICATED: Final[Mapping[str, Sequence[AuthenticationResult]]] = {
     "successful_authentication": (R.HANDSHAKE, R.AUTHENTICATED),
     "failed_authentication": [each for each in R if each not in _NO_FAILURE],
@@ -65,7 +65,7 @@ _Totals = dict[str, int]
 
 
 class SelectorNames:
-    """Makes the families; asked to look every few seconds.
+    """Makes the families; its owner calls ``look`` every few seconds.
 
     Args:
         listeners: their names, by index.

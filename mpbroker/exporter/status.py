@@ -1,4 +1,4 @@
-"""What the status page shows, out of the same families that Prometheus gets."""
+"""Make the document of the status page, from the families that Prometheus gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from mpbroker.exporter.exposition import Family
 from mpbroker.exporter.topic_traffic import TOPIC_FETCHED, TOPIC_PRODUCED
 
-# The page is for people: the longest lists are cut, the largest first.
+# The page is for people: long lists are cut; the largest entries come first.
 _ROWS: Final = 200
 _TOLD: Final = ("version", "pid", "started", "cluster_id", "listeners", "log_dirs")
 

@@ -1,7 +1,7 @@
-"""Bytes of records in and out of each topic, and of all there ever were.
+"""Count bytes of records in and out: of each topic, and of all since the start.
 
-Of a row that has lost its topic the counts stay until the broker's memory is made anew,
-so the sums over all rows never run backwards; a topic's own go with it.
+A row keeps its counts when its topic is deleted, until the broker's memory is made
+anew. So the sums over all rows never run backwards; a topic's own counts end with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRODUCED: Final = "mpbroker_produced_bytes_total"
 FETCHED: Final = "mpbroker_fetched_bytes_total"
 TOPIC_PRODUCED: Final = "mpbroker_topic_produced_bytes_total"
 TOPIC_FETCHED: Final = "mpbroker_topic_fetched_bytes_total"
-# As of partitions: of more nobody reads the page.
+# Further topics are left out, as partitions are: the page would be too large.
 MAX_TOPICS_SHOWN: Final = 20_000
 
 _BYTES_IN: Final = LogState._fields.index("bytes_in")
@@ -31,10 +31,10 @@ _BYTES_IN: Final = LogState._fields.index("bytes_in")
 def topic_families(
     table: PartitionTable, registry: TopicRegistry, handlers: Iterable[int]
 ) -> Sequence[Family]:
-    """Read them.
+    """Read the counts.
 
     Args:
-        handlers: all that there ever were.
+        handlers: ids of all handlers since the start.
     """
     rows = registry.row_count
     bytes_in = _bytes_in(table, rows)
@@ -43,10 +43,10 @@ def topic_families(
     fetched = counter(FETCHED, "Bytes of record batches given to consumers.")
     produced.add(sum(bytes_in))
     fetched.add(sum(bytes_out))
-    into = counter(TOPIC_PRODUCED, "The same by topic; it goes when the topic goes.")
-    out_of = counter(TOPIC_FETCHED, "The same by topic; it goes when the topic goes.")
+    into = counter(TOPIC_PRODUCED, "By topic, while the topic exists.")
+    out_of = counter(TOPIC_FETCHED, "By topic, while the topic exists.")
     for topic in list(registry.topics())[:MAX_TOPICS_SHOWN]:
-        # A row that was made since we counted them has seen nothing yet.
+        # A row that was added since the counts were read has none yet.
         known = [row for row in topic.partitions if row < rows]
         into.add(sum(bytes_in[row] for row in known), topic=topic.name)
         out_of.add(sum(bytes_out[row] for row in known), topic=topic.name)
@@ -54,7 +54,7 @@ def topic_families(
 
 
 def _bytes_in(table: PartitionTable, rows: int) -> list[int]:
-    """By columns: row by row it would take a page of many partitions too long."""
+    """Read the bytes by columns: row by row, many partitions take too long."""
     words, end = table.segment.words, rows * ROW_WORDS
     versions, copy_0, copy_1, again = (
         words[first:end:ROW_WORDS].tolist()
@@ -68,7 +68,7 @@ def _bytes_in(table: PartitionTable, rows: int) -> list[int]:
     columns = zip(versions, copy_0, copy_1, again, strict=True)
     return [
         (even, odd)[version & 1]
-        # Moved meanwhile: what was read may never be committed.
+        # The version has moved meanwhile: what was read may not be committed.
         if version == later
         else table.row(row).snapshot().bytes_in
         for row, (version, even, odd, later) in enumerate(columns)
