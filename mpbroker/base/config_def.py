@@ -196,14 +196,12 @@ class ConfigKey:
         documentation: str,
         **columns: Unpack[Columns],
     ) -> None:
-        for column in columns:
-            if not hasattr(self.__class__, column):
-                raise TypeError(f"{name}: there is no column {column}")
         self.name = name
         self.type = type
         self.default = default
         self.meaning = documentation
-        self.__dict__.update(columns)
+        if columns:
+            self.__dict__.update(columns)
 
     @property
     def documentation(self) -> str:

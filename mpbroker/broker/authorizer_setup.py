@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
-from mpbroker.config.authorizer_keys import (
+from mpbroker.config.plug_ins import (
     is_standard_authorizer,
     load_authorizer_class,
     parse_super_users,

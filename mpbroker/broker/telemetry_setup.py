@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.broker.authorizer_setup import request_contexts
-from mpbroker.config.telemetry_keys import RECEIVER_KEY, load_receiver_class
+from mpbroker.config.plug_ins import RECEIVER_KEY, load_receiver_class
 from mpbroker.server.telemetry.client_telemetry import ClientTelemetry
 from mpbroker.server.telemetry.client_telemetry_receiver import Receivers, TelemetryLog
 

@@ -12,9 +12,9 @@ from mpbroker.base.config_def import ConfigError
 from mpbroker.config.broker_config import (
     BROKER_CONFIG_DEF,
     BrokerConfig,
-    ResolvedValue,
 )
 from mpbroker.config.listeners import AdvertisedEndPoint, EndPoint
+from mpbroker.config.resolution import ResolvedValue
 from mpbroker.config.sources import Source
 
 if TYPE_CHECKING:

@@ -1,29 +1,48 @@
-"""BrokerConfig: every setting of a broker, resolved, checked and typed."""
+"""BrokerConfig: every setting of a broker, one row each.
+
+A row says all there is to know of a key: name, type, default, meaning, limits, who
+reads it while the broker serves, whether a listener may have its own value. It is an
+attribute, too: num.io.threads is `config.num_io_threads`, of the type that the row
+declares. A new key is a new row, and nothing else.
+
+Names, defaults and meanings are Kafka's; what differs says so. Keys that only set a
+default of topics are rows of the table of topics (metadata/log_config_def.py).
+
+Source: "Broker Configs" of the Apache Kafka 4.x documentation; KIP-651 (PEM), KIP-768
+(OAUTHBEARER), KIP-368 (sessions), KIP-371 (mapping rules), KIP-714 (clients' metrics).
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mpbroker.base.config_def import (
+    INT_MAX,
+    LISTENER_PREFIX,
     ConfigDef,
     ConfigError,
-    ConfigKey,
+    ConfigType,
     ConfigValue,
-    UpdateMode,
+    Importance,
+    Validator,
+    at_least,
+    between,
+    list_of,
+    minus_one_or,
+    not_empty,
+    one_of,
+    type_of,
 )
 from mpbroker.config.broker_key import BrokerKey, ListenerPools, Reader
-from mpbroker.config.broker_keys import LOG_KEYS, PROCESSORS_KEY, SERVER_KEYS
-from mpbroker.config.broker_values import BrokerValues
-from mpbroker.config.consistency import check_values
-from mpbroker.config.coordinator_keys import (
-    GROUP_KEYS,
-    SECURITY_KEYS,
-    TRANSACTION_KEYS,
+from mpbroker.config.consistency import (
+    check_directories,
+    check_inter_broker,
     check_internal_topics,
+    check_request_sizes,
+    check_values,
 )
 from mpbroker.config.cores import available_cores
 from mpbroker.config.listeners import (
@@ -32,19 +51,28 @@ from mpbroker.config.listeners import (
     advertised_by_listener,
     check_listeners,
     check_planes,
+    connection_overrides,
     exposure_warnings,
     parse_connection_overrides,
     parse_listeners,
     parse_protocol_map,
 )
-from mpbroker.config.machine import Machine
-from mpbroker.config.metrics_keys import (
-    METRICS_KEYS,
+from mpbroker.config.machine import (
+    DEFAULT_LOG_DIRS,
+    Computed,
+    Machine,
+    of_variables,
+    share_of_cores,
+)
+from mpbroker.config.metrics_settings import (
     check_otlp,
+    default_attributes,
+    default_endpoint,
+    default_headers,
     parse_metrics_listener,
 )
-from mpbroker.config.quota_keys import QUOTA_KEYS
-from mpbroker.config.security_keys import SECURITY_PROTOCOL_KEYS
+from mpbroker.config.plug_ins import RECEIVER_GROUP
+from mpbroker.config.resolution import Resolution, ResolvedValue
 from mpbroker.config.sources import (
     Setting,
     Source,
@@ -52,125 +80,72 @@ from mpbroker.config.sources import (
     settings_of_environment,
     settings_of_file,
 )
-from mpbroker.config.telemetry_keys import TELEMETRY_KEYS
+from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PARTITIONS, MAX_PROCESSORS
+from mpbroker.ipc.quota_layout import MAX_QUOTA_SAMPLES
 from mpbroker.metadata.log_config import defaults_of_broker
-from mpbroker.metadata.log_config_def import broker_log_keys
+from mpbroker.metadata.log_config_def import BROKER_LOG_DEF
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_BOOLEAN: Final = ConfigType.BOOLEAN
+_DOUBLE: Final = ConfigType.DOUBLE
+_INT: Final = ConfigType.INT
+_LIST: Final = ConfigType.LIST
+_LONG: Final = ConfigType.LONG
+_PASSWORD: Final = ConfigType.PASSWORD
+_SHORT: Final = ConfigType.SHORT
+_STRING: Final = ConfigType.STRING
+_HIGH, _LOW = Importance.HIGH, Importance.LOW
 
-def _topic_default(key: ConfigKey) -> BrokerKey:
-    """Return the row of a key that supplies a default of topics."""
-    reader = Reader.TOPICS if key.update_mode is UpdateMode.CLUSTER_WIDE else None
-    if key.name == "log.flush.scheduler.interval.ms":
-        reader = Reader.HOUSEKEEPER  # which looks for unforced records as often
-    return BrokerKey(
-        key.name,
-        key.type,
-        key.default,
-        key.meaning,
-        validator=key.validator,
-        not_above=key.not_above,
-        has_effect=key.has_effect,
-        reader=reader,
+# A quota's samples have a place in shared memory; Kafka's default is 11, and the more
+# there are, the longer a burst is remembered.
+_SAMPLES: Final = between(1, MAX_QUOTA_SAMPLES)
+_SECONDS: Final = between(1, 3600)
+
+T = TypeVar("T", bound=ConfigValue)
+
+
+def _room_for_handlers(pools: ListenerPools) -> Validator:
+    # Shared memory has room for so many; the control plane's is one of them.
+    return between(1, MAX_HANDLERS - pools.has_control_plane)
+
+
+def _room_for_processors(pools: ListenerPools) -> Validator:
+    """Return what num.network.threads may be, which counts once a listener.
+
+    Raises:
+        ConfigError: listeners' own numbers leave too few for the others.
+    """
+    listeners, own = pools.listeners, pools.own_processors
+    following = listeners - len(own)
+    left = MAX_PROCESSORS - sum(own.values())
+    if left < following:
+        raise ConfigError(
+            f"listener.name.NAME.num.network.threads: {sum(own.values())} processors"
+            f" for {len(own)} of {listeners} listeners; at most {MAX_PROCESSORS} can"
+            " run over all listeners, at least 1 for each; lower them"
+        )
+    limits = between(1, left // max(1, following))
+    if listeners == 1:
+        return limits
+    return Validator(
+        f"{limits.limit}, since {listeners} listeners share at most {MAX_PROCESSORS}"
+        f" processors (see listener.name.NAME.num.network.threads)",
+        limits.accepts,
     )
 
 
-BROKER_CONFIG_DEF: Final = ConfigDef(
-    "setting",
-    [
-        *SERVER_KEYS,
-        *LOG_KEYS,
-        *map(_topic_default, broker_log_keys()),
-        *GROUP_KEYS,
-        *TRANSACTION_KEYS,
-        *SECURITY_KEYS,
-        *SECURITY_PROTOCOL_KEYS,
-        *METRICS_KEYS,
-        *QUOTA_KEYS,
-        *TELEMETRY_KEYS,
-    ],
-)
-
-# What a file written for Kafka may hold and nothing here needs: other brokers, the
-# controller, ZooKeeper, remote storage, Java plug-ins. Such a file must work as it is.
-NOT_NEEDED: Final = (
-    "alter.config.policy.",
-    "auto.include.jmx.reporter",
-    "auto.leader.rebalance.enable",
-    "broker.heartbeat.interval.ms",
-    "broker.id.generation.enable",
-    "broker.session.timeout.ms",
-    "client.quota.callback.",
-    "confluent.",
-    "controller.",
-    "create.topic.policy.",
-    "delegation.token.",
-    "early.start.listeners",
-    "eligible.leader.replicas.",
-    "fetch.purgatory.",
-    "group.share.",
-    "initial.broker.registration.timeout.ms",
-    "inter.broker.protocol.version",
-    "kafka.metrics.",
-    "leader.",
-    "log.message.downconversion.enable",
-    "log.message.format.version",
-    "log.message.timestamp.difference.max.ms",
-    "metadata.log.",
-    "metadata.max.",
-    "metric.",
-    # Not all that begins so: metrics.listeners is ours, and must not be misspelt.
-    "metrics.num.samples",
-    "metrics.recording.level",
-    "metrics.sample.window.ms",
-    "num.replica.",
-    "password.encoder.",
-    "principal.builder.class",
-    "process.roles",
-    "producer.purgatory.",
-    "remote.",
-    "replica.",
-    "reserved.broker.max.id",
-    "sasl.client.callback.handler.class",
-    "sasl.kerberos.",
-    "sasl.login.",
-    "sasl.mechanism.controller.protocol",
-    "security.providers",
-    "share.coordinator.",
-    "ssl.allow.dn.changes",
-    "ssl.allow.san.changes",
-    "ssl.endpoint.identification.algorithm",
-    "ssl.keymanager.algorithm",
-    "ssl.provider",
-    "ssl.secure.random.implementation",
-    "ssl.trustmanager.algorithm",
-    "unstable.",
-    "zookeeper.",
-)
-
-_PER_LISTENER: Final = "listener.name."
-# As settings spell them: listener.name.x.scram-sha-256.connections.max.reauth.ms.
-SASL_MECHANISMS: Final = (
-    "plain",
-    "scram-sha-256",
-    "scram-sha-512",
-    "oauthbearer",
-    "gssapi",
-)
+def _topic_default(
+    name: str, kind: type[T], reader: Reader | None = None
+) -> BrokerKey[T]:
+    """Return the row of a key that supplies a default of topics."""
+    key = BROKER_LOG_DEF.key(name)
+    assert type_of[key.type] is kind
+    return BrokerKey.of_topics(key, reader)
 
 
-class ResolvedValue(NamedTuple):
-    """A value and where it came from. ``text`` is None for a default."""
-
-    value: ConfigValue
-    text: str | None
-    source: Source
-    origin: str
-
-
-class BrokerConfig(BrokerValues):
+class BrokerConfig:
     """The settings of one broker; immutable, and valid if it exists at all.
 
     Besides one attribute per key:
@@ -178,13 +153,1233 @@ class BrokerConfig(BrokerValues):
         endpoints: the listeners to open, parsed.
         advertised: what clients are told, by listener name.
         warnings: sentences about settings that had no effect.
-        definition: the keys, with the defaults of this machine.
+        definition: the keys, with the defaults and limits of this broker.
     """
+
+    # -- processes, listeners and connections ------------------------------------------
+
+    # Kafka has no usable default (-1). 1 is what its own example files use, and one
+    # broker needs no thought about numbers.
+    node_id = BrokerKey(
+        "node.id",
+        _INT,
+        1,
+        "Number by which clients know this broker. It is written into the data"
+        " directory and must not change afterwards.",
+        validator=at_least(0),
+        importance=_HIGH,
+        aliases=("broker.id",),
+    )
+    # Kafka binds every address by default. Here other machines are served only if that
+    # is set: the default has neither TLS nor authentication.
+    listeners = BrokerKey(
+        "listeners",
+        _LIST,
+        ("PLAINTEXT://127.0.0.1:9092",),
+        "Addresses to serve, as NAME://host:port. An empty host or 0.0.0.0 is every"
+        " IPv4 address, [::] every address; port 0 lets the system choose. A Unix"
+        " socket is NAME://unix:/path.",
+        validator=not_empty(),
+        importance=_HIGH,
+    )
+    advertised_listeners = BrokerKey(
+        "advertised.listeners",
+        _LIST,
+        None,
+        "Addresses that clients are told to connect to, per listener. Unset, a client"
+        " is told the address that it dialled; so is an empty host or a port 0.",
+        importance=_HIGH,
+    )
+    listener_security_protocol_map = BrokerKey(
+        "listener.security.protocol.map",
+        _LIST,
+        (
+            "PLAINTEXT:PLAINTEXT",
+            "SSL:SSL",
+            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "SASL_SSL:SASL_SSL",
+        ),
+        "Security protocol of each listener name, as NAME:PROTOCOL.",
+    )
+    inter_broker_listener_name = BrokerKey(
+        "inter.broker.listener.name",
+        _STRING,
+        None,
+        "Listener whose clients may act as another broker. Checked to exist.",
+    )
+    security_inter_broker_protocol = BrokerKey(
+        "security.inter.broker.protocol",
+        _STRING,
+        "PLAINTEXT",
+        "Security protocol between brokers; with one broker nothing uses it.",
+        validator=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    )
+    controller_listener_names = BrokerKey(
+        "controller.listener.names",
+        _LIST,
+        (),
+        "Listeners of a KRaft controller. There is no controller here: listeners named"
+        " here are not opened, so that a file written for Kafka works as it is.",
+    )
+    control_plane_listener_name = BrokerKey(
+        "control.plane.listener.name",
+        _STRING,
+        None,
+        "Listener with processes of its own, so that control requests never queue"
+        " behind data.",
+    )
+    num_network_threads = BrokerKey(
+        "num.network.threads",
+        _INT,
+        # Kafka's 3 and 8 are threads; here they are processes, and more of them than
+        # cores only take turns: a second processor on two cores cost ApiVersions a
+        # third more CPU a request.
+        share_of_cores(2, at_least=1, at_most=3),
+        "Processors per listener: processes that read and write connections.",
+        validator=between(1, MAX_PROCESSORS),
+        room=_room_for_processors,
+        importance=_HIGH,
+        reader=Reader.POOLS,
+        per_listener=between(1, MAX_PROCESSORS),
+    )
+    num_io_threads = BrokerKey(
+        "num.io.threads",
+        _INT,
+        share_of_cores(1, at_least=2, at_most=8),  # 2: one slow disk must not stop all
+        "Request handlers: processes that execute requests, disk included.",
+        validator=between(1, MAX_HANDLERS),
+        room=_room_for_handlers,
+        importance=_HIGH,
+        reader=Reader.POOLS,
+    )
+    background_threads = BrokerKey(
+        "background.threads",
+        _INT,
+        10,
+        "One housekeeper does this work.",
+        validator=at_least(1),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    num_replica_fetchers = BrokerKey(
+        "num.replica.fetchers",
+        _INT,
+        1,
+        "With one broker there is no other to fetch from.",
+        validator=at_least(1),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    num_recovery_threads_per_data_dir = BrokerKey(
+        "num.recovery.threads.per.data.dir",
+        _INT,
+        2,
+        "A log is recovered by the process that needs it first.",
+        validator=at_least(1),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    queued_max_requests = BrokerKey(
+        "queued.max.requests",
+        _INT,
+        500,
+        "Requests that may wait for a handler before processors stop reading.",
+        validator=at_least(1),
+        importance=_HIGH,
+        reader=Reader.RING,
+    )
+    queued_max_request_bytes = BrokerKey(
+        "queued.max.request.bytes",
+        _LONG,
+        -1,
+        "Bytes of requests that may be in the broker at one time; -1 sizes that by"
+        " the number of processors. At least socket.request.max.bytes.",
+        validator=minus_one_or(at_least(1)),
+    )
+    socket_send_buffer_bytes = BrokerKey(
+        "socket.send.buffer.bytes",
+        _INT,
+        # Kafka's 102400 switches the kernel's own sizing off; a 1 MiB fetch then cost
+        # 1.35 times the CPU in alternating runs.
+        -1,
+        "SO_SNDBUF of a connection; -1 leaves it to the operating system, which is the"
+        " default here (Kafka's is 102400).",
+        validator=minus_one_or(at_least(1)),
+        reader=Reader.PAGE,
+        per_listener=True,
+    )
+    socket_receive_buffer_bytes = BrokerKey(
+        "socket.receive.buffer.bytes",
+        _INT,
+        # Likewise: 7-13 % of the CPU of a 1 MiB produce.
+        -1,
+        "SO_RCVBUF of a connection; -1 leaves it to the operating system, which is the"
+        " default here (Kafka's is 102400).",
+        validator=minus_one_or(at_least(1)),
+        reader=Reader.SOCKETS,
+    )
+    socket_request_max_bytes = BrokerKey(
+        "socket.request.max.bytes",
+        _INT,
+        104_857_600,
+        "Largest request accepted; a connection that announces more is closed.",
+        validator=at_least(1),
+        importance=_HIGH,
+    )
+    socket_listen_backlog_size = BrokerKey(
+        "socket.listen.backlog.size",
+        _INT,
+        # As much as Linux allows by default. Who finds Kafka's 50 taken tries again a
+        # second later: of 2,000 clients that came at once, 34 did, one after another,
+        # and the last was let in after 35 s instead of one.
+        4096,
+        "Connections that may wait to be accepted (Kafka's default is 50); Linux caps"
+        " it by net.core.somaxconn.",
+        validator=at_least(1),
+        reader=Reader.SOCKETS,
+    )
+    max_connections = BrokerKey(
+        "max.connections",
+        _INT,
+        INT_MAX,
+        "Connections open at one time on all listeners together.",
+        validator=at_least(0),
+        reader=Reader.PAGE,
+        per_listener=at_least(1),
+    )
+    max_connections_per_ip = BrokerKey(
+        "max.connections.per.ip",
+        _INT,
+        INT_MAX,
+        "Connections open at one time from one address.",
+        validator=at_least(0),
+        reader=Reader.PAGE,
+    )
+    max_connections_per_ip_overrides = BrokerKey(
+        "max.connections.per.ip.overrides",
+        _LIST,
+        (),
+        "Exceptions to max.connections.per.ip, as host:count.",
+        validator=connection_overrides(),
+        reader=Reader.PAGE,
+    )
+    max_connection_creation_rate = BrokerKey(
+        "max.connection.creation.rate",
+        _INT,
+        INT_MAX,
+        "Connections accepted per second on all listeners together.",
+        validator=at_least(0),
+        reader=Reader.PAGE,
+        per_listener=at_least(1),
+    )
+    connections_max_idle_ms = BrokerKey(
+        "connections.max.idle.ms",
+        _LONG,
+        600_000,
+        "Time without traffic after which a connection is closed; -1 never.",
+        reader=Reader.PAGE,
+    )
+    request_timeout_ms = BrokerKey(
+        "request.timeout.ms",
+        _INT,
+        30_000,
+        "Longest time that the broker waits for an answer of its own requests.",
+        validator=at_least(1),
+    )
+    fetch_max_bytes = BrokerKey(
+        "fetch.max.bytes",
+        _INT,
+        57_671_680,
+        "Most bytes of records in one fetch response, whatever the client asks for.",
+        validator=at_least(1024),
+        reader=Reader.HANDLER,
+    )
+    max_incremental_fetch_session_cache_slots = BrokerKey(
+        "max.incremental.fetch.session.cache.slots",
+        _INT,
+        1000,
+        "Fetch sessions kept; consumers beyond that send full requests.",
+        validator=at_least(0),
+    )
+    control_socket_path = BrokerKey(
+        "control.socket.path",
+        _STRING,
+        None,
+        "Unix socket of mpbroker ctl. Not Kafka's. Default: control.sock in"
+        " $RUNTIME_DIRECTORY under systemd, otherwise in the first of log.dirs.",
+        importance=_LOW,
+    )
+    control_inject_enable = BrokerKey(
+        "control.inject.enable",
+        _BOOLEAN,
+        False,
+        "Whether mpbroker ctl may inject faults, for tests (serve --enable-inject)."
+        " Not Kafka's.",
+        importance=_LOW,
+    )
+    broker_rack = BrokerKey(
+        "broker.rack",
+        _STRING,
+        None,
+        "Place of this broker, told to clients that ask for the nearest replica.",
+        reader=Reader.HANDLER,
+    )
+    controlled_shutdown_enable = BrokerKey(
+        "controlled.shutdown.enable",
+        _BOOLEAN,
+        True,
+        "A stop is always controlled.",
+        has_effect=False,
+    )
+
+    # -- logs --------------------------------------------------------------------------
+
+    log_dirs = BrokerKey(
+        "log.dirs",
+        _LIST,
+        DEFAULT_LOG_DIRS,
+        "Directories of the partitions' logs.",
+        validator=not_empty(),
+        importance=_HIGH,
+        aliases=("log.dir",),
+    )
+    num_partitions = BrokerKey(
+        "num.partitions",
+        _INT,
+        1,
+        "Partitions of a topic whose creator does not say.",
+        validator=between(1, MAX_PARTITIONS),
+        reader=Reader.HANDLER,
+    )
+    default_replication_factor = BrokerKey(
+        "default.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of a topic whose creator does not say. One broker can hold one.",
+        validator=at_least(1),
+    )
+    auto_create_topics_enable = BrokerKey(
+        "auto.create.topics.enable",
+        _BOOLEAN,
+        True,
+        "Whether a client that asks for an unknown topic's metadata creates it.",
+        importance=_HIGH,
+        reader=Reader.HANDLER,
+    )
+    delete_topic_enable = BrokerKey(
+        "delete.topic.enable",
+        _BOOLEAN,
+        True,
+        "Whether topics may be deleted.",
+        importance=_HIGH,
+        reader=Reader.HANDLER,
+    )
+    log_retention_check_interval_ms = BrokerKey(
+        "log.retention.check.interval.ms",
+        _LONG,
+        300_000,
+        "Time between two looks for segments that retention lets go.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_cleaner_enable = BrokerKey(
+        "log.cleaner.enable",
+        _BOOLEAN,
+        True,
+        "Whether topics with cleanup.policy=compact are compacted.",
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_cleaner_threads = BrokerKey(
+        "log.cleaner.threads",
+        _INT,
+        1,
+        "The housekeeper compacts one log at a time.",
+        validator=at_least(0),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    log_cleaner_backoff_ms = BrokerKey(
+        "log.cleaner.backoff.ms",
+        _LONG,
+        15_000,
+        "Time between two looks for a log worth compacting.",
+        validator=at_least(0),
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_cleaner_dedupe_buffer_size = BrokerKey(
+        "log.cleaner.dedupe.buffer.size",
+        _LONG,
+        134_217_728,
+        "Memory for the keys of one compaction pass; more keys take more passes.",
+        validator=at_least(1),
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_cleaner_io_buffer_size = BrokerKey(
+        "log.cleaner.io.buffer.size",
+        _INT,
+        524_288,
+        "Compaction decides by itself how much it reads at a time.",
+        validator=at_least(1),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    log_cleaner_io_buffer_load_factor = BrokerKey(
+        "log.cleaner.io.buffer.load.factor",
+        _DOUBLE,
+        0.9,
+        "All of the dedupe buffer is filled.",
+        validator=between(0, 1),
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    log_cleaner_io_max_bytes_per_second = BrokerKey(
+        "log.cleaner.io.max.bytes.per.second",
+        _DOUBLE,
+        1.7976931348623157e308,
+        "Most bytes per second that compaction reads and writes.",
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_flush_offset_checkpoint_interval_ms = BrokerKey(
+        "log.flush.offset.checkpoint.interval.ms",
+        _INT,
+        60_000,
+        "Time between two writes of the recovery points.",
+        validator=at_least(0),
+        reader=Reader.HOUSEKEEPER,
+    )
+    log_flush_start_offset_checkpoint_interval_ms = BrokerKey(
+        "log.flush.start.offset.checkpoint.interval.ms",
+        _INT,
+        60_000,
+        "Log start offsets are written with the recovery points, every"
+        " log.flush.offset.checkpoint.interval.ms.",
+        validator=at_least(0),
+        has_effect=False,
+    )
+    log_initial_task_delay_ms = BrokerKey(
+        "log.initial.task.delay.ms",
+        _LONG,
+        30_000,
+        "Time after the start before retention and compaction begin.",
+        validator=at_least(0),
+        importance=_LOW,
+    )
+    producer_id_expiration_ms = BrokerKey(
+        "producer.id.expiration.ms",
+        _INT,
+        86_400_000,
+        "Time after which an idempotent producer that stopped writing is forgotten.",
+        validator=at_least(1),
+        reader=Reader.HANDLER,
+    )
+    producer_id_expiration_check_interval_ms = BrokerKey(
+        "producer.id.expiration.check.interval.ms",
+        _INT,
+        600_000,
+        "Whoever appends to a log looks for such producers every ten minutes.",
+        validator=at_least(1),
+        importance=_LOW,
+        has_effect=False,
+    )
+
+    # -- defaults of topics that the broker reads itself -------------------------------
+    # The others are only in the table of topics (metadata/log_config_def.py).
+
+    message_max_bytes = _topic_default("message.max.bytes", int)
+    log_flush_scheduler_interval_ms = _topic_default(
+        "log.flush.scheduler.interval.ms",
+        int,
+        Reader.HOUSEKEEPER,  # which looks for unforced records as often
+    )
+
+    # -- groups and committed offsets --------------------------------------------------
+
+    offsets_topic_num_partitions = BrokerKey(
+        "offsets.topic.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds committed offsets.",
+        validator=between(1, MAX_PARTITIONS),
+    )
+    offsets_topic_replication_factor = BrokerKey(
+        "offsets.topic.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        validator=at_least(1),
+    )
+    offsets_topic_segment_bytes = BrokerKey(
+        "offsets.topic.segment.bytes",
+        _INT,
+        104_857_600,
+        "Segment size of that topic; small, so that compaction has closed segments.",
+        validator=at_least(1),
+    )
+    offsets_topic_compression_codec = BrokerKey(
+        "offsets.topic.compression.codec",
+        _INT,
+        0,
+        "Codec of that topic: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
+        validator=between(0, 4),
+    )
+    offsets_retention_minutes = BrokerKey(
+        "offsets.retention.minutes",
+        _INT,
+        10_080,
+        "How long the offsets of a group without members are kept.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    offsets_retention_check_interval_ms = BrokerKey(
+        "offsets.retention.check.interval.ms",
+        _LONG,
+        600_000,
+        "Time between two looks for such offsets.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    offsets_load_buffer_size = BrokerKey(
+        "offsets.load.buffer.size",
+        _INT,
+        5_242_880,
+        "Bytes read at a time when offsets are loaded at the start.",
+        validator=at_least(1),
+    )
+    offsets_commit_timeout_ms = BrokerKey(
+        "offsets.commit.timeout.ms",
+        _INT,
+        5000,
+        "A commit waits for the disk as long as that takes.",
+        validator=at_least(1),
+        has_effect=False,
+    )
+    offset_metadata_max_bytes = BrokerKey(
+        "offset.metadata.max.bytes",
+        _INT,
+        4096,
+        "Most bytes of the text that a client may keep with a committed offset.",
+        validator=at_least(0),
+        reader=Reader.COORDINATOR,
+    )
+    group_initial_rebalance_delay_ms = BrokerKey(
+        "group.initial.rebalance.delay.ms",
+        _INT,
+        3000,
+        "How long the first member of a group waits for others to join.",
+        validator=at_least(0),
+        reader=Reader.COORDINATOR,
+    )
+    group_min_session_timeout_ms = BrokerKey(
+        "group.min.session.timeout.ms",
+        _INT,
+        6000,
+        "Shortest session timeout that a member may ask for.",
+        validator=at_least(1),
+        not_above="group.max.session.timeout.ms",
+        reader=Reader.COORDINATOR,
+    )
+    group_max_session_timeout_ms = BrokerKey(
+        "group.max.session.timeout.ms",
+        _INT,
+        1_800_000,
+        "Longest session timeout that a member may ask for.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    group_max_size = BrokerKey(
+        "group.max.size",
+        _INT,
+        2_147_483_647,
+        "Most members of a group.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    group_coordinator_rebalance_protocols = BrokerKey(
+        "group.coordinator.rebalance.protocols",
+        _LIST,
+        (
+            "classic",
+            "consumer",
+        ),
+        "Group protocols served.",
+        validator=list_of("classic", "consumer", "share", "streams"),
+    )
+    group_coordinator_threads = BrokerKey(
+        "group.coordinator.threads",
+        _INT,
+        4,
+        "One coordinator process owns all groups.",
+        validator=at_least(1),
+        has_effect=False,
+    )
+    group_consumer_session_timeout_ms = BrokerKey(
+        "group.consumer.session.timeout.ms",
+        _INT,
+        45_000,
+        "Session timeout of a member under the `consumer` protocol.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    group_consumer_min_session_timeout_ms = BrokerKey(
+        "group.consumer.min.session.timeout.ms",
+        _INT,
+        45_000,
+        "Least value of group.consumer.session.timeout.ms that a group may set.",
+        validator=at_least(1),
+        not_above="group.consumer.max.session.timeout.ms",
+    )
+    group_consumer_max_session_timeout_ms = BrokerKey(
+        "group.consumer.max.session.timeout.ms",
+        _INT,
+        60_000,
+        "Greatest value of group.consumer.session.timeout.ms that a group may set.",
+        validator=at_least(1),
+    )
+    group_consumer_heartbeat_interval_ms = BrokerKey(
+        "group.consumer.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Time between a member's heartbeats under the `consumer` protocol.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    group_consumer_min_heartbeat_interval_ms = BrokerKey(
+        "group.consumer.min.heartbeat.interval.ms",
+        _INT,
+        5000,
+        "Least value of group.consumer.heartbeat.interval.ms that a group may set.",
+        validator=at_least(1),
+        not_above="group.consumer.max.heartbeat.interval.ms",
+    )
+    group_consumer_max_heartbeat_interval_ms = BrokerKey(
+        "group.consumer.max.heartbeat.interval.ms",
+        _INT,
+        15_000,
+        "Greatest value of group.consumer.heartbeat.interval.ms that a group may set.",
+        validator=at_least(1),
+    )
+    group_consumer_max_size = BrokerKey(
+        "group.consumer.max.size",
+        _INT,
+        2_147_483_647,
+        "Most members of a group under the `consumer` protocol.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    group_consumer_assignors = BrokerKey(
+        "group.consumer.assignors",
+        _LIST,
+        (
+            "uniform",
+            "range",
+        ),
+        "Assignors offered under the `consumer` protocol; the first is the default.",
+    )
+    group_consumer_migration_policy = BrokerKey(
+        "group.consumer.migration.policy",
+        _STRING,
+        "bidirectional",
+        "Whether a group may change between the two protocols while it runs.",
+        validator=one_of("disabled", "downgrade", "upgrade", "bidirectional"),
+    )
+
+    # -- transactions ------------------------------------------------------------------
+
+    transaction_state_log_num_partitions = BrokerKey(
+        "transaction.state.log.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds the state of transactions.",
+        validator=between(1, MAX_PARTITIONS),
+    )
+    transaction_state_log_replication_factor = BrokerKey(
+        "transaction.state.log.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        validator=at_least(1),
+    )
+    transaction_state_log_min_isr = BrokerKey(
+        "transaction.state.log.min.isr",
+        _INT,
+        1,
+        "In-sync replicas that topic asks for. Kafka's default is 2; one broker has"
+        " one.",
+        validator=at_least(1),
+    )
+    transaction_state_log_segment_bytes = BrokerKey(
+        "transaction.state.log.segment.bytes",
+        _INT,
+        104_857_600,
+        "Segment size of that topic.",
+        validator=at_least(1),
+    )
+    transaction_state_log_load_buffer_size = BrokerKey(
+        "transaction.state.log.load.buffer.size",
+        _INT,
+        5_242_880,
+        "Bytes read at a time when that state is loaded at the start.",
+        validator=at_least(1),
+    )
+    transaction_max_timeout_ms = BrokerKey(
+        "transaction.max.timeout.ms",
+        _INT,
+        900_000,
+        "Longest transaction timeout that a producer may ask for.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms = BrokerKey(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _INT,
+        10_000,
+        "Time between two looks for transactions that timed out.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms = BrokerKey(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _INT,
+        3_600_000,
+        "Time between two looks for transactional ids that expired.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+    transaction_partition_verification_enable = BrokerKey(
+        "transaction.partition.verification.enable",
+        _BOOLEAN,
+        True,
+        "Whether a transactional write is checked to belong to a running transaction.",
+        reader=Reader.HANDLER,
+    )
+    transactional_id_expiration_ms = BrokerKey(
+        "transactional.id.expiration.ms",
+        _INT,
+        604_800_000,
+        "Time after which an unused transactional id is forgotten.",
+        validator=at_least(1),
+        reader=Reader.COORDINATOR,
+    )
+
+    # -- authorization -----------------------------------------------------------------
+
+    authorizer_class_name = BrokerKey(
+        "authorizer.class.name",
+        _STRING,
+        "",
+        "Who decides what clients may do; empty allows everybody everything. Kafka's"
+        " org.apache.kafka.metadata.authorizer.StandardAuthorizer goes by ACLs in the"
+        " metadata log; python:MODULE:CLASS, or the name of an entry point in the group"
+        " mpbroker.authorizers, is an authorizer of your own: a subclass of"
+        " mpbroker.extensions.Authorizer.",
+    )
+    super_users = BrokerKey(
+        "super.users",
+        _STRING,
+        "",
+        "Principals that are allowed everything, as User:name, separated by"
+        " semicolons.",
+    )
+    allow_everyone_if_no_acl_found = BrokerKey(
+        "allow.everyone.if.no.acl.found",
+        _BOOLEAN,
+        False,
+        "Whether a resource that no ACL names is open to everybody.",
+    )
+
+    # -- TLS and SASL ------------------------------------------------------------------
+
+    sasl_enabled_mechanisms = BrokerKey(
+        "sasl.enabled.mechanisms",
+        _LIST,
+        ("GSSAPI",),
+        "SASL mechanisms offered: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER."
+        " Kafka's default, Kerberos, is not served: a listener with SASL says which.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_jaas_config = BrokerKey(
+        "sasl.jaas.config",
+        _PASSWORD,
+        None,
+        "Login settings of a SASL mechanism, set as"
+        " listener.name.<listener>.<mechanism>.sasl.jaas.config. PLAIN takes its users"
+        ' from it: user_alice="password".',
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_mechanism_inter_broker_protocol = BrokerKey(
+        "sasl.mechanism.inter.broker.protocol",
+        _STRING,
+        "GSSAPI",
+        "With one broker there is no other to log in at.",
+        reader=Reader.NONE,
+        has_effect=False,
+    )
+    connection_failed_authentication_delay_ms = BrokerKey(
+        "connection.failed.authentication.delay.ms",
+        _INT,
+        100,
+        "How long the answer to a failed authentication is held back.",
+        validator=at_least(0),
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    connections_max_reauth_ms = BrokerKey(
+        "connections.max.reauth.ms",
+        _LONG,
+        0,
+        "Time after which a SASL connection must authenticate again; 0 never.",
+        validator=at_least(0),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    ssl_client_auth = BrokerKey(
+        "ssl.client.auth",
+        _STRING,
+        "none",
+        "Whether clients must, may or need not show a certificate.",
+        validator=one_of("required", "requested", "none"),
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_protocol = BrokerKey(
+        "ssl.protocol",
+        _STRING,
+        "TLSv1.3",
+        "Ssl.enabled.protocols says which versions of TLS are offered.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        has_effect=False,
+    )
+    ssl_enabled_protocols = BrokerKey(
+        "ssl.enabled.protocols",
+        _LIST,
+        (
+            "TLSv1.2",
+            "TLSv1.3",
+        ),
+        "TLS versions offered.",
+        validator=list_of("TLSv1.2", "TLSv1.3"),
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_cipher_suites = BrokerKey(
+        "ssl.cipher.suites",
+        _LIST,
+        (),
+        "Cipher suites offered, under Java's names or OpenSSL's; empty leaves it to"
+        " OpenSSL. Those of TLSv1.3 cannot be chosen among, only left out altogether.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_keystore_type = BrokerKey(
+        "ssl.keystore.type",
+        _STRING,
+        "JKS",
+        "A key store is read as PEM, whatever is said here.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        has_effect=False,
+    )
+    ssl_keystore_location = BrokerKey(
+        "ssl.keystore.location",
+        _STRING,
+        None,
+        "File in PEM with the broker's private key and certificates; read again when"
+        " it changes.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_keystore_password = BrokerKey(
+        "ssl.keystore.password",
+        _PASSWORD,
+        None,
+        "Of a file in PEM only the key may be encrypted, with ssl.key.password.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        has_effect=False,
+    )
+    ssl_keystore_key = BrokerKey(
+        "ssl.keystore.key",
+        _PASSWORD,
+        None,
+        "The private key itself, in PEM.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_keystore_certificate_chain = BrokerKey(
+        "ssl.keystore.certificate.chain",
+        _PASSWORD,
+        None,
+        "The certificate chain itself, in PEM.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_key_password = BrokerKey(
+        "ssl.key.password",
+        _PASSWORD,
+        None,
+        "Password of the private key.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_truststore_type = BrokerKey(
+        "ssl.truststore.type",
+        _STRING,
+        "JKS",
+        "A trust store is read as PEM, whatever is said here.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        has_effect=False,
+    )
+    ssl_truststore_location = BrokerKey(
+        "ssl.truststore.location",
+        _STRING,
+        None,
+        "File in PEM with the certificates of the authorities that may vouch for"
+        " clients; read again when it changes.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_truststore_password = BrokerKey(
+        "ssl.truststore.password",
+        _PASSWORD,
+        None,
+        "Certificates in PEM have none.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        has_effect=False,
+    )
+    ssl_truststore_certificates = BrokerKey(
+        "ssl.truststore.certificates",
+        _PASSWORD,
+        None,
+        "Trusted certificates themselves, in PEM.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    ssl_principal_mapping_rules = BrokerKey(
+        "ssl.principal.mapping.rules",
+        _STRING,
+        "DEFAULT",
+        "Who a client certificate is: rules RULE:pattern/replacement/ with an L or U"
+        " for lower or upper case behind it, and DEFAULT, the whole name, separated by"
+        " commas; the first that matches counts.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    connections_setup_timeout_ms = BrokerKey(
+        "connections.setup.timeout.ms",
+        _INT,
+        30000,
+        "How long a client may take from its connection until TLS is agreed upon and it"
+        " has authenticated; then the connection is closed. A key of mpbroker's own.",
+        validator=at_least(1),
+        reader=Reader.SECURITY,
+        per_listener=True,
+    )
+    sasl_server_max_receive_size = BrokerKey(
+        "sasl.server.max.receive.size",
+        _INT,
+        524288,
+        "The longest request in bytes before a client has authenticated.",
+        validator=at_least(1),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_plain_users_file = BrokerKey(
+        "sasl.plain.users.file",
+        _STRING,
+        None,
+        "File with the users of SASL PLAIN, a line each: user:password. Read again when"
+        " it changes. A key of mpbroker's own, beside Kafka's sasl.jaas.config.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_url = BrokerKey(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        _STRING,
+        None,
+        "Where the keys are that tokens must be signed with, as a JWKS: a file:/// URL,"
+        " read again when it changes, or an https:// URL.",
+        is_url=True,
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_expected_audience = BrokerKey(
+        "sasl.oauthbearer.expected.audience",
+        _LIST,
+        (),
+        "Tokens must be for one of these; empty: for whomever they are.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_expected_issuer = BrokerKey(
+        "sasl.oauthbearer.expected.issuer",
+        _STRING,
+        None,
+        "Tokens must be issued by this one; unset: by anybody who has a key.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_scope_claim_name = BrokerKey(
+        "sasl.oauthbearer.scope.claim.name",
+        _STRING,
+        "scope",
+        "Claim that holds the scope. Nothing is decided by it.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_sub_claim_name = BrokerKey(
+        "sasl.oauthbearer.sub.claim.name",
+        _STRING,
+        "sub",
+        "Claim that says who it is.",
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_clock_skew_seconds = BrokerKey(
+        "sasl.oauthbearer.clock.skew.seconds",
+        _INT,
+        30,
+        "By how much clocks may differ between the issuer of a token and this broker.",
+        validator=at_least(0),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms = BrokerKey(
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        _LONG,
+        3_600_000,
+        "How often keys are fetched anew from a URL.",
+        validator=at_least(1),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms = BrokerKey(
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        _LONG,
+        100,
+        "How long to wait after keys could not be fetched; doubled each time.",
+        validator=at_least(1),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms = BrokerKey(
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        _LONG,
+        10_000,
+        "How long to wait at most after keys could not be fetched.",
+        validator=at_least(1),
+        reader=Reader.SECURITY,
+        per_listener=True,
+        per_mechanism=True,
+    )
+
+    # -- quotas ------------------------------------------------------------------------
+
+    quota_window_num = BrokerKey(
+        "quota.window.num",
+        _INT,
+        11,
+        "How many samples of a client's rate are kept for produce, fetch and request"
+        " quotas: the one that is being filled, and those before it.",
+        validator=_SAMPLES,
+        importance=_LOW,
+    )
+    quota_window_size_seconds = BrokerKey(
+        "quota.window.size.seconds",
+        _INT,
+        1,
+        "How long each of these samples is.",
+        validator=_SECONDS,
+        importance=_LOW,
+    )
+    controller_quota_window_num = BrokerKey(
+        "controller.quota.window.num",
+        _INT,
+        11,
+        "So many windows of controller.quota.window.size.seconds together say how many"
+        " changes of topics a client may make at once before its"
+        " controller_mutation_rate counts.",
+        validator=_SAMPLES,
+        importance=_LOW,
+    )
+    controller_quota_window_size_seconds = BrokerKey(
+        "controller.quota.window.size.seconds",
+        _INT,
+        1,
+        "How long each of these windows is.",
+        validator=_SECONDS,
+        importance=_LOW,
+    )
+
+    # -- metrics and the request log ---------------------------------------------------
+
+    # A port that nobody asked for is a surprise, and two brokers on one machine would
+    # fight over it; the files in deploy/ and systemd/ ask for 127.0.0.1:9404.
+    metrics_listeners = BrokerKey(
+        "metrics.listeners",
+        _LIST,
+        (),
+        "Address of the metrics and the status page, as HTTP://host:port; one at most."
+        " Unset, there is none. There is no authentication: keep it on loopback or in"
+        " a network you trust. Port 0 lets the system choose.",
+    )
+    metrics_kafka_names_enable = BrokerKey(
+        "metrics.kafka.names.enable",
+        _BOOLEAN,
+        False,
+        "Whether metrics are also shown under the names of kafka_exporter and of the"
+        " JMX exporter's usual rules, for dashboards made for these.",
+        reader=Reader.EXPORTER,
+    )
+    request_log_path = BrokerKey(
+        "request.log.path",
+        _STRING,
+        None,
+        "File to which requests are appended as lines of JSON, with the time stamps of"
+        " all stages. Unset, none is written.",
+    )
+    request_log_max_bytes = BrokerKey(
+        "request.log.max.bytes",
+        _LONG,
+        1024**3,
+        "A file of request.log.path that is so large is renamed to that name and .1,"
+        " and a new one begun: the log takes twice this, and what is written at once.",
+        validator=at_least(1),
+    )
+    slow_request_log_threshold_ms = BrokerKey(
+        "slow.request.log.threshold.ms",
+        _LONG,
+        0,
+        "Only requests that took at least so long in total are written to"
+        " request.log.path; 0 writes all.",
+        validator=at_least(0),
+        reader=Reader.EXPORTER,
+    )
+    otlp_endpoint = BrokerKey(
+        "otlp.endpoint",
+        _STRING,
+        Computed(
+            default_endpoint,
+            "$OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, else $OTEL_EXPORTER_OTLP_ENDPOINT"
+            " with /v1/metrics behind it; none if they are not set, if"
+            " $OTEL_METRICS_EXPORTER asks for another exporter, or if"
+            " $OTEL_SDK_DISABLED is true",
+        ),
+        "URL of an OpenTelemetry collector to which the metrics are pushed as OTLP over"
+        " HTTP, for example http://127.0.0.1:4318/v1/metrics. Without it nothing is"
+        " pushed. What it asks with (?token=...) is shown to nobody.",
+        is_url=True,
+    )
+    otlp_interval_ms = BrokerKey(
+        "otlp.interval.ms",
+        _LONG,
+        of_variables(60_000, "OTEL_METRIC_EXPORT_INTERVAL"),
+        "How often metrics are pushed to otlp.endpoint.",
+        validator=at_least(100),
+    )
+    otlp_timeout_ms = BrokerKey(
+        "otlp.timeout.ms",
+        _LONG,
+        of_variables(
+            10_000, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"
+        ),
+        "How long a push waits for the collector, whichever step it is at.",
+        validator=between(1, 3_600_000),
+    )
+    otlp_headers = BrokerKey(
+        "otlp.headers",
+        _PASSWORD,
+        Computed(
+            default_headers,
+            "$OTEL_EXPORTER_OTLP_METRICS_HEADERS, else $OTEL_EXPORTER_OTLP_HEADERS,"
+            " else none",
+        ),
+        "Headers of each push, as NAME=VALUE,NAME=VALUE with values as in a URL, for"
+        " example authorization=Bearer%20TOKEN.",
+    )
+    otlp_compression = BrokerKey(
+        "otlp.compression",
+        _STRING,
+        of_variables(
+            "none",
+            "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION",
+            "OTEL_EXPORTER_OTLP_COMPRESSION",
+        ),
+        "Whether pushes are compressed: none or gzip.",
+        validator=one_of("none", "gzip"),
+    )
+    otlp_resource_attributes = BrokerKey(
+        "otlp.resource.attributes",
+        _LIST,
+        Computed(
+            default_attributes,
+            "$OTEL_RESOURCE_ATTRIBUTES, and service.name of $OTEL_SERVICE_NAME",
+        ),
+        "What pushed metrics say of this broker, as NAME=VALUE, beside and before"
+        " service.name=mpbroker, service.version and service.instance.id (the cluster's"
+        " id and node.id).",
+    )
+
+    # -- clients' metrics --------------------------------------------------------------
+
+    telemetry_max_bytes = BrokerKey(
+        "telemetry.max.bytes",
+        _INT,
+        1024 * 1024,
+        "Largest push of a client's metrics that is taken, compressed and inflated.",
+        validator=at_least(1),
+    )
+    client_telemetry_log_path = BrokerKey(
+        "client.telemetry.log.path",
+        _STRING,
+        None,
+        "File to which the metrics that clients push are appended, a line of JSON a"
+        " push. Who shall push what is said by subscriptions, as with Kafka: mpbroker"
+        " config set --client-metrics, or kafka-client-metrics.sh. If neither this nor"
+        " client.telemetry.receiver.class.name is set, clients are not asked.",
+    )
+    client_telemetry_log_max_bytes = BrokerKey(
+        "client.telemetry.log.max.bytes",
+        _LONG,
+        100 * 1024 * 1024,
+        "A file of client.telemetry.log.path that is so large is renamed to that name"
+        " and .1, and a new one begun: what clients push takes twice this at most, and"
+        " a push of each process that executes requests.",
+        validator=at_least(1),
+    )
+    client_telemetry_receiver_class_name = BrokerKey(
+        "client.telemetry.receiver.class.name",
+        _STRING,
+        "",
+        "Class that gets the metrics that clients push: python:MODULE:CLASS, or the"
+        f" name of an entry point in the group {RECEIVER_GROUP}. It is a subclass"
+        " of mpbroker.extensions.ClientTelemetryReceiver.",
+    )
+
+    # -- what they come to -------------------------------------------------------------
 
     endpoints: tuple[EndPoint, ...]
     advertised: Mapping[str, AdvertisedEndPoint]
     warnings: tuple[str, ...]
     definition: ConfigDef
+    attributes: Mapping[str, ConfigValue]  # by name; see BrokerKey
     _load_again: Callable[[], BrokerConfig]
     _resolved: Mapping[str, ResolvedValue]
     _per_listener: Mapping[tuple[str, str], ConfigValue]
@@ -208,31 +1403,24 @@ class BrokerConfig(BrokerValues):
             ConfigError: names the setting, the value, the limit and the way out.
         """
         definition, notes = _keys_on(cores, environ)
-        reader = _Reader(definition)
-        reader.read(settings)
-        resolved = reader.resolved
-        super().__init__({name: entry.value for name, entry in resolved.items()})
+        resolution = Resolution(definition)
+        resolution.read(settings)
+        resolved = resolution.resolved
         put = object.__setattr__
-        put(self, "definition", definition)
         put(self, "_resolved", resolved)
-        put(self, "_per_listener", reader.per_listener)
-        put(self, "_per_mechanism", reader.per_mechanism)
-        # A comma at the end names no directory: not the one where we are started.
-        named = filter(None, self.log_dirs)
-        put(self, "log_dirs", tuple(_absolute(path) for path in named))
+        put(self, "_per_listener", resolution.per_listener)
+        put(self, "_per_mechanism", resolution.per_mechanism)
+        self._take_values()
         put(self, "endpoints", self._parse_endpoints())
         put(self, "advertised", self._parse_advertised())
-        put(self, "definition", reader.read_late(self._pools()))
-        for key in self.definition:
-            if isinstance(key, BrokerKey) and key.room is not None:
-                put(self, key.attribute, resolved[key.name].value)
+        put(self, "definition", resolution.read_late(self._pools()))
+        self._take_values()
         self._check_together()
-        exposed = exposure_warnings(self.endpoints)
         put(
             self,
             "warnings",
             (
-                *reader.warnings,
+                *resolution.warnings,
                 *(
                     text
                     for name, texts in notes.items()
@@ -240,9 +1428,33 @@ class BrokerConfig(BrokerValues):
                     for text in texts
                 ),
                 *self._replication_warnings(),
-                *exposed,
+                *exposure_warnings(self.endpoints),
             ),
         )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"the configuration is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"the configuration is immutable: cannot delete {name}")
+
+    def with_values(self, values: Mapping[str, ConfigValue]) -> BrokerConfig:
+        """Return this configuration with other attributes.
+
+        What is not an attribute (resolved(), static_texts(), broker_values()) stays.
+        """
+        changed = object.__new__(type(self))
+        attributes = {**self.attributes, **values}
+        changed.__dict__.update(self.__dict__, attributes=attributes)
+        return changed
+
+    def _take_values(self) -> None:
+        values = {name: entry.value for name, entry in self._resolved.items()}
+        # A comma at the end names no directory: not the one where we are started.
+        named = values["log.dirs"]
+        assert isinstance(named, tuple)
+        values["log.dirs"] = tuple(_absolute(path) for path in named if path)
+        object.__setattr__(self, "attributes", values)
 
     @classmethod
     def load(
@@ -305,11 +1517,11 @@ class BrokerConfig(BrokerValues):
         for (listener, name), value in self._per_listener.items():
             text = self.definition.key(name).format(value)
             if text is not None:
-                texts[f"{_PER_LISTENER}{listener}.{name}"] = text
+                texts[f"{LISTENER_PREFIX}{listener}.{name}"] = text
         for (listener, mechanism, name), value in self._per_mechanism.items():
             text = self.definition.key(name).format(value)
             if text is not None:
-                texts[f"{_PER_LISTENER}{listener}.{mechanism}.{name}"] = text
+                texts[f"{LISTENER_PREFIX}{listener}.{mechanism}.{name}"] = text
         return texts
 
     def for_listener(self, listener_name: str, name: str) -> ConfigValue:
@@ -376,23 +1588,18 @@ class BrokerConfig(BrokerValues):
 
         The others have num.network.threads each.
         """
-        own = {
-            endpoint.listener_name: number
-            for endpoint in self.endpoints
-            if isinstance(
-                number := self._per_listener.get(
-                    (endpoint.listener_name.lower(), PROCESSORS_KEY)
-                ),
-                int,
-            )
-        }
+        own = {}
+        for endpoint in self.endpoints:
+            number = self.own_value(endpoint.listener_name, "num.network.threads")
+            if isinstance(number, int):
+                own[endpoint.listener_name] = number
         if self.control_plane_listener_name is not None:
             own[self.control_plane_listener_name.upper()] = 1  # whatever is set
         return own
 
     def _pools(self) -> ListenerPools:
         return ListenerPools(
-            [endpoint.listener_name for endpoint in self.endpoints],
+            len(self.endpoints),
             self.own_processors(),
             self.control_plane_listener_name is not None,
         )
@@ -400,40 +1607,20 @@ class BrokerConfig(BrokerValues):
     def _check_together(self) -> None:
         parse_metrics_listener(self.metrics_listeners)
         check_otlp(self.otlp_endpoint, self.otlp_headers, self.otlp_resource_attributes)
-        self.connection_overrides()
         check_planes(
             self.endpoints,
             self.control_plane_listener_name,
             self.inter_broker_listener_name,
         )
         check_values(self.definition, lambda name: self._resolved[name].value)
-        if (
-            self.inter_broker_listener_name is not None
-            and self.resolved("security.inter.broker.protocol").text is not None
-        ):
-            raise ConfigError(
-                "Only one of inter.broker.listener.name and"
-                " security.inter.broker.protocol should be set; remove the second"
-            )
-        request, queued = self.socket_request_max_bytes, self.queued_max_request_bytes
-        if 0 <= queued < request:
-            raise ConfigError(
-                f"queued.max.request.bytes={queued}: below socket.request.max.bytes="
-                f"{request}, so that the largest request would never fit; raise the"
-                " first or lower the second"
-            )
-        if not self.log_dirs:
-            raise ConfigError("log.dirs: no directory is named; give one at least")
-        for path in self.log_dirs:
-            if not path.isascii() and re.search("[\ud800-\udfff]", path):
-                raise ConfigError(
-                    f"log.dirs: {path!r} is not UTF-8, as what tells of it must be;"
-                    " use a directory of another name"
-                )
-        if len(set(self.log_dirs)) != len(self.log_dirs):
-            raise ConfigError(
-                f"log.dirs={','.join(self.log_dirs)}: a directory is named twice"
-            )
+        check_inter_broker(
+            self.inter_broker_listener_name,
+            self.resolved("security.inter.broker.protocol").text,
+        )
+        check_request_sizes(
+            self.socket_request_max_bytes, self.queued_max_request_bytes
+        )
+        check_directories(self.log_dirs)
         check_internal_topics(
             self.offsets_topic_num_partitions, self.transaction_state_log_num_partitions
         )
@@ -449,126 +1636,6 @@ class BrokerConfig(BrokerValues):
             )
             if (entry := self._resolved[name]).value != 1
         ]
-
-
-class _Reader:
-    """Sorts settings from all sources into what they set."""
-
-    def __init__(self, definition: ConfigDef) -> None:
-        self._definition = definition
-        self._set_as: dict[str, Setting] = {}
-        self._late: list[Setting] = []
-        self.per_listener: dict[tuple[str, str], ConfigValue] = {}
-        self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
-        self.warnings: list[str] = []
-        self.resolved = {
-            key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
-            for key in definition
-        }
-
-    def read(self, settings: Iterable[Setting]) -> None:
-        """Read settings, but those whose limits follow from the listeners."""
-        # Stable, so that of one source the last counts.
-        for setting in sorted(settings, key=lambda setting: setting.source):
-            key = self._definition.get(setting.name)
-            if isinstance(key, BrokerKey) and key.room is not None:
-                self._late.append(setting)
-            else:
-                self._read_one(setting)
-
-    def read_late(self, pools: ListenerPools) -> ConfigDef:
-        """Read the others; return all keys with their limits beside these listeners.
-
-        So a setting has one limit in all that is said about it.
-        """
-        limited = [
-            key.beside(pools)
-            for key in self._definition
-            if isinstance(key, BrokerKey) and key.room is not None
-        ]
-        self._definition = self._definition.with_keys(limited)
-        for setting in self._late:
-            self._read_one(setting)
-        for key in limited:
-            value, _, _, origin = self.resolved[key.name]
-            try:
-                key.check(value)  # of a default, too
-            except ConfigError as error:
-                raise ConfigError(f"{error} ({origin})") from None
-        return self._definition
-
-    def _read_one(self, setting: Setting) -> None:
-        name = setting.name
-        if name.startswith(_PER_LISTENER):
-            self._read_per_listener(setting)
-        elif name in self._definition:
-            self._read_known(self._definition.key(name), setting)
-        elif name.startswith(NOT_NEEDED):
-            self.warnings.append(f"{name} has no effect in mpbroker ({setting.origin})")
-        elif setting.source is Source.ENVIRONMENT:
-            # Other programs have variables of that prefix, so it is no error.
-            self.warnings.append(f"{self._unknown(name)} ({setting.origin})")
-        else:
-            raise ConfigError(f"{self._unknown(name)} ({setting.origin})")
-
-    def _read_known(self, key: ConfigKey, setting: Setting) -> None:
-        earlier = self._set_as.get(key.name)
-        if (
-            earlier is not None
-            and earlier.source == setting.source
-            and earlier.name != setting.name
-            and earlier.text != setting.text
-        ):
-            raise ConfigError(
-                f"{earlier.name}={earlier.text} and {setting.name}={setting.text} are"
-                f" two names of one setting ({setting.origin}); keep one"
-            )
-        self._set_as[key.name] = setting
-        value = _parse(key, setting)
-        self.resolved[key.name] = ResolvedValue(
-            value, setting.text, setting.source, setting.origin
-        )
-
-    def _read_per_listener(self, setting: Setting) -> None:
-        listener, _, name = setting.name.removeprefix(_PER_LISTENER).partition(".")
-        key = key_below_prefix(setting.name, self._definition)
-        mechanism = name.partition(".")[0]
-        if key is not None and mechanism in SASL_MECHANISMS:
-            value = _parse(key, setting)
-            self.per_mechanism[listener.lower(), mechanism, key.name] = value
-            return
-        if key is None:
-            self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
-            return
-        value = _parse(key.of_listener(), setting)
-        self.per_listener[listener.lower(), key.name] = value
-
-    def _unknown(self, name: str) -> str:
-        try:
-            self._definition.key(name)
-        except ConfigError as error:
-            return str(error)
-        raise AssertionError(f"{name} is known")
-
-
-def key_below_prefix(name: str, definition: ConfigDef) -> ConfigKey | None:
-    """Return the key that ``listener.name.LISTENER.[MECHANISM.]KEY`` sets."""
-    if not name.startswith(_PER_LISTENER):
-        return None
-    _, _, rest = name.removeprefix(_PER_LISTENER).partition(".")
-    mechanism, _, of_mechanism = rest.partition(".")
-    return definition.get(of_mechanism if mechanism in SASL_MECHANISMS else rest)
-
-
-def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
-    if key.default is None and not setting.text.strip():
-        return None
-    try:
-        return key.parse(setting.text)
-    except ConfigError as error:
-        of_listener = setting.name.startswith(_PER_LISTENER)
-        prefix = setting.name.removesuffix(key.name) if of_listener else ""
-        raise ConfigError(f"{prefix}{error} ({setting.origin})") from None
 
 
 def _keys_on(
@@ -587,3 +1654,37 @@ def _keys_on(
 def _absolute(path: str) -> str:
     # A daemon changes its working directory, and messages should name the place.
     return os.path.abspath(os.path.expanduser(path))
+
+
+BROKER_CONFIG_DEF: Final = ConfigDef(
+    "setting",
+    {
+        **{key.name: BrokerKey.of_topics(key) for key in BROKER_LOG_DEF},
+        **{
+            row.name: row
+            for row in vars(BrokerConfig).values()
+            if isinstance(row, BrokerKey)
+        },
+    }.values(),
+)
+
+HANDLERS_KEY: Final = BrokerConfig.num_io_threads.name
+PROCESSORS_KEY: Final = BrokerConfig.num_network_threads.name
+
+if TYPE_CHECKING:
+    # mypy proves here that a row of each kind makes an attribute of its type.
+    from typing import assert_type
+
+    def _types_of_attributes(config: BrokerConfig) -> None:
+        assert_type(config.log_cleaner_enable, bool)
+        assert_type(config.node_id, int)
+        assert_type(config.num_io_threads, int)
+        assert_type(config.log_cleaner_io_max_bytes_per_second, float)
+        assert_type(config.super_users, str)
+        assert_type(config.broker_rack, str | None)
+        assert_type(config.ssl_key_password, str | None)
+        assert_type(config.otlp_endpoint, str | None)
+        assert_type(config.log_dirs, tuple[str, ...])
+        assert_type(config.advertised_listeners, tuple[str, ...] | None)
+        assert_type(config.message_max_bytes, int)
+        assert_type(BrokerConfig.node_id, BrokerKey[int])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigValue
+from mpbroker.ipc.layout import MAX_PARTITIONS
 
 
 def check_values(definition: ConfigDef, value: Callable[[str], ConfigValue]) -> None:
@@ -23,4 +25,65 @@ def check_values(definition: ConfigDef, value: Callable[[str], ConfigValue]) -> 
         raise ConfigError(
             "max.connections.per.ip=0 refuses every client; it can be set to zero only"
             " if max.connections.per.ip.overrides names exceptions"
+        )
+
+
+def check_inter_broker(listener: str | None, protocol: str | None) -> None:
+    """Refuse a listener between brokers that is set by its name and by its protocol.
+
+    Args:
+        listener: inter.broker.listener.name.
+        protocol: security.inter.broker.protocol; None: it is not set.
+    """
+    if listener is not None and protocol is not None:
+        raise ConfigError(
+            "Only one of inter.broker.listener.name and"
+            " security.inter.broker.protocol should be set; remove the second"
+        )
+
+
+def check_request_sizes(request: int, queued: int) -> None:
+    """Refuse a queue in which the largest request has no room.
+
+    Args:
+        request: socket.request.max.bytes.
+        queued: queued.max.request.bytes; -1: it is sized by the processors.
+    """
+    if 0 <= queued < request:
+        raise ConfigError(
+            f"queued.max.request.bytes={queued}: below socket.request.max.bytes="
+            f"{request}, so that the largest request would never fit; raise the"
+            " first or lower the second"
+        )
+
+
+def check_directories(paths: Sequence[str]) -> None:
+    """Refuse log.dirs that name nothing, one directory twice, or what is not UTF-8."""
+    if not paths:
+        raise ConfigError("log.dirs: no directory is named; give one at least")
+    for path in paths:
+        if not path.isascii() and re.search("[\ud800-\udfff]", path):
+            raise ConfigError(
+                f"log.dirs: {path!r} is not UTF-8, as what tells of it must be;"
+                " use a directory of another name"
+            )
+    if len(set(paths)) != len(paths):
+        raise ConfigError(f"log.dirs={','.join(paths)}: a directory is named twice")
+
+
+def check_internal_topics(offsets: int, transactions: int) -> None:
+    """Refuse what a broker has no room for, of which each alone would have been.
+
+    Args:
+        offsets: offsets.topic.num.partitions.
+        transactions: transaction.state.log.num.partitions.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    if offsets + transactions > MAX_PARTITIONS:
+        raise ConfigError(
+            f"offsets.topic.num.partitions={offsets} and"
+            f" transaction.state.log.num.partitions={transactions}: together above"
+            f" {MAX_PARTITIONS}, as many as a broker can have; lower one"
         )

@@ -9,7 +9,6 @@ Source: Kafka's DynamicBrokerConfig (KIP-226).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 
 from mpbroker.base.config_def import (
@@ -19,9 +18,8 @@ from mpbroker.base.config_def import (
     ConfigValue,
 )
 from mpbroker.base.logger import get_logger
-from mpbroker.config.broker_config import BrokerConfig
+from mpbroker.config.broker_config import PROCESSORS_KEY, BrokerConfig
 from mpbroker.config.broker_key import told_keys
-from mpbroker.config.broker_keys import PROCESSORS_KEY
 
 _LOG = get_logger(__name__)
 
@@ -86,10 +84,8 @@ class DynamicConfig:
         What is not an attribute (resolved(), static_texts(), broker_values()) stays as
         the broker was started.
         """
-        now = copy.copy(self.config)
-        for key in told_keys(self.config.definition):
-            object.__setattr__(now, key.attribute, self.value(key.name))
-        return now
+        told = told_keys(self.config.definition)
+        return self.config.with_values({key.name: self.value(key.name) for key in told})
 
     def _is_control_plane(self, listener: str) -> bool:
         control_plane = self.config.control_plane_listener_name

@@ -10,12 +10,12 @@ from mpbroker.base.config_def import (
     ConfigError,
     UnusableConfigError,
 )
-from mpbroker.config.broker_config import SASL_MECHANISMS, BrokerConfig
+from mpbroker.config.broker_config import PROCESSORS_KEY, BrokerConfig
 from mpbroker.config.broker_key import Reader, reader_of
-from mpbroker.config.broker_keys import PROCESSORS_KEY
 from mpbroker.config.consistency import check_values
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listeners import EndPoint
+from mpbroker.config.resolution import SASL_MECHANISMS
 from mpbroker.ipc.layout import MAX_PROCESSORS
 
 

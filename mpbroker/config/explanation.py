@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigKey
-from mpbroker.config.broker_config import (
-    BROKER_CONFIG_DEF,
-    NOT_NEEDED,
-    BrokerConfig,
-    key_below_prefix,
-)
+from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
 from mpbroker.config.broker_key import BrokerKey
+from mpbroker.config.resolution import NOT_NEEDED, key_below_prefix
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 

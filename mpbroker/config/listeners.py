@@ -15,7 +15,7 @@ from mpbroker.base.config_def import ConfigError, ConfigValue, Validator
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
-_LISTENER_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+_LISTENER_NAME: Final = r"[A-Za-z0-9_.\-]+"
 _LISTENER: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_.\-]+)://(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^\[\]:/]*))"
     r":(?P<port>[0-9]{1,5})"
@@ -91,7 +91,7 @@ def parse_listeners(
 
 def _parse_listener(item: str, protocols: Mapping[str, str], key: str) -> EndPoint:
     name, _, address = item.partition("://")
-    if address.startswith(_UNIX) and _LISTENER_NAME.fullmatch(name):
+    if address.startswith(_UNIX) and re.fullmatch(_LISTENER_NAME, name):
         _check_path(address.removeprefix(_UNIX), item, key)
         protocol = _protocol_of(name.upper(), protocols, key)
         return EndPoint(name.upper(), address, 0, protocol)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from mpbroker.base.config_def import ConfigError, ConfigKey
 
@@ -20,7 +20,7 @@ def _say_nothing(sentence: str) -> None:
     """Take a warning that interests nobody."""
 
 
-class Machine(NamedTuple):
+class Machine:
     """What defaults are computed of.
 
     Attributes:
@@ -29,9 +29,17 @@ class Machine(NamedTuple):
         warn: takes sentences about variables that cannot be used.
     """
 
-    cores: int
-    environ: Mapping[str, str]
-    warn: Callable[[str], None] = _say_nothing
+    __slots__ = ("cores", "environ", "warn")
+
+    def __init__(
+        self,
+        cores: int,
+        environ: Mapping[str, str],
+        warn: Callable[[str], None] = _say_nothing,
+    ) -> None:
+        self.cores = cores
+        self.environ = environ
+        self.warn = warn
 
     def first(
         self, variables: Iterable[str], read: Callable[[str], T], otherwise: T

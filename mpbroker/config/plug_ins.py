@@ -1,14 +1,32 @@
-"""Classes of somebody else's that a setting names."""
+"""Plug-ins: classes that settings name, such as authorizers, and super users."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpbroker.base.config_def import ConfigError
 
+if TYPE_CHECKING:
+    from mpbroker.server.authorization.authorizer import Authorizer
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryReceiver,
+    )
+
 _PYTHON: Final = "python:"
+AUTHORIZER_GROUP: Final = "mpbroker.authorizers"
+
+_STANDARD_NAME: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+# Files written for any Kafka mean the same by these.
+_STANDARD: Final = frozenset(
+    {
+        _STANDARD_NAME,
+        "kafka.security.authorizer.AclAuthorizer",
+        "kafka.security.auth.SimpleAclAuthorizer",
+    }
+)
+RECEIVER_GROUP: Final = "mpbroker.client_telemetry_receivers"
+RECEIVER_KEY: Final = "client.telemetry.receiver.class.name"
 
 
 def load_class(setting: str, name: str, base: type, group: str, known: str = "") -> Any:
@@ -48,6 +66,8 @@ def _load(said: str, name: str, group: str, known: str) -> object:
                 f"{said}: not python:MODULE:CLASS, for example"
                 " python:company.kafka:OurClass"
             )
+        from importlib import import_module
+
         return getattr(import_module(module), attribute)
     # Imported here: a start without a plug-in would feel its forty modules.
     from importlib.metadata import entry_points
@@ -58,3 +78,59 @@ def _load(said: str, name: str, group: str, known: str) -> object:
         f"{said}: neither {known}python:MODULE:CLASS, nor an entry point in the group"
         f" {group}; a Java class cannot be used here"
     )
+
+
+def is_standard_authorizer(name: str) -> bool:
+    """Whether a name is that of the authorizer that goes by ACLs in the log."""
+    return name in _STANDARD
+
+
+def parse_super_users(text: str) -> tuple[str, ...]:
+    """Return the principals.
+
+    Raises:
+        ConfigError: one of them is not a type, a colon and a name.
+    """
+    users = tuple(user.strip() for user in text.split(";") if user.strip())
+    for user in users:
+        kind, colon, name = user.partition(":")
+        if not (kind and colon and name):
+            raise ConfigError(
+                f"super.users: {user!r:.200} is not type:name, for example"
+                " User:admin;User:CN=broker"
+            )
+    return users
+
+
+def load_authorizer_class(name: str) -> type[Authorizer]:
+    """Import the class of an authorizer that is not the standard one.
+
+    Raises:
+        ConfigError: there is none of that name, or it is no authorizer.
+    """
+    from mpbroker.server.authorization.authorizer import Authorizer
+
+    found: type[Authorizer] = load_class(
+        "authorizer.class.name",
+        name,
+        Authorizer,
+        AUTHORIZER_GROUP,
+        f"{_STANDARD_NAME} nor another name of Kafka's own, nor ",
+    )
+    return found
+
+
+def load_receiver_class(name: str) -> type[ClientTelemetryReceiver]:
+    """Import the class of a receiver.
+
+    Raises:
+        ConfigError: there is none of that name, or it is no receiver.
+    """
+    from mpbroker.server.telemetry.client_telemetry_receiver import (
+        ClientTelemetryReceiver,
+    )
+
+    found: type[ClientTelemetryReceiver] = load_class(
+        RECEIVER_KEY, name, ClientTelemetryReceiver, RECEIVER_GROUP
+    )
+    return found

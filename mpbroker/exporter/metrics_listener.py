@@ -11,7 +11,7 @@ from typing import Final
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
-from mpbroker.config.metrics_keys import parse_metrics_listener
+from mpbroker.config.metrics_settings import parse_metrics_listener
 from mpbroker.ipc.parts import Parts
 
 _PART: Final = "metrics listener"

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpbroker.base.logger import get_logger
-from mpbroker.config.metrics_keys import (
+from mpbroker.config.metrics_settings import (
     parse_headers,
     parse_otlp_endpoint,
     parse_pairs,

@@ -375,7 +375,7 @@ BROKER_SYNONYMS: Final[Mapping[str, tuple[BrokerSynonym, ...]]] = {
 }
 
 
-def broker_log_keys() -> list[ConfigKey]:
+def _broker_log_keys() -> list[ConfigKey]:
     """Return the broker's keys that set defaults of topic keys.
 
     Where several broker keys stand behind one topic key, the last (the one in the
@@ -419,7 +419,8 @@ def _broker_key(
     )
 
 
-_BROKER_LOG_DEF: Final = ConfigDef("setting", broker_log_keys())
+# The broker's keys that set defaults of topic keys.
+BROKER_LOG_DEF: Final = ConfigDef("setting", _broker_log_keys())
 
 
 def broker_log_value(name: str, text: str) -> ConfigValue:
@@ -427,7 +428,7 @@ def broker_log_value(name: str, text: str) -> ConfigValue:
 
     A value that a later release accepted must not keep this one from starting.
     """
-    key = _BROKER_LOG_DEF.get(name)
+    key = BROKER_LOG_DEF.get(name)
     if key is None:
         return None
     try:

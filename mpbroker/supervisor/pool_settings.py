@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpbroker.base.config_def import ConfigError
 from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
-from mpbroker.config.broker_keys import HANDLERS_KEY, PROCESSORS_KEY
+from mpbroker.config.broker_config import HANDLERS_KEY, PROCESSORS_KEY
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.ipc.layout import MAX_PROCESSORS
 from mpbroker.metadata.topics import TopicRegistry

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from mpbroker.base.config_def import ConfigError
-from mpbroker.config.authorizer_keys import (
+from mpbroker.config.plug_ins import (
     is_standard_authorizer,
     load_authorizer_class,
     parse_super_users,

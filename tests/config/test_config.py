@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpbroker.base.config_def import ConfigError, type_of
+from mpbroker.base.config_def import ConfigError, ConfigKey, type_of
 from mpbroker.config import (
     BROKER_CONFIG_DEF,
     AdvertisedEndPoint,
@@ -15,7 +15,7 @@ from mpbroker.config import (
     Source,
     explain,
 )
-from mpbroker.config.broker_values import BrokerValues
+from mpbroker.config.broker_key import BrokerKey
 from mpbroker.config.cores import available_cores
 from mpbroker.config.dynamic import DynamicConfig
 from mpbroker.config.listener_security import security_settings
@@ -41,14 +41,26 @@ def refusal(**arguments: str) -> str:
 # -- values ---------------------------------------------------------------------------
 
 
-def test_every_key_is_a_typed_attribute_of_its_type():
-    annotations = BrokerValues.__annotations__
-    expected = {}
-    for key in BROKER_CONFIG_DEF:
-        kind = type_of[key.type]
-        name = "tuple[str, ...]" if kind is tuple else kind.__name__
-        expected[key.attribute] = name + (" | None" if key.default is None else "")
-    assert annotations == expected
+ROWS = [row for row in vars(BrokerConfig).values() if isinstance(row, BrokerKey)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_the_attribute_that_has_the_value(row):
+    config = load()
+    assert BROKER_CONFIG_DEF.key(row.name) is row
+    value = getattr(config, row.name.replace(".", "_"))
+    assert type(value) is (type(None) if value is None else type_of[row.type])
+    if row.name != "log.dirs":  # which is made absolute
+        assert value == config.resolved(row.name).value
+
+
+def test_a_row_with_an_unknown_column_or_beside_its_name_is_no_row():
+    columns = {*ConfigKey.__annotations__, *BrokerKey.__annotations__}
+    for row in ROWS:
+        own = {"name", "type", "default", "meaning"}
+        assert vars(row).keys() <= columns | own, row.name
+    with pytest.raises(RuntimeError, match="__set_name__"):
+        type("Other", (), {"other": ROWS[0]})
 
 
 @pytest.mark.parametrize("key", list(BROKER_CONFIG_DEF), ids=lambda key: key.name)
@@ -194,8 +206,8 @@ def test_toml_may_nest_or_dot_its_keys(tmp_path, name):
     config = load(file=file)
     assert [endpoint.host for endpoint in config.endpoints] == ["127.0.0.1", "::1"]
     assert (config.num_partitions, config.num_io_threads) == (3, 5)
-    assert config.log_preallocate is True
-    assert config.log_cleaner_min_cleanable_ratio == 0.25
+    assert config.resolved("log.preallocate").value is True
+    assert config.resolved("log.cleaner.min.cleanable.ratio").value == 0.25
 
 
 def test_a_file_without_telling_suffix_may_be_properties(tmp_path):

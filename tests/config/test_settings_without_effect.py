@@ -12,10 +12,8 @@ from mpbroker.config.broker_config import BROKER_CONFIG_DEF
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpbroker"
-# Where every key is named, whether it is read or not.
 SYNONYMS = {each.name for several in BROKER_SYNONYMS.values() for each in several}
 ROWS = {"ConfigKey", "BrokerKey", "_key"}
-LISTS = {"broker_values.py"}
 
 
 def words_of(node: ast.AST) -> Iterator[str]:
@@ -35,7 +33,6 @@ def said() -> set[str]:
     return {
         word
         for path in PACKAGE.rglob("*.py")
-        if path.name not in LISTS
         for word in words_of(ast.parse(path.read_text()))
     }
 

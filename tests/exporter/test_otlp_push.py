@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-from mpbroker.config.metrics_keys import parse_headers, shown_endpoint
+from mpbroker.config.metrics_settings import parse_headers, shown_endpoint
 from mpbroker.exporter import otlp_push
 from mpbroker.exporter.exposition import counter, gauge, histogram, summary
 from mpbroker.exporter.otlp_push import OtlpPusher, Target, otlp_metrics

@@ -6,7 +6,7 @@ import pytest
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
-from mpbroker.config.metrics_keys import parse_headers, parse_otlp_endpoint
+from mpbroker.config.metrics_settings import parse_headers, parse_otlp_endpoint
 from mpbroker.exporter import otlp_push
 from mpbroker.exporter.otlp_push import Target
 

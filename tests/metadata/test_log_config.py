@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from mpbroker.base.config_def import type_of
 from mpbroker.metadata.log_config import LogConfig, defaults_of_broker
 from mpbroker.metadata.log_config_def import (
+    BROKER_LOG_DEF,
     BROKER_SYNONYMS,
     LOG_CONFIG_DEF,
-    broker_log_keys,
 )
 from mpbroker.protocol.error_code import ErrorCode
 from mpbroker.protocol.errors import ApiError
@@ -106,11 +106,11 @@ def test_every_synonym_belongs_to_a_topic_key_and_to_one_only():
     names = [synonym.name for group in BROKER_SYNONYMS.values() for synonym in group]
     assert set(BROKER_SYNONYMS) <= {key.name for key in LOG_CONFIG_DEF}
     assert sorted(names) == sorted(set(names))
-    assert sorted(key.name for key in broker_log_keys()) == sorted(names)
+    assert sorted(key.name for key in BROKER_LOG_DEF) == sorted(names)
 
 
 def test_the_brokers_defaults_are_the_topics_defaults():
-    broker = {key.name: key.default for key in broker_log_keys()}
+    broker = {key.name: key.default for key in BROKER_LOG_DEF}
     topic = {key.name: key.default for key in LOG_CONFIG_DEF}
     assert defaults_of_broker(broker).items() <= topic.items()
 

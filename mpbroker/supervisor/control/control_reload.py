@@ -13,8 +13,8 @@ from typing import Any
 from mpbroker.base.config_def import ConfigDef, ConfigKey
 from mpbroker.base.logger import get_logger
 from mpbroker.config import BrokerConfig
+from mpbroker.config.broker_config import PROCESSORS_KEY
 from mpbroker.config.broker_key import Reader, reader_of
-from mpbroker.config.broker_keys import PROCESSORS_KEY
 from mpbroker.supervisor.supervisor import Supervisor
 
 _LOG = get_logger(__name__)

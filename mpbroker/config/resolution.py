@@ -1,0 +1,211 @@
+"""Resolution: the value that each setting has, of all sources that set it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from mpbroker.base.config_def import (
+    LISTENER_PREFIX,
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigValue,
+)
+from mpbroker.config.broker_key import BrokerKey, ListenerPools
+from mpbroker.config.sources import Setting, Source
+
+# What a file written for Kafka may hold and nothing here needs: other brokers, the
+# controller, ZooKeeper, remote storage, Java plug-ins. Such a file must work as it is.
+NOT_NEEDED: Final = (
+    "alter.config.policy.",
+    "auto.include.jmx.reporter",
+    "auto.leader.rebalance.enable",
+    "broker.heartbeat.interval.ms",
+    "broker.id.generation.enable",
+    "broker.session.timeout.ms",
+    "client.quota.callback.",
+    "confluent.",
+    "controller.",
+    "create.topic.policy.",
+    "delegation.token.",
+    "early.start.listeners",
+    "eligible.leader.replicas.",
+    "fetch.purgatory.",
+    "group.share.",
+    "initial.broker.registration.timeout.ms",
+    "inter.broker.protocol.version",
+    "kafka.metrics.",
+    "leader.",
+    "log.message.downconversion.enable",
+    "log.message.format.version",
+    "log.message.timestamp.difference.max.ms",
+    "metadata.log.",
+    "metadata.max.",
+    "metric.",
+    # Not all that begins so: metrics.listeners is ours, and must not be misspelt.
+    "metrics.num.samples",
+    "metrics.recording.level",
+    "metrics.sample.window.ms",
+    "num.replica.",
+    "password.encoder.",
+    "principal.builder.class",
+    "process.roles",
+    "producer.purgatory.",
+    "remote.",
+    "replica.",
+    "reserved.broker.max.id",
+    "sasl.client.callback.handler.class",
+    "sasl.kerberos.",
+    "sasl.login.",
+    "sasl.mechanism.controller.protocol",
+    "security.providers",
+    "share.coordinator.",
+    "ssl.allow.dn.changes",
+    "ssl.allow.san.changes",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.keymanager.algorithm",
+    "ssl.provider",
+    "ssl.secure.random.implementation",
+    "ssl.trustmanager.algorithm",
+    "unstable.",
+    "zookeeper.",
+)
+
+# As settings spell them: listener.name.x.scram-sha-256.connections.max.reauth.ms.
+SASL_MECHANISMS: Final = (
+    "plain",
+    "scram-sha-256",
+    "scram-sha-512",
+    "oauthbearer",
+    "gssapi",
+)
+
+
+class ResolvedValue(NamedTuple):
+    """A value and where it came from. ``text`` is None for a default."""
+
+    value: ConfigValue
+    text: str | None
+    source: Source
+    origin: str
+
+
+class Resolution:
+    """Sorts settings from all sources into what they set."""
+
+    def __init__(self, definition: ConfigDef) -> None:
+        self._definition = definition
+        self._set_as: dict[str, Setting] = {}
+        self._late: list[Setting] = []
+        self.per_listener: dict[tuple[str, str], ConfigValue] = {}
+        self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
+        self.warnings: list[str] = []
+        self.resolved = {
+            key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
+            for key in definition
+        }
+
+    def read(self, settings: Iterable[Setting]) -> None:
+        """Read settings, but those whose limits follow from the listeners."""
+        # Stable, so that of one source the last counts.
+        for setting in sorted(settings, key=lambda setting: setting.source):
+            key = self._definition.get(setting.name)
+            if isinstance(key, BrokerKey) and key.room is not None:
+                self._late.append(setting)
+            else:
+                self._read_one(setting)
+
+    def read_late(self, pools: ListenerPools) -> ConfigDef:
+        """Read the others; return all keys with their limits beside these listeners.
+
+        So a setting has one limit in all that is said about it.
+        """
+        limited = [
+            key.beside(pools)
+            for key in self._definition
+            if isinstance(key, BrokerKey) and key.room is not None
+        ]
+        self._definition = self._definition.with_keys(limited)
+        for setting in self._late:
+            self._read_one(setting)
+        for key in limited:
+            value, _, _, origin = self.resolved[key.name]
+            try:
+                key.check(value)  # of a default, too
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({origin})") from None
+        return self._definition
+
+    def _read_one(self, setting: Setting) -> None:
+        name = setting.name
+        if name.startswith(LISTENER_PREFIX):
+            self._read_per_listener(setting)
+        elif name in self._definition:
+            self._read_known(self._definition.key(name), setting)
+        elif name.startswith(NOT_NEEDED):
+            self.warnings.append(f"{name} has no effect in mpbroker ({setting.origin})")
+        elif setting.source is Source.ENVIRONMENT:
+            # Other programs have variables of that prefix, so it is no error.
+            self.warnings.append(f"{self._unknown(name)} ({setting.origin})")
+        else:
+            raise ConfigError(f"{self._unknown(name)} ({setting.origin})")
+
+    def _read_known(self, key: ConfigKey, setting: Setting) -> None:
+        earlier = self._set_as.get(key.name)
+        if (
+            earlier is not None
+            and earlier.source == setting.source
+            and earlier.name != setting.name
+            and earlier.text != setting.text
+        ):
+            raise ConfigError(
+                f"{earlier.name}={earlier.text} and {setting.name}={setting.text} are"
+                f" two names of one setting ({setting.origin}); keep one"
+            )
+        self._set_as[key.name] = setting
+        value = _parse(key, setting)
+        self.resolved[key.name] = ResolvedValue(
+            value, setting.text, setting.source, setting.origin
+        )
+
+    def _read_per_listener(self, setting: Setting) -> None:
+        listener, _, name = setting.name.removeprefix(LISTENER_PREFIX).partition(".")
+        key = key_below_prefix(setting.name, self._definition)
+        mechanism = name.partition(".")[0]
+        if key is not None and mechanism in SASL_MECHANISMS:
+            value = _parse(key, setting)
+            self.per_mechanism[listener.lower(), mechanism, key.name] = value
+            return
+        if key is None:
+            self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
+            return
+        value = _parse(key.of_listener(), setting)
+        self.per_listener[listener.lower(), key.name] = value
+
+    def _unknown(self, name: str) -> str:
+        try:
+            self._definition.key(name)
+        except ConfigError as error:
+            return str(error)
+        raise AssertionError(f"{name} is known")
+
+
+def key_below_prefix(name: str, definition: ConfigDef) -> ConfigKey | None:
+    """Return the key that ``listener.name.LISTENER.[MECHANISM.]KEY`` sets."""
+    if not name.startswith(LISTENER_PREFIX):
+        return None
+    _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
+    mechanism, _, of_mechanism = rest.partition(".")
+    return definition.get(of_mechanism if mechanism in SASL_MECHANISMS else rest)
+
+
+def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:
+    if key.default is None and not setting.text.strip():
+        return None
+    try:
+        return key.parse(setting.text)
+    except ConfigError as error:
+        of_listener = setting.name.startswith(LISTENER_PREFIX)
+        prefix = setting.name.removesuffix(key.name) if of_listener else ""
+        raise ConfigError(f"{prefix}{error} ({setting.origin})") from None
