@@ -25,20 +25,14 @@ class LogConfig:
     __slots__ = ("_values", "overrides", *(key.attribute for key in LOG_CONFIG_DEF))
 
     overrides: Mapping[str, str]
+    # The keys that code reads as attributes; all have one.
     cleanup_policy: tuple[str, ...]
-    compression_gzip_level: int
-    compression_lz4_level: int
     compression_type: str
-    compression_zstd_level: int
     delete_retention_ms: int
     file_delete_delay_ms: int
     flush_messages: int
     flush_ms: int
-    follower_replication_throttled_replicas: tuple[str, ...]
     index_interval_bytes: int
-    leader_replication_throttled_replicas: tuple[str, ...]
-    local_retention_bytes: int
-    local_retention_ms: int
     max_compaction_lag_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
@@ -46,18 +40,13 @@ class LogConfig:
     message_timestamp_type: str
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
-    min_insync_replicas: int
     preallocate: bool
-    remote_log_copy_disable: bool
-    remote_log_delete_on_disable: bool
-    remote_storage_enable: bool
     retention_bytes: int
     retention_ms: int
     segment_bytes: int
     segment_index_bytes: int
     segment_jitter_ms: int
     segment_ms: int
-    unclean_leader_election_enable: bool
 
     def __init__(
         self,
