@@ -377,6 +377,17 @@ def _nothing_to_check(
     """Any values that are good alone are good together."""
 
 
+class ListenerSetting(NamedTuple):
+    """A key that is set for one listener, with the limits that it has there.
+
+    ``mechanism`` is the SASL mechanism that it is set for; "" for all of them.
+    """
+
+    listener: str
+    key: ConfigKey
+    mechanism: str
+
+
 class ConfigDef:
     """A set of keys that may be set in one place (a broker, a topic)."""
 
@@ -413,23 +424,23 @@ class ConfigDef:
             raise ConfigError(self._unknown(name))
         return key
 
-    def of_listener(self, name: str) -> tuple[str, ConfigKey] | None:
-        """Return the listener's name and the key of ``listener.name.NAME.KEY``.
+    def of_listener(self, name: str) -> ListenerSetting | None:
+        """Return what ``listener.name.NAME.[MECHANISM.]KEY`` sets.
 
-        None: it is no such name, or a listener has no such key. Keys of one SASL
-        mechanism have its name in between (plain.sasl.jaas.config).
+        None: it is no such name, or a listener has no such key.
         """
         if not name.startswith(LISTENER_PREFIX):
             return None
         listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
-        key = self._keys.get(rest)
+        key, mechanism = self._keys.get(rest), ""
         if key is None:
-            key = self._keys.get(rest.partition(".")[2])
+            mechanism, _, rest = rest.partition(".")
+            key = self._keys.get(rest)
             if key is not None and not key.per_mechanism:
                 return None
         if not listener or key is None or not key.per_listener:
             return None
-        return listener, key.of_listener()
+        return ListenerSetting(listener, key.of_listener(), mechanism)
 
     def check_order(self, value: Callable[[str], ConfigValue]) -> None:
         """Check values against those that they must not exceed.

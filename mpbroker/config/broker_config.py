@@ -1427,6 +1427,7 @@ class BrokerConfig:
                     if resolved[name].source is Source.DEFAULT
                     for text in texts
                 ),
+                *resolution.warnings_beside(self.advertised),
                 *self._replication_warnings(),
                 *exposure_warnings(self.endpoints),
             ),

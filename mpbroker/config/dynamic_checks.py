@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from mpbroker.base.config_def import (
-    LISTENER_PREFIX,
     ConfigDef,
     ConfigError,
     UnusableConfigError,
@@ -55,22 +54,21 @@ def _check_security(
     endpoints = {each.listener_name.lower(): each for each in now.config.endpoints}
     listeners: dict[str, EndPoint] = {}
     for name in touched:
-        prefixed = now.config.definition.of_listener(name)
-        if prefixed is None or reader_of(prefixed[1]) is not Reader.SECURITY:
+        found = now.config.definition.of_listener(name)
+        if found is None or reader_of(found.key) is not Reader.SECURITY:
             continue
-        endpoint = endpoints.get(prefixed[0])
+        listener, mechanism = found.listener, found.mechanism
+        endpoint = endpoints.get(listener)
         if endpoint is not None and endpoint.security_protocol != "PLAINTEXT":
-            listeners[prefixed[0]] = endpoint
+            listeners[listener] = endpoint
         elif name in wanted:  # and may always be taken away
             raise UnusableConfigError(
                 f"{name}: there is no such listener; listeners are"
                 f" {', '.join(endpoints)}"
                 if endpoint is None
-                else f"{name}: {prefixed[0]} is a listener of PLAINTEXT, which has"
+                else f"{name}: {listener} is a listener of PLAINTEXT, which has"
                 " neither TLS nor SASL; listener.security.protocol.map says so"
             )
-        mechanism = name.removeprefix(f"{LISTENER_PREFIX}{prefixed[0]}.")
-        mechanism = mechanism.removesuffix(prefixed[1].name).rstrip(".")
         if mechanism and mechanism not in SASL_MECHANISMS and name in wanted:
             raise UnusableConfigError(
                 f"{name}: there is no mechanism {mechanism!r:.100}; in names of"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpbroker.base.config_def import ConfigDef, ConfigError, ConfigKey
+from mpbroker.base.config_def import LISTENER_PREFIX, ConfigDef, ConfigError, ConfigKey
 from mpbroker.config.broker_config import BROKER_CONFIG_DEF, BrokerConfig
 from mpbroker.config.broker_key import BrokerKey
-from mpbroker.config.resolution import NOT_NEEDED, key_below_prefix
+from mpbroker.config.resolution import NOT_NEEDED, why_not_of_listener
 from mpbroker.metadata.log_config_def import BROKER_SYNONYMS, LOG_CONFIG_DEF
 
 
@@ -91,10 +91,14 @@ def explain(name: str, config: BrokerConfig | None = None) -> Explanation:
         synonyms = BROKER_SYNONYMS.get(name, ())
         related = tuple(synonym.name for synonym in synonyms)
         return _explanation(topic_key, "topic", related)
-    key = key_below_prefix(name, definition)
-    if key is not None:
+    of_listener = definition.of_listener(name)
+    if of_listener is not None:
         # What it is now is another question: each listener has its own.
-        return _explain_broker_key(key, None)
+        return _explain_broker_key(of_listener.key, None)
+    if name.startswith(LISTENER_PREFIX) and (
+        reason := why_not_of_listener(name, definition)
+    ):
+        raise ConfigError(f"{name} has no effect{reason}")
     if name.startswith(NOT_NEEDED):
         raise ConfigError(f"{name} has no effect in mpbroker")
     raise ConfigError(_unknown(name, definition))

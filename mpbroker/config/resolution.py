@@ -100,6 +100,7 @@ class Resolution:
         self._late: list[Setting] = []
         self.per_listener: dict[tuple[str, str], ConfigValue] = {}
         self.per_mechanism: dict[tuple[str, str, str], ConfigValue] = {}
+        self.of_listeners: list[tuple[str, Setting]] = []
         self.warnings: list[str] = []
         self.resolved = {
             key.name: ResolvedValue(key.default, None, Source.DEFAULT, "default")
@@ -170,18 +171,34 @@ class Resolution:
         )
 
     def _read_per_listener(self, setting: Setting) -> None:
-        listener, _, name = setting.name.removeprefix(LISTENER_PREFIX).partition(".")
-        key = key_below_prefix(setting.name, self._definition)
-        mechanism = name.partition(".")[0]
-        if key is not None and mechanism in SASL_MECHANISMS:
-            value = _parse(key, setting)
+        found = self._definition.of_listener(setting.name)
+        if found is None or found.mechanism not in ("", *SASL_MECHANISMS):
+            reason = why_not_of_listener(setting.name, self._definition)
+            self.warnings.append(
+                f"{setting.name} has no effect{reason} ({setting.origin})"
+            )
+            return
+        listener, key, mechanism = found
+        value = _parse(key, setting)
+        self.of_listeners.append((listener.lower(), setting))
+        if mechanism:
             self.per_mechanism[listener.lower(), mechanism, key.name] = value
-            return
-        if key is None:
-            self.warnings.append(f"{setting.name} has no effect ({setting.origin})")
-            return
-        value = _parse(key.of_listener(), setting)
-        self.per_listener[listener.lower(), key.name] = value
+        else:
+            self.per_listener[listener.lower(), key.name] = value
+
+    def warnings_beside(self, listeners: Iterable[str]) -> list[str]:
+        """Return warnings about what is set for listeners that are not there.
+
+        Args:
+            listeners: the names of those that are.
+        """
+        names = {name.lower() for name in listeners}
+        return [
+            f"{setting.name} has no effect: there is no listener {listener}; there"
+            f" are {', '.join(sorted(names))} ({setting.origin})"
+            for listener, setting in self.of_listeners
+            if listener not in names
+        ]
 
     def _unknown(self, name: str) -> str:
         try:
@@ -191,13 +208,20 @@ class Resolution:
         raise AssertionError(f"{name} is known")
 
 
-def key_below_prefix(name: str, definition: ConfigDef) -> ConfigKey | None:
-    """Return the key that ``listener.name.LISTENER.[MECHANISM.]KEY`` sets."""
-    if not name.startswith(LISTENER_PREFIX):
-        return None
+def why_not_of_listener(name: str, definition: ConfigDef) -> str:
+    """Return why a listener cannot have what ``listener.name.LISTENER.KEY`` sets.
+
+    As the end of a sentence; "" if there is no such key at all.
+    """
     _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
-    mechanism, _, of_mechanism = rest.partition(".")
-    return definition.get(of_mechanism if mechanism in SASL_MECHANISMS else rest)
+    if rest in definition:
+        return f": {rest} cannot be set for one listener"
+    mechanism, _, key = rest.partition(".")
+    if key not in definition:
+        return ""
+    if mechanism in SASL_MECHANISMS:
+        return f": {key} cannot be set for one SASL mechanism"
+    return f": there is no SASL mechanism {mechanism!r:.100}"
 
 
 def _parse(key: ConfigKey, setting: Setting) -> ConfigValue:

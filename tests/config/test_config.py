@@ -259,8 +259,42 @@ def test_the_finest_unit_of_retention_wins(settings, retention_ms):
 
 def test_a_listener_may_have_its_own_number_of_processors():
     config = load({"listener.name.plaintext.num.network.threads": "9"})
+    assert config.warnings == ()
     assert config.for_listener("PLAINTEXT", "num.network.threads") == 9
     assert config.for_listener("OTHER", "num.network.threads") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("listener.name.plaintext.num.io.threads", "num.io.threads cannot be set for"),
+        (
+            "listener.name.plaintext.socket.receive.buffer.bytes",
+            "socket.receive.buffer.bytes cannot be set for one listener",
+        ),
+        (
+            "listener.name.plaintext.plain.ssl.client.auth",
+            "ssl.client.auth cannot be set for one SASL mechanism",
+        ),
+        (
+            "listener.name.plaintext.digest.sasl.jaas.config",
+            "there is no SASL mechanism 'digest'",
+        ),
+        (
+            "listener.name.other.max.connections",
+            "there is no listener other; there are plaintext",
+        ),
+    ],
+)
+def test_what_is_set_for_a_listener_without_effect_is_a_warning(name, reason):
+    (warning,) = load({name: "5"}).warnings
+    assert warning.startswith(f"{name} has no effect: {reason}")
+    assert warning.endswith(" (the command line)")
+
+
+def test_explain_says_why_a_listener_cannot_have_its_own():
+    with pytest.raises(ConfigError, match=r"node\.id cannot be set for one listener"):
+        explain("listener.name.x.node.id", load({}))
 
 
 def test_replication_factors_above_one_are_a_warning():
@@ -586,6 +620,7 @@ def test_a_listener_that_is_open_to_others_is_warned_of(listeners, warning):
 def test_a_setting_of_sasl_may_be_of_one_mechanism_of_one_listener():
     config = load(
         {
+            **TWO_LISTENERS,
             "connections.max.reauth.ms": "1000",
             "listener.name.a.connections.max.reauth.ms": "2000",
             "listener.name.a.scram-sha-256.connections.max.reauth.ms": "3000",
