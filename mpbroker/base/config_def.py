@@ -108,6 +108,15 @@ def list_of(*choices: str) -> Validator:
     )
 
 
+def some_of(*choices: str) -> Validator:
+    """Accept lists of one or more of ``choices``."""
+    either = list_of(*choices)
+    return Validator(
+        f"{either.limit}, one at least",
+        lambda value: bool(value) and either.accepts(value),
+    )
+
+
 def not_empty() -> Validator:
     """Accept any string or list that holds something."""
     return Validator("non-empty", lambda value: bool(value))

@@ -34,6 +34,7 @@ from mpbroker.base.config_def import (
     minus_one_or,
     not_empty,
     one_of,
+    some_of,
     type_of,
 )
 from mpbroker.config.broker_key import BrokerKey, ListenerPools, Reader
@@ -82,6 +83,7 @@ from mpbroker.config.sources import (
 )
 from mpbroker.ipc.layout import MAX_HANDLERS, MAX_PARTITIONS, MAX_PROCESSORS
 from mpbroker.ipc.quota_layout import MAX_QUOTA_SAMPLES
+from mpbroker.ipc.session_layout import MAX_SESSIONS
 from mpbroker.metadata.log_config import defaults_of_broker
 from mpbroker.metadata.log_config_def import BROKER_LOG_DEF
 
@@ -137,12 +139,18 @@ def _room_for_processors(pools: ListenerPools) -> Validator:
 
 
 def _topic_default(
-    name: str, kind: type[T], reader: Reader | None = None
+    name: str, kind: type[T], reader: Reader | None = None, more: str = ""
 ) -> BrokerKey[T]:
-    """Return the row of a key that supplies a default of topics."""
+    """Return the row of a key that supplies a default of topics.
+
+    Args:
+        more: what the broker itself does with the value, for the documentation.
+    """
     key = BROKER_LOG_DEF.key(name)
     assert type_of[key.type] is kind
-    return BrokerKey.of_topics(key, reader)
+    row: BrokerKey[T] = BrokerKey.of_topics(key, reader)
+    row.meaning += more
+    return row
 
 
 class BrokerConfig:
@@ -176,9 +184,9 @@ class BrokerConfig:
         "listeners",
         _LIST,
         ("PLAINTEXT://127.0.0.1:9092",),
-        "Addresses to serve, as NAME://host:port. An empty host or 0.0.0.0 is every"
-        " IPv4 address, [::] every address; port 0 lets the system choose. A Unix"
-        " socket is NAME://unix:/path.",
+        "Addresses to serve, as NAME://host:port. An empty host or [::] is every"
+        " address of the machine, 0.0.0.0 every IPv4 address; port 0 lets the system"
+        " choose. A Unix socket is NAME://unix:/path.",
         validator=not_empty(),
         importance=_HIGH,
     )
@@ -205,13 +213,16 @@ class BrokerConfig:
         "inter.broker.listener.name",
         _STRING,
         None,
-        "Listener whose clients may act as another broker. Checked to exist.",
+        "Listener for other brokers. There are none, but as in Kafka its clients may"
+        " connect when max.connections or max.connection.creation.rate is reached, if"
+        " there is another listener. It must be among the listeners.",
     )
     security_inter_broker_protocol = BrokerKey(
         "security.inter.broker.protocol",
         _STRING,
         "PLAINTEXT",
-        "Security protocol between brokers; with one broker nothing uses it.",
+        "Security protocol between brokers. With one broker nothing uses it; it must"
+        " not be set beside inter.broker.listener.name.",
         validator=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     )
     controller_listener_names = BrokerKey(
@@ -376,15 +387,16 @@ class BrokerConfig:
         "connections.max.idle.ms",
         _LONG,
         600_000,
-        "Time without traffic after which a connection is closed; -1 never.",
+        "Time without traffic after which a connection is closed; 0 or less: never.",
         reader=Reader.PAGE,
     )
     request_timeout_ms = BrokerKey(
         "request.timeout.ms",
         _INT,
         30_000,
-        "Longest time that the broker waits for an answer of its own requests.",
+        "The broker sends no requests of its own.",
         validator=at_least(1),
+        has_effect=False,
     )
     fetch_max_bytes = BrokerKey(
         "fetch.max.bytes",
@@ -398,7 +410,8 @@ class BrokerConfig:
         "max.incremental.fetch.session.cache.slots",
         _INT,
         1000,
-        "Fetch sessions kept; consumers beyond that send full requests.",
+        f"Fetch sessions kept, at most {MAX_SESSIONS}; consumers beyond that send full"
+        " requests.",
         validator=at_least(0),
     )
     control_socket_path = BrokerKey(
@@ -421,7 +434,7 @@ class BrokerConfig:
         "broker.rack",
         _STRING,
         None,
-        "Place of this broker, told to clients that ask for the nearest replica.",
+        "Rack or zone of this broker, as Metadata and DescribeCluster tell clients.",
         reader=Reader.HANDLER,
     )
     controlled_shutdown_enable = BrokerKey(
@@ -455,7 +468,8 @@ class BrokerConfig:
         "default.replication.factor",
         _SHORT,
         1,
-        "Replicas of a topic whose creator does not say. One broker can hold one.",
+        "Replicas of a topic whose creator does not say. One broker holds one,"
+        " whatever is set; another value is a warning.",
         validator=at_least(1),
     )
     auto_create_topics_enable = BrokerKey(
@@ -560,7 +574,9 @@ class BrokerConfig:
         "log.initial.task.delay.ms",
         _LONG,
         30_000,
-        "Time after the start before retention and compaction begin.",
+        "Time after the start before the housekeeper begins with retention,"
+        " compaction, flushes by time and checkpoints. What it does more often begins"
+        " after its own interval.",
         validator=at_least(0),
         importance=_LOW,
     )
@@ -589,7 +605,8 @@ class BrokerConfig:
     log_flush_scheduler_interval_ms = _topic_default(
         "log.flush.scheduler.interval.ms",
         int,
-        Reader.HOUSEKEEPER,  # which looks for unforced records as often
+        Reader.HOUSEKEEPER,
+        " The housekeeper looks as often for records that it has to force.",
     )
 
     # -- groups and committed offsets --------------------------------------------------
@@ -605,7 +622,8 @@ class BrokerConfig:
         "offsets.topic.replication.factor",
         _SHORT,
         1,
-        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        "Replicas of that topic (Kafka's default is 3). One broker holds one, whatever"
+        " is set; another value is a warning.",
         validator=at_least(1),
     )
     offsets_topic_segment_bytes = BrokerKey(
@@ -701,7 +719,8 @@ class BrokerConfig:
             "classic",
             "consumer",
         ),
-        "Group protocols served.",
+        "Group protocols served: `classic` always, `consumer` if it is named, `share`"
+        " and `streams` never.",
         validator=list_of("classic", "consumer", "share", "streams"),
     )
     group_coordinator_threads = BrokerKey(
@@ -774,6 +793,7 @@ class BrokerConfig:
             "range",
         ),
         "Assignors offered under the `consumer` protocol; the first is the default.",
+        validator=some_of("uniform", "range"),
     )
     group_consumer_migration_policy = BrokerKey(
         "group.consumer.migration.policy",
@@ -796,15 +816,16 @@ class BrokerConfig:
         "transaction.state.log.replication.factor",
         _SHORT,
         1,
-        "Replicas of that topic. Kafka's default is 3; one broker holds one.",
+        "Replicas of that topic (Kafka's default is 3). One broker holds one, whatever"
+        " is set; another value is a warning.",
         validator=at_least(1),
     )
     transaction_state_log_min_isr = BrokerKey(
         "transaction.state.log.min.isr",
         _INT,
         1,
-        "In-sync replicas that topic asks for. Kafka's default is 2; one broker has"
-        " one.",
+        "The min.insync.replicas of that topic (Kafka's default is 2): told by"
+        " DescribeConfigs, and without effect, as one broker has one replica.",
         validator=at_least(1),
     )
     transaction_state_log_segment_bytes = BrokerKey(
@@ -1135,10 +1156,11 @@ class BrokerConfig:
         "sasl.oauthbearer.scope.claim.name",
         _STRING,
         "scope",
-        "Claim that holds the scope. Nothing is decided by it.",
+        "The scopes of a token decide nothing.",
         reader=Reader.SECURITY,
         per_listener=True,
         per_mechanism=True,
+        has_effect=False,
     )
     sasl_oauthbearer_sub_claim_name = BrokerKey(
         "sasl.oauthbearer.sub.claim.name",

@@ -170,7 +170,6 @@ def _jwt(get: Any) -> JwtSettings | None:
         get(f"{prefix}.expected.audience", tuple),
         get(f"{prefix}.expected.issuer", _OPTIONAL),
         get(f"{prefix}.sub.claim.name", str),
-        get(f"{prefix}.scope.claim.name", str),
         get(f"{prefix}.clock.skew.seconds", int),
         get(f"{prefix}.jwks.endpoint.refresh.ms", int) / 1000,
         get(f"{prefix}.jwks.endpoint.retry.backoff.ms", int) / 1000,

@@ -337,7 +337,7 @@ _KEYS: Final = [
         "segment.index.bytes",
         _INT,
         10 << 20,
-        "Largest size of a segment's offset index.",
+        "Largest size of a segment's offset index, and of its time index.",
         validator=at_least(4),
         synonyms=(BrokerSynonym("log.index.size.max.bytes"),),
     ),

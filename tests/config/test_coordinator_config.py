@@ -6,6 +6,7 @@ import pytest
 
 from mpbroker.base.config_def import ConfigError
 from mpbroker.config import BrokerConfig
+from mpbroker.coordinator.groups.assignors import ASSIGNORS
 from mpbroker.ipc.layout import MAX_PARTITIONS
 
 OFFSETS = "offsets.topic.num.partitions"
@@ -25,3 +26,11 @@ def test_nor_may_both_of_the_coordinators_together():
     with pytest.raises(ConfigError, match="together above") as caught:
         BrokerConfig.load({OFFSETS: str(half), TRANSACTIONS: str(half + 1)}, None, {})
     assert OFFSETS in str(caught.value) and TRANSACTIONS in str(caught.value)
+
+
+@pytest.mark.parametrize("assignors", ["", "cooperative", "uniform,sticky"])
+def test_assignors_that_the_coordinator_does_not_have_are_refused(assignors):
+    with pytest.raises(ConfigError) as caught:
+        BrokerConfig.load({"group.consumer.assignors": assignors}, None, {})
+    assert "a comma-separated list of uniform, range, one at least" in str(caught.value)
+    assert {"uniform", "range"} == ASSIGNORS.keys()

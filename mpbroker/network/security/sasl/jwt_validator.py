@@ -43,7 +43,6 @@ class JwtSettings(NamedTuple):
     expected_audience: tuple[str, ...] = ()
     expected_issuer: str | None = None
     user_claim: str = "sub"
-    scope_claim: str = "scope"
     clock_skew_s: int = 30
     refresh_s: float = 3600.0
     retry_s: float = 0.1
