@@ -21,16 +21,15 @@ import pytest
 BEFORE_THE_FORK = """
     base.config_def base.errors base.exit_status base.logger base.storage_errors
     broker.authorizer_setup broker.broker broker.handler_role broker.process_parts
-    broker.roles cli.exit_codes cli.serve config.authorizer_keys config.broker_config
-    config.broker_key config.broker_keys config.broker_values config.consistency
-    config.coordinator_keys config.cores config.dynamic config.dynamic_checks
-    config.listeners config.machine config.metrics_keys config.quota_keys
-    config.security_keys config.sources config.telemetry_keys exporter.metrics_listener
-    ipc.arena ipc.black_box ipc.compiled ipc.counters.error_counts
-    ipc.counters.fetched_bytes ipc.counters.network_costs ipc.counters.request_metrics
-    ipc.doorbell ipc.errors ipc.fdpass ipc.lane ipc.layout ipc.limits_page
-    ipc.log_levels ipc.parts ipc.quota_layout ipc.response_parts ipc.ring
-    ipc.robust_mutex ipc.segment ipc.session_layout ipc.tables.client_instances
+    broker.roles broker.serving broker.start_errors cli.exit_codes cli.serve
+    config.broker_config config.broker_key config.consistency config.cores
+    config.dynamic config.dynamic_checks config.listeners config.machine
+    config.metrics_settings config.plug_ins config.resolution config.sources
+    exporter.metrics_listener ipc.arena ipc.black_box ipc.compiled
+    ipc.counters.error_counts ipc.counters.fetched_bytes ipc.counters.network_costs
+    ipc.counters.request_metrics ipc.doorbell ipc.errors ipc.fdpass ipc.lane ipc.layout
+    ipc.limits_page ipc.log_levels ipc.parts ipc.quota_layout ipc.response_parts
+    ipc.ring ipc.robust_mutex ipc.segment ipc.session_layout ipc.tables.client_instances
     ipc.tables.client_software ipc.tables.partition_table ipc.tables.principals
     ipc.tables.quota_table ipc.tables.shared_log_cell ipc.tables.transaction_table
     metadata.acl_records metadata.log_config metadata.log_config_def
@@ -69,13 +68,14 @@ BEFORE_THE_FORK = """
     supervisor.loop supervisor.memory supervisor.pool_settings supervisor.pools
     supervisor.repair.last_tries supervisor.repair.recovery supervisor.role_bodies
     supervisor.signals supervisor.supervisor supervisor.systemd
+    supervisor.upgrade.running_broker
 """
 
 # While those get ready: what the supervisor alone needs to say that it serves, and to
 # see to the first death.
 BEFORE_READY = """
-    broker.guards inspect.control_protocol ipc.named_segment protocol.framing
-    supervisor.control.control_server supervisor.control.control_setup
+    broker.watch inspect.control_protocol inspect.process_state ipc.named_segment
+    protocol.framing supervisor.control.control_server supervisor.control.control_setup
     supervisor.orphans supervisor.own_command supervisor.probe
     supervisor.repair.canaries supervisor.repair.leases supervisor.repair.quarantine
     supervisor.service
