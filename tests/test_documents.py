@@ -15,7 +15,6 @@ from mpbroker.cli.root import root
 from mpbroker.cli.serve import parse_serve_arguments
 from mpbroker.client.consumer.consumer_config import CONSUMER_CONFIG
 from mpbroker.config import BROKER_CONFIG_DEF
-from mpbroker.config.broker_config import key_below_prefix
 from mpbroker.metadata.log_config_def import LOG_CONFIG_DEF
 from mpbroker.producer.config import PRODUCER_CONFIG
 
@@ -206,7 +205,7 @@ def test_every_setting_that_is_named_is_one(document):
         if FILE.fullmatch(f"`{name}`") or name.split(".")[0] == "mpbroker":
             continue
         known = any(name in definition for definition in DEFINITIONS)
-        assert known or key_below_prefix(name, BROKER_CONFIG_DEF), name
+        assert known or BROKER_CONFIG_DEF.of_listener(name), name
 
 
 def test_every_script_that_is_named_is_one():

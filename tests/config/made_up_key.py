@@ -39,7 +39,7 @@ def main() -> int:
     run_handler = Roles.run_handler
 
     def note_and_run(self: Roles, *arguments: Any, **options: Any) -> None:
-        value: Any = getattr(self._config, ROW.attribute)
+        value: Any = getattr(self.parts.config, ROW.attribute)
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(fd, b"%d\n" % value)
         os.close(fd)
