@@ -1,8 +1,8 @@
-"""Where the bytes of requests and responses lie: one sparse memfd, mapped once.
+"""The arena: the bytes of requests and responses, in one sparse memfd, mapped once.
 
     +---------------------------------+
     | region of processor 0           |
-    |   blocks: 8192 x 16 KiB         |  slot's own: request, progress, answer
+    |   blocks: 8192 x 16 KiB         |  one a slot: request, progress, answer
     |   extents, in 64 KiB pages      |  frames that do not fit a block
     +---------------------------------+
     | region of processor 1 ...       |
@@ -11,10 +11,11 @@
     |   extents, in 4 KiB pages       |  answers that do not fit a block
     +---------------------------------+
 
-A region has one owner, the process of that role, and its allocator is private to it:
-no allocator state is in shared memory. A successor rebuilds it from the slots ("all
-is free but what a slot refers to"). Request and response parts never overlap: a
-handler that dies half-way through its answer must leave the request intact.
+A region has one owner, the process with that id, and the allocator of the region is
+private to this process: no allocator state is in shared memory. A successor rebuilds it
+from the slots: all memory is free that no slot refers to. Request and response parts
+never overlap, since a handler that dies half-way through its answer must leave the
+request intact.
 """
 
 from bisect import insort
@@ -47,17 +48,17 @@ _MIN_PARTITION_BYTES: Final = 64
 
 
 def progress_offset(extent: int, frame_bytes: int) -> int:
-    """Where the progress words of a frame in an extent begin."""
+    """Return the arena offset of the progress words of a frame in an extent."""
     return (extent + frame_bytes + 7) & ~7
 
 
 def progress_words(frame_bytes: int) -> int:
-    """How many progress words there are for a frame in an extent."""
+    """Return the number of progress words for a frame in an extent."""
     return min(frame_bytes // _MIN_PARTITION_BYTES + 1, MAX_PARTITIONS)
 
 
 def extent_bytes(frame_bytes: int) -> int:
-    """How long an extent is for a frame and its progress words."""
+    """Return the length of an extent for a frame and its progress words."""
     return frame_bytes + 8 + progress_words(frame_bytes) * 8
 
 
@@ -66,9 +67,9 @@ class ArenaLayout:
 
     Args:
         max_request_bytes: socket.request.max.bytes.
-        queued_bytes: a processor's share of queued.max.request.bytes, which bounds
-            the frames that do not fit a block; 0 or less: two of the largest at a
-            time, and 64 MiB beside them.
+        queued_bytes: a processor's share of queued.max.request.bytes, the limit for
+            frames that do not fit a block; 0 or less: room for two frames of the
+            largest size at a time, and 64 MiB more.
     """
 
     def __init__(self, max_request_bytes: int, queued_bytes: int = 0) -> None:
@@ -86,7 +87,7 @@ class ArenaLayout:
         return Segment.create("mpbroker-arena", self.size_bytes)
 
     def block(self, slot: int) -> int:
-        """Where a slot's block begins."""
+        """Return the arena offset of a slot's block."""
         processor, local = divmod(slot, SLOTS_PER_PROCESSOR)
         return processor * self.processor_region_bytes + local * BLOCK_BYTES
 
@@ -100,7 +101,7 @@ class ArenaLayout:
 
 
 class ExtentAllocator:
-    """First fit over a range of bytes, in whole pages. Private to one process."""
+    """Allocate whole pages of a byte range, first fit. Private to one process."""
 
     def __init__(self, start: int, size_bytes: int, page_bytes: int) -> None:
         self.start = start
@@ -116,7 +117,7 @@ class ExtentAllocator:
         return -(-length // self._page) * self._page
 
     def allocate(self, length: int) -> int | None:
-        """Return where ``length`` bytes begin, or None if no gap is long enough."""
+        """Return the offset of ``length`` free bytes; None if no gap is long enough."""
         wanted = self.rounded(length)
         for index, (start, size) in enumerate(self._free):
             if size >= wanted:
@@ -128,13 +129,13 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Give an extent back; ``length`` as it was asked for."""
+        """Give an extent back; ``length`` as it was passed to ``allocate``."""
         size = self.rounded(length)
         insort(self._free, (start, size))
         self._join(self._free.index((start, size)))
 
     def reserve(self, taken: Iterable[tuple[int, int]]) -> None:
-        """Rebuild: all is free but these (start, length)."""
+        """Rebuild the free list: all is free except these extents (start, length)."""
         self._free = []
         position = self.start
         for start, length in sorted(taken):
