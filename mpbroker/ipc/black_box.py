@@ -1,24 +1,25 @@
-"""Black boxes: what a process of the broker noted, for whoever looks after its death.
+"""Black boxes: notes of each broker process, to be read after its death.
 
-One box a process id (processor 3, whichever process has that id now), in a segment of
-its own. A box outlives its process and its successors, so its totals never run
-backwards. Each word has one writer, the process whose box it is, or, while it is dead,
-the supervisor, which reads the boxes of the dead; ``mpbroker ctl`` reads those of the
-living; all without any lock.
+Each role and id (processor 3, for example, whichever process has that id now) has one
+box, and all boxes are in one segment. A box outlives its process and its successors, so
+its totals never decrease. A word has one writer: the process that owns the box or,
+while that process is dead, the supervisor. The supervisor reads the boxes of dead
+processes, ``mpbroker ctl`` those of live ones. No reader or writer takes a lock.
 
     black box segment (memfd, sparse): BOXES boxes of BOX_WORDS
 
     word     field      notes
-    0        noted      events ever noted; an event is there once this has passed it
-    1        length     of the last words, bytes; written after them
-    8-10     faults     the supervisor, if ``--enable-inject``: see Fault
+    0        noted      number of events ever noted; written after the event
+    1        length     of the last words, in bytes; written after them
+    8-10     faults     written by the supervisor, with ``--enable-inject``: see Fault
     16..     events     EVENTS of EVENT_WORDS each: ns (monotonic), EventKind, a, b
-    256..    requests   a word an API key: how many this id has executed
-    384..    spent      a word an API key: ns spent in them
+    256..    requests   one word for each API key: requests that this id has executed
+    384..    spent      one word for each API key: ns spent in them
     512..    last words the text of the exception that ended the process
 
-What a handler executes costs nothing here: its row names the slot it works on
-(HANDLER_BUSY_SLOT), the slot the connection and the bytes of the request.
+The request that a handler executes is not noted here, which saves time: the handler's
+row names the slot (HANDLER_BUSY_SLOT), and the slot names the connection and the bytes
+of the request.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BOX_WORDS: Final = 1024
 EVENTS: Final = 48
 EVENT_WORDS: Final = 4
 API_KEYS: Final = 128
-NO_API: Final = API_KEYS - 1  # of requests that are none: counted here
+NO_API: Final = API_KEYS - 1  # counts requests without a valid API key
 
 _NOTED: Final = 0
 _TEXT_LENGTH: Final = 1
@@ -45,7 +46,7 @@ _SPENT: Final = 384
 _TEXT: Final = 512
 _MAX_TEXT_BYTES: Final = (BOX_WORDS - _TEXT) * 8
 
-# Acceptors beyond the sixteenth share the last box: they have little to tell.
+# Acceptors beyond the sixteenth share the last acceptor box: they note few events.
 _MAX_ACCEPTORS: Final = 16
 _FIRST: Final = {
     "processor": 0,
@@ -58,25 +59,27 @@ BOXES: Final = MAX_PROCESSORS + HANDLER_IDS + _MAX_ACCEPTORS + 8
 
 
 class EventKind(IntEnum):
-    """What is noted, and what its two numbers mean."""
+    """The kinds of events. The comments say what the numbers ``a`` and ``b`` mean."""
 
     SPAWNED = 1  # process id
     SERVING = 2  # incarnation
     DRAINING = 3
     ENDING = 4
-    BUG = 5  # API key, connection: a request met a bug of ours and was answered so
+    BUG = 5  # API key, connection: a request met a bug of ours; the answer said so
     FAILED = 6  # an exception ended the process: see its last words
     LOCK_REPAIRED = 7  # the owner of a shared lock had died
-    DIED = 8  # wait status; by the supervisor, when it has reaped the process
-    REPAIRED = 9  # by the supervisor: what it held is free, its requests are put back
+    DIED = 8  # wait status; noted by the supervisor, when it has reaped the process
+    # Noted by the supervisor: it has released what the dead process held, and put its
+    # requests back on the ring.
+    REPAIRED = 9
 
 
 class Fault(IntEnum):
-    """Words from ``faults`` on; 0: none. Heeded only with ``--enable-inject``."""
+    """The words from ``faults`` on; 0: no fault. Only ``--enable-inject`` uses them."""
 
-    SLOW_NS = 0  # so long every request of this handler takes in addition
-    SYNC_ERRNO = 1  # every fdatasync of this process fails with it
-    FULL_RING = 2  # to this processor the request ring is full
+    SLOW_NS = 0  # this handler delays every request by so many ns
+    SYNC_ERRNO = 1  # every fdatasync of this process fails with this errno
+    FULL_RING = 2  # this processor behaves as if the request ring were full
 
 
 class Event(NamedTuple):
@@ -89,7 +92,7 @@ class Event(NamedTuple):
 
 
 def box_number(role: str, number: int) -> int:
-    """The box of a process, by its role's name and its id."""
+    """Return the number of a process's box, by the name of its role and its id."""
     first = _FIRST.get(role, BOXES - 1)
     if role == "acceptor":
         number = min(number, _MAX_ACCEPTORS - 1)
@@ -102,11 +105,11 @@ def create_boxes() -> Segment:
 
 
 class BlackBox:
-    """One box. Whose it is may write it; anyone may read.
+    """One box. Only its own process may write it; every process may read it.
 
     Attributes:
-        requests: word of the first API's total; see ``requests`` above.
-        spent: word of the first API's time.
+        requests: index of the first word of ``requests`` (see above).
+        spent: index of the first word of ``spent``.
     """
 
     def __init__(self, words: memoryview, number: int) -> None:
@@ -116,7 +119,7 @@ class BlackBox:
         self.spent = self._base + _SPENT
 
     def note(self, kind: EventKind, a: int = 0, b: int = 0) -> None:
-        """Note an event; the oldest goes."""
+        """Note an event, in place of the oldest one."""
         words, noted = self.words, self.words[self._base + _NOTED]
         word = self._base + _EVENTS + noted % EVENTS * EVENT_WORDS
         words[word] = time.monotonic_ns()
@@ -126,8 +129,8 @@ class BlackBox:
         words[self._base + _NOTED] = noted + 1
 
     def note_failure(self, error: BaseException) -> None:
-        """Keep an exception's text: the end of it, where it does not fit."""
-        import traceback  # not at every start
+        """Keep an exception's text, or only its end if it is too long."""
+        import traceback  # imported here, so that starting a process stays fast
 
         text = "".join(traceback.format_exception(error)).encode(errors="replace")
         text = text[-_MAX_TEXT_BYTES:]
@@ -138,7 +141,7 @@ class BlackBox:
         self.note(EventKind.FAILED)
 
     def events(self) -> list[Event]:
-        """What was noted, oldest first."""
+        """Return the events that were noted, oldest first."""
         noted = self.words[self._base + _NOTED]
         events = []
         for number in range(max(0, noted - EVENTS), noted):
@@ -147,7 +150,7 @@ class BlackBox:
         return events
 
     def last_words(self) -> str:
-        """The exception that ended the process, or an earlier one of its id; or ""."""
+        """Return the exception that ended a process of this id last; "" if none did."""
         length = min(self.words[self._base + _TEXT_LENGTH], _MAX_TEXT_BYTES)
         if length <= 0:
             return ""
@@ -156,11 +159,14 @@ class BlackBox:
         return bytes(view[start : start + length]).decode(errors="replace")
 
     def forget_last_words(self) -> None:
-        """The supervisor: they have been read, and are not the successor's."""
+        """Delete the last words, once the supervisor has read them.
+
+        Else they would be taken for the successor's.
+        """
         self.words[self._base + _TEXT_LENGTH] = 0
 
     def totals(self) -> dict[int, tuple[int, int]]:
-        """Requests executed and ns spent in them, by API key."""
+        """Return, by API key, the requests executed and the ns spent in them."""
         counts = self.words[self.requests : self.requests + API_KEYS].tolist()
         spent = self.words[self.spent : self.spent + API_KEYS].tolist()
         return {
@@ -168,29 +174,28 @@ class BlackBox:
         }
 
     def fault(self, fault: Fault) -> int:
-        """What was asked to go wrong; 0: nothing."""
+        """Return the value that was set for a fault; 0: none."""
         return int(self.words[self._base + _FAULTS + fault])
 
     def set_fault(self, fault: Fault, value: int) -> None:
-        """The supervisor: make something go wrong, or, with 0, right again."""
+        """Inject a fault, or end it with 0. Only for the supervisor."""
         self.words[self._base + _FAULTS + fault] = value
 
 
-# A process has one box, from its fork to its end, and the lines that have something to
-# note are far from those that know which. So this is the one thing here that a process
-# keeps globally, as it does its log.
+# A process has one box from its fork to its end, and the code that notes events is far
+# from the code that knows the box. So the box is global in a process, like its log.
 _own: BlackBox | None = None
 
 
 def open_own_box(segment: Segment, number: int) -> BlackBox:
-    """Make a box this process's own: right after its fork."""
+    """Make a box this process's own. To be called right after the fork."""
     global _own
     _own = BlackBox(segment.words, number)
     return _own
 
 
 def own_box() -> BlackBox:
-    """This process's box; one that nobody reads, if it has none (tools, tests)."""
+    """Return this process's box; without one (tools, tests), a box without readers."""
     if _own is not None:
         return _own
     return BlackBox(memoryview(bytearray(BOX_WORDS * 8)).cast("q"), 0)
