@@ -1,7 +1,7 @@
-"""The compiled core, where it was built, fits this layout, and is wanted.
+"""Load the compiled core, if it was built, fits this layout, and is not switched off.
 
-It does nothing that the Python beside it does not do: whoever has no compiler loses
-nothing but speed. Chosen once, at import, for the whole process.
+All that it does the Python code can do too: an installation without a compiler is only
+slower. The choice is made once, at import, for the whole process.
 """
 
 import os
@@ -16,19 +16,19 @@ try:
 except ImportError:  # no compiler where this was installed
     _core = None  # type: ignore[assignment]
 
-# Anything but the empty string: use the Python twins although the core is there.
+# If this environment variable is set and not empty, the Python twins are used instead.
 PURE_PYTHON_VARIABLE: Final = "MPBROKER_PURE_PYTHON"
-# Of the functions themselves; a core built from other sources has another one.
+# The version of the core's functions; a core built from other sources has another one.
 _VERSION: Final = 20
 
 
 def _obstacle() -> str:
-    """Why the compiled core is not used; empty if it is."""
+    """Return the reason why the compiled core is not used; "" if it is used."""
     if os.environ.get(PURE_PYTHON_VARIABLE):
         return f"pure Python, because {PURE_PYTHON_VARIABLE} is set"
     if _core is None:
         return (
-            "pure Python; a C compiler and Python's headers, at installation, make it"
+            "pure Python; install with a C compiler and Python's headers to make it"
             " faster"
         )
     try:
@@ -46,13 +46,13 @@ def _obstacle() -> str:
             values.append(int(attrgetter(attribute)(places[module])))
         _core.configure(tuple(values))
     except (AttributeError, ValueError) as error:
-        # Left over from other sources: an editable installation keeps it.
-        return f"pure Python; the compiled core is of another build: {error}"
+        # It was built from other sources: an editable installation keeps an old core.
+        return f"pure Python; the compiled core is from another build: {error}"
     return ""
 
 
 _OBSTACLE: Final = _obstacle()
 core: Final = None if _OBSTACLE else _core
 IS_COMPILED: Final = core is not None
-# For people: --version and the log.
+# The text for --version and for the log.
 DESCRIPTION: Final = _OBSTACLE or "compiled core"
