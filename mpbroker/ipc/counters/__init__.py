@@ -1,1 +1,1 @@
-"""Counted events, in words that outlive the process that counted."""
+"""Counters, in words that outlive the process that counts."""
