@@ -1,9 +1,9 @@
-"""How clients' attempts to prove who they are have ended, counted by processors.
+"""The results of clients' authentications, counted by processors.
 
-A processor adds to its own words, and its successors go on with them; readers add up
-all processors there ever were. A word an AuthenticationResult, and further:
+A processor adds to its own words, and its successors continue with them; readers add up
+all processors there ever were. Each AuthenticationResult has one word; two more are:
 
-    24    re-authentication  ns, from the first step to the last, of all together
+    24    re-authentication  ns, from the first step to the last, sum of all
     25    the longest        ns
 """
 
@@ -19,9 +19,10 @@ from mpbroker.ipc.layout import (
 
 
 class AuthenticationResult(IntEnum):
-    """How an attempt ended; its name in lower case is what metrics call it.
+    """The result of an authentication; metrics have its name in lower case.
 
-    All but the first three and SESSION_EXPIRED ended the connection before a request.
+    All results except the first three and SESSION_EXPIRED ended the connection before
+    its first request.
     """
 
     HANDSHAKE = 0  # TLS is agreed upon
@@ -32,15 +33,15 @@ class AuthenticationResult(IntEnum):
     TLS_VERSION = 5  # no version that both sides know
     TLS_CIPHER = 6  # no cipher suite that both sides know
     TLS_CERTIFICATE = 7  # a client's certificate is missing, or not accepted
-    TLS_REFUSED_BY_CLIENT = 8  # it sent an alert: mostly, it does not trust ours
+    TLS_REFUSED_BY_CLIENT = 8  # an alert: mostly, it does not trust our certificate
     TLS_OTHER = 9
-    NOT_SASL = 10  # a request that is none of the three, or a step out of order
+    NOT_SASL = 10  # a request of another API than the three, or a step out of order
     MECHANISM = 11  # not among sasl.enabled.mechanisms
     CREDENTIALS = 12  # wrong password, unknown user, token not valid
     TOO_LARGE = 13  # sasl.server.max.receive.size
-    TIMEOUT = 14  # not done in time
-    GONE = 15  # the peer went away in the middle
-    UNAVAILABLE = 16  # we could not judge: no room for the principal, no keys
+    TIMEOUT = 14  # not finished in time
+    GONE = 15  # the client closed the connection before the end
+    UNAVAILABLE = 16  # we could not decide: no room for the principal, or no keys
 
 
 _LATENCY_SUM: Final = 24
@@ -50,7 +51,7 @@ assert len(AuthenticationResult) <= _LATENCY_SUM < _LATENCY_MAX < AUTHENTICATION
 
 
 class ReauthenticationLatency(NamedTuple):
-    """How long clients took to prove again who they are."""
+    """The number of re-authentications, and the time that they took."""
 
     times: int
     sum_ns: int
@@ -68,7 +69,7 @@ class AuthenticationCounts:
         self._words[self._first + result] += 1
 
     def count_again(self, took_ns: int) -> None:
-        """A client has authenticated again."""
+        """Count a re-authentication, and the time that it took."""
         words, first = self._words, self._first
         words[first + AuthenticationResult.REAUTHENTICATED] += 1
         words[first + _LATENCY_SUM] += took_ns
@@ -78,7 +79,7 @@ class AuthenticationCounts:
 def read_authentications(
     words: memoryview, processors: Iterable[int] = range(MAX_PROCESSORS)
 ) -> dict[AuthenticationResult, int]:
-    """Add up the counts of some processors; all results are there."""
+    """Add up the counts of some processors, for all results, even if 0."""
     firsts = [
         AUTHENTICATION_TABLES + each * AUTHENTICATION_WORDS for each in processors
     ]
@@ -91,7 +92,7 @@ def read_authentications(
 def read_reauthentication(
     words: memoryview, processors: Iterable[int] = range(MAX_PROCESSORS)
 ) -> ReauthenticationLatency:
-    """How long it took with some processors."""
+    """Return the re-authentications of some processors together."""
     times = total = longest = 0
     for each in processors:
         first = AUTHENTICATION_TABLES + each * AUTHENTICATION_WORDS
