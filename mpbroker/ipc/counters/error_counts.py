@@ -1,7 +1,8 @@
-"""How often each API was answered with each error, by handler.
+"""Count, by handler, how often each API was answered with each error.
 
-A word an API key and error code, written by the handler whose table it is, and gone on
-with by its successors. An answer that names several partitions counts each error once.
+Each handler has a table with one word for each API key and error code; its successors
+continue with this table. An answer about several partitions counts each error code
+once.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ _FIRST_CODE = -1  # UNKNOWN_SERVER_ERROR
 
 
 class ErrorCounts:
-    """One handler's table: its to write."""
+    """One handler's table. Only this handler writes it."""
 
     def __init__(self, handler: int, words: memoryview) -> None:
         self._words = words
         self._base = ERROR_TABLES + handler * _TABLE_WORDS
 
     def count(self, api_key: int, error_code: int) -> None:
-        """Count an answer; a code that no table has is the last one of it."""
+        """Count an answer; codes beyond the table are counted in its last column."""
         column = min(error_code - _FIRST_CODE, ERROR_CODES - 1)
         self._words[self._base + api_key % API_ROWS * ERROR_CODES + column] += 1
 
@@ -30,7 +31,7 @@ class ErrorCounts:
 def read_errors(
     words: memoryview, handlers: Iterable[int]
 ) -> dict[tuple[int, int], int]:
-    """Answers by API key and error code, of all handlers there ever were."""
+    """Return answers by API key and error code, of these handlers together."""
     found: dict[tuple[int, int], int] = {}
     for handler in handlers:
         base = ERROR_TABLES + handler * _TABLE_WORDS
