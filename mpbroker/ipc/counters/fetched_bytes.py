@@ -1,18 +1,18 @@
-"""How many bytes of each partition were given to clients, in words that outlive whoever
-gave them.
+"""Count the bytes that clients have fetched from each partition.
 
-Whoever fetches takes no lock, so a handler adds to words of its own, which its
-successors go on with; a reader adds up those of all handlers. They lie behind the rows
-in the partition segment. A page of them (512 rows of a handler) costs memory once a
-partition there was fetched from, or somebody has read how much that was:
+A fetch takes no lock, so each handler adds to words of its own, and its successors
+continue with them; a reader adds up the words of all handlers. They lie behind the rows
+in the partition segment. A page of them (512 rows of one handler) costs memory once
+bytes of one of these partitions were fetched, or once a reader has read the page:
 
     +--------------------------+  0
     | partition rows           |  see layout.py
     +--------------------------+  FIRST
-    | handler [0..H)           |  MAX_PARTITIONS words each, one a partition row
+    | handler [0..H)           |  MAX_PARTITIONS words each, one for each partition row
     +--------------------------+
 
-What was appended is in the row itself (``LogState.bytes_in``): committed with it.
+The bytes that were appended are counted in the row itself (``LogState.bytes_in``), and
+committed with the append.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ WORDS: Final = HANDLER_IDS * MAX_PARTITIONS
 
 
 def first_word(handler: int) -> int:
-    """Where a handler's words are: the one of row 0."""
+    """Return the index of a handler's first word, that of row 0."""
     return FIRST + handler * MAX_PARTITIONS
 
 
 def read_fetched_bytes(
     words: memoryview, rows: int, handlers: Iterable[int]
 ) -> list[int]:
-    """Add up what handlers, the living and those before them, have given of each row.
+    """Add up, for each row, the bytes fetched through these handlers.
 
     Args:
-        words: of the partition segment.
-        rows: how many are in use; a look beyond would touch, and so make, pages.
+        words: the partition segment.
+        rows: the number of rows in use; to read beyond them would allocate pages.
+        handlers: ids; predecessors of the handlers are included.
     """
     total = [0] * rows
     for handler in handlers:
