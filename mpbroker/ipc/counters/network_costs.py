@@ -1,15 +1,16 @@
-"""What a request costs its processor: a share of the processor's time.
+"""The cost of a request for its processor: a share of the processor's CPU time.
 
-Kafka looks at the clock around each read and write of a connection. Here a processor
-works on many connections in one go, most of whose clients have no quota. So once a
-second it divides the CPU time that it has used by what it has done meanwhile, and
-stores what one unit costs; whoever charges a request multiplies. What is charged adds
-up to the processor's time, and a single request costs what such a one did on the
-average of the last second that had enough of them. The way of a request is as it was.
+Kafka reads the clock around each read and write of a connection. Here a processor works
+on many connections at once, and most of their clients have no quota. So once a second
+the processor divides the CPU time it has used by the number of units it has processed,
+and stores the cost of one unit. A handler that charges a request multiplies that by the
+request's units. All charges together are the processor's time, and a single request is
+charged the average cost of the last second that had enough requests. Nothing is
+measured while a request is processed.
 
-A unit is a request, and as much again for each 64 KiB of it and of its answer. Measured
-of produces that come one by one: 45 us of CPU for a small one, 170 us for 256 KiB, 350
-us for 900 KiB.
+A request is one unit, and one more for each 64 KiB of the request and of its answer.
+Measured for Produce requests that come one by one: 45 us of CPU for a small one, 170 us
+for 256 KiB, 350 us for 900 KiB.
 
 The twin of ``network_ns`` is in native/server/quotas.c.
 
@@ -32,17 +33,19 @@ from mpbroker.ipc.layout import (
     processor_row,
 )
 
-# Of fewer in a second the share would mostly be of what nobody has asked for.
+# With fewer units a second, most of the CPU time would not come from requests.
 _ENOUGH_UNITS: Final = 64
-# New connections and handshakes are nobody's requests, and should not become dear ones.
+# An upper limit: new connections and handshakes take time too, and must not make a few
+# requests expensive.
 _MOST_NS: Final = 1_000_000
 
 
 def network_ns(words: memoryview, slot: int, length: int) -> int:
-    """Return what a slot's request costs its processor, ns.
+    """Return the cost of a slot's request for its processor, in ns.
 
     Args:
         words: the control segment.
+        slot: the slot of the request.
         length: bytes of the request and of its answer.
     """
     row = processor_row(slot // SLOTS_PER_PROCESSOR)
@@ -51,10 +54,12 @@ def network_ns(words: memoryview, slot: int, length: int) -> int:
 
 
 class NetworkCosts:
-    """One processor's: its to write.
+    """The unit cost of one processor. Only this processor writes it.
 
     Args:
-        cpu_ns: the time that the calling thread has used.
+        processor: its id.
+        words: the control segment.
+        cpu_ns: returns the CPU time that the calling thread has used.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class NetworkCosts:
         self._before = cpu_ns(), self._units()
 
     def beat(self, now_ns: int) -> None:
-        """Say that the processor is alive, and what a unit has cost since last time."""
+        """Store that the processor is alive, and the unit cost since the last beat."""
         words, row = self._words, self._row
         words[row + PROCESSOR_BEAT] = now_ns
         before_ns, before_units = self._before
