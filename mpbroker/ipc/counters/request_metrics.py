@@ -1,18 +1,19 @@
-"""What requests cost, by API, in words that outlive whoever wrote them.
+"""Request metrics: times and sizes by API, in words that outlive the counting process.
 
-The processor that has sent an answer's last byte knows all of a request's time stamps:
-they are in its slot. It adds the times between them to histograms of its own, which
-its successors go on with; a reader adds up those of all processors. So nothing runs
-backwards when a process dies, retires or is replaced. A request that nobody got an
-answer to is not counted.
+When a processor has sent the last byte of an answer, all time stamps of the request are
+in its slot. The processor adds the times between them to histograms of its own, and its
+successors continue with these; a reader adds up the histograms of all processors. So
+no counter decreases when a process dies, retires or is replaced. A request whose answer
+was not sent completely is not counted.
 
     received  dequeued    parked     completed       taken     sent
        |--queue--|--local--|--remote--|--response--queue--|--send--|
        |---------------------------- total ----------------------|
 
-What did not have to wait has no remote time. A histogram is a word a bucket, and the
-sum; bucket n ends below 2**(HISTOGRAM_SHIFT + n) ns, the last has no end. The sum is
-the last store: killed before it, we are off by one request in one of the two.
+A request that did not have to wait has no remote time. A histogram has one word for
+each bucket, and one for the sum. Bucket n has the times below 2**(HISTOGRAM_SHIFT + n)
+ns; the last bucket has no upper bound. The sum is the last store: if the processor is
+killed before it, counts and sum differ by one request.
 
 The twin of ``record`` is in native/ipc/request_metrics.c.
 
@@ -64,7 +65,7 @@ _NO_API: Final = API_ROWS - 1
 _LAST_VERSION: Final = API_VERSIONS - 1
 _LAST_BUCKET: Final = HISTOGRAM_BUCKETS - 1
 _SLOT: Final = Struct(f"{SLOT_WORDS}q")
-# By the length of the time in bits.
+# The bucket of a time, by the length of the time in bits.
 _BUCKETS: Final = tuple(
     min(max(0, bits - HISTOGRAM_SHIFT), _LAST_BUCKET) for bits in range(65)
 )
@@ -82,9 +83,9 @@ class Stage(IntEnum):
 
 
 class LoggedRequest(NamedTuple):
-    """One request of a request log: an entry's words, in this order."""
+    """One request of a request log: the words of an entry, in this order."""
 
-    number: int  # of the processor's requests that were logged, from 1 on
+    number: int  # running number among the processor's logged requests, from 1 on
     api_key: int
     api_version: int
     correlation_id: int
@@ -107,17 +108,17 @@ class Histogram(NamedTuple):
 
 
 def bucket_of(ns: int) -> int:
-    """The bucket that a time belongs to."""
+    """Return the bucket of a time."""
     return _BUCKETS[ns.bit_length()]
 
 
 def bounds_s() -> list[float]:
-    """The end of each bucket but the last, in seconds."""
+    """Return the upper bound of each bucket except the last, in seconds."""
     return [(1 << (HISTOGRAM_SHIFT + n)) / 1e9 for n in range(_LAST_BUCKET)]
 
 
 class RequestMetrics:
-    """One processor's histograms and log: its to write."""
+    """One processor's histograms and log. Only this processor writes them."""
 
     def __init__(self, processor: int, control: Segment, arena: Segment) -> None:
         self._words = control.words
@@ -127,13 +128,14 @@ class RequestMetrics:
         self._log = REQUEST_LOGS + processor * LOG_WORDS
 
     def taken(self, slot: int, now_ns: int) -> None:
-        """The answer has come; it may take a while to be sent."""
+        """Note when the processor took the answer; it may take a while to send it."""
         self._words[SLOTS + slot * SLOT_WORDS + SLOT_TAKEN] = now_ns
 
     def record(self, slot: int, sent: int) -> None:
-        """Count a slot's request, whose answer is out since ``sent`` ns.
+        """Count a slot's request, after its answer was sent completely at ``sent`` ns.
 
-        Before its connection is unmuted: the request's first bytes are looked at.
+        To be called before the connection is unmuted, because this reads the first
+        bytes of the request.
         """
         words, arena = self._words, self._arena
         row = _SLOT.unpack_from(self._bytes, (SLOTS + slot * SLOT_WORDS) * 8)
@@ -141,7 +143,7 @@ class RequestMetrics:
         dequeued, completed = row[SLOT_DEQUEUED], row[SLOT_COMPLETED]
         parked, taken = row[SLOT_PARKED], row[SLOT_TAKEN]
         if not received <= dequeued <= completed <= taken <= sent:
-            # Stamps may be missing: whoever resumes a dead one's work has not all.
+            # Stamps may be missing if a successor finished a dead process's work.
             dequeued = max(dequeued, received)
             completed = max(completed, dequeued)
             taken = max(taken, completed)
@@ -159,7 +161,7 @@ class RequestMetrics:
             version = arena[offset + 3]
             if arena[offset + 2] or version > _LAST_VERSION:
                 version = _LAST_VERSION
-        # The least of Python for all that: it is much of what a request costs here.
+        # As few operations as possible: they are much of a request's cost here.
         at = self._table + key * API_ROW_WORDS
         words[at + API_REQUEST_BYTES] += length + _SIZE_BYTES
         words[at + API_RESPONSE_BYTES] += row[SLOT_RESPONSE_LENGTH]
@@ -200,7 +202,7 @@ class RequestMetrics:
         at = self._log + LOG_FIRST + noted % LOG_ENTRIES * LOG_ENTRY_WORDS
         version = int.from_bytes(head[2:4], "big", signed=True)
         correlation_id = int.from_bytes(head[4:8], "big", signed=True)
-        words[at] = 0  # torn from here on
+        words[at] = 0  # the entry is incomplete from here on
         fields = (key, version, correlation_id, connection, *times, *sizes)
         for number, value in enumerate(fields, 1):
             words[at + number] = value
@@ -214,7 +216,8 @@ def read_logged(
     """Read a processor's log from entry ``first`` on.
 
     Returns:
-        The requests; how many were overwritten before we came; where to go on.
+        The requests; how many were overwritten before we read them; the entry to
+        continue from.
     """
     log = REQUEST_LOGS + processor * LOG_WORDS
     noted = words[log + LOG_NOTED]
@@ -229,12 +232,12 @@ def read_logged(
 
 
 def log_above(words: memoryview, ns: int | None) -> None:
-    """Have all requests logged that take so long in total; None: none at all."""
+    """Set the total time from which requests are logged; None: log no requests."""
     words[METRICS + METRICS_LOG_ABOVE] = 0 if ns is None else ns + 1
 
 
 class ApiMetrics(NamedTuple):
-    """What all processors have counted of one API."""
+    """The counts of all processors for one API."""
 
     request_bytes: int
     response_bytes: int
@@ -247,7 +250,7 @@ class ApiMetrics(NamedTuple):
 
 
 def read_apis(words: memoryview, processors: range) -> dict[int, ApiMetrics]:
-    """Add up what processors, the living and those before them, have counted."""
+    """Add up, by API key, the counts of these processors and of their predecessors."""
     found = {}
     for key in range(API_ROWS):
         total = [0] * API_ROW_WORDS
