@@ -1,9 +1,9 @@
 """Wake-ups between processes: eventfds, edge-triggered in epoll and never read.
 
-A wake-up is a hint. It may be spurious, and it holds no count that a death could take
-along. Whether anybody sleeps is a flag that is set and tested under the mutex of what
-is waited for; so none is lost between live processes, and after every death the
-supervisor rings all of them.
+A wake-up is a hint. It may be spurious, and it has no count that could be lost with a
+process. A sleeper sets a flag before it sleeps, and the flag is set and tested under
+the mutex of the structure that it waits for. So no wake-up is lost between live
+processes; after every death the supervisor rings all doorbells.
 
 Source: eventfd(2), epoll(7) on EPOLLET.
 """
@@ -15,7 +15,7 @@ class Doorbell:
     """One eventfd that wakes one process.
 
     Args:
-        fd: an eventfd that is there already; -1: make one.
+        fd: an existing eventfd; -1: make one.
     """
 
     __slots__ = ("fd",)
@@ -26,5 +26,5 @@ class Doorbell:
         self.fd = fd
 
     def ring(self) -> None:
-        """Wake its owner, or leave a mark that makes its next epoll return at once."""
+        """Wake the process; if it is awake, its next epoll returns at once."""
         os.eventfd_write(self.fd, 1)
