@@ -1,10 +1,10 @@
-"""Errors of shared memory: the other process of ours is gone, or lying."""
+"""Errors of shared memory: another process of the broker has died or damaged it."""
 
 from mpbroker.base.errors import MpbrokerError
 
 
 class IpcError(MpbrokerError):
-    """A shared structure is unusable; the role that meets it ends."""
+    """A shared structure is unusable; the process that finds this ends."""
 
 
 class LayoutError(IpcError):
@@ -12,4 +12,4 @@ class LayoutError(IpcError):
 
 
 class DamagedSegmentError(IpcError):
-    """A value in shared memory is outside what any writer may store there."""
+    """A value in shared memory is outside the range that any writer may store."""
