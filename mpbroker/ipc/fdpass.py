@@ -1,7 +1,7 @@
 """Pass file descriptors over a Unix socket (SCM_RIGHTS).
 
-One message, a few bytes and its descriptors, over SOCK_SEQPACKET. Whoever receives a
-descriptor owns it and closes it; the sender closes its own copy.
+A message has a few bytes and its descriptors, and is sent over SOCK_SEQPACKET. The
+receiver owns the descriptors and closes them; the sender closes its own copies.
 
 Source: unix(7), cmsg(3).
 """
@@ -53,10 +53,11 @@ def recv_fds(
 def recv_fds_in_part(
     sock: socket.socket, max_message_bytes: int, max_fds: int
 ) -> tuple[bytes, list[int], bool]:
-    """The same, but what descriptors came are the caller's: the first of the message.
+    """Receive one message, as ``recv_fds``, even if the kernel dropped descriptors.
 
     Returns:
-        Message, descriptors, and whether others were dropped.
+        The message; the descriptors that arrived, which are the first ones of the
+        message and belong to the caller; and whether others were dropped.
 
     Raises:
         BlockingIOError: no message is there.
