@@ -1,15 +1,15 @@
-"""The coordinator's lane: requests of groups and transactions, from handlers to it.
+"""The coordinator's lane: a ring that takes its requests from the handlers to it.
 
-A handler that has read a request's header and finds that it is the coordinator's
-forwards the slot, in C where there is the compiled core (native/server/forward.c).
-While the slot waits here its state still names that handler; the coordinator's take
-puts its own id there. So at every moment exactly one process, or this ring, answers for
-a slot:
+These are the requests about groups and transactions. A handler that finds one of them,
+by the request's header, forwards the slot; in C, if the compiled core is there
+(native/server/forward.c). While the slot waits here, its state still names the handler;
+``take`` puts the coordinator's id there. So at every moment exactly one process, or
+this ring, is responsible for a slot:
 
-    forward  handler:      entry, tail      until the store to tail it is the handler's
-    take     coordinator:  CLAIMED, head    alone; until then the slot is on the ring
+    forward  handler:      entry, tail      the handler's until the store to tail
+    take     coordinator:  CLAIMED, head    the only taker; on the ring until then
 
-The lane cannot overflow: it has a place for every slot there is.
+The lane cannot overflow: it has one entry for every slot of the broker.
 """
 
 from typing import Final
@@ -40,20 +40,20 @@ from mpbroker.ipc.robust_mutex import (
 from mpbroker.ipc.segment import Segment
 
 _MASK: Final = REQUEST_RING_CAPACITY - 1
-_GENERATION: Final = ~0xFF_FFFF  # all but state and handler
+_GENERATION: Final = ~0xFF_FFFF  # all bits except state and handler
 _CLAIMED: Final = (COORDINATOR + 1) << STATE_HANDLER_SHIFT | int(SlotState.CLAIMED)
 
 
 class CoordinatorLane:
-    """Many handlers forward, the coordinator takes."""
+    """The ring: many handlers forward slots, and the coordinator takes them."""
 
     def __init__(self, control: Segment, doorbell: Doorbell) -> None:
         self._words = control.words
         self._mutex = RobustMutex(control, COORDINATOR_RING + RING_MUTEX).argument
         self._doorbell = doorbell
-        # What pushes onto a response ring does what forward() does, store by store; the
-        # core hands slots on with that (native/server/forward.c), and must not pop from
-        # it.
+        # A push onto a response ring makes the same stores as forward(), so the core
+        # forwards slots with its class for response rings (native/server/forward.c).
+        # Its pop must not be used here.
         self.compiled = None
         if core is not None:
             capacity = REQUEST_RING_CAPACITY
@@ -70,7 +70,7 @@ class CoordinatorLane:
         return words[COORDINATOR_RING + RING_TAIL] - words[COORDINATOR_RING + RING_HEAD]
 
     def forward(self, slot: int) -> None:
-        """Hand over a slot that the caller has claimed. From here on it is not its."""
+        """Hand over a slot that the caller has claimed, and must not touch any more."""
         words = self._words
         result = spin_lock(self._mutex)
         if result:
@@ -86,14 +86,14 @@ class CoordinatorLane:
             self._doorbell.ring()
 
     def take(self, max_slots: int, *, arm: bool) -> list[int]:
-        """Claim waiting slots; if there are none and ``arm``, be marked as asleep."""
+        """Claim waiting slots; if there are none and ``arm``, set the sleep flag."""
         words = self._words
         if (
             not arm
             and words[COORDINATOR_RING + RING_TAIL]
             == words[COORDINATOR_RING + RING_HEAD]
         ):
-            return []  # a stale look is harmless: the caller asks again, armed
+            return []  # a stale value is harmless: the caller asks again, with arm
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
@@ -114,7 +114,7 @@ class CoordinatorLane:
         return taken
 
     def waiting(self) -> list[int]:
-        """The slots on the lane. For the supervisor's repair."""
+        """Return the slots on the lane. For the supervisor's repair."""
         words = self._words
         result = spin_lock(self._mutex)
         if result:
