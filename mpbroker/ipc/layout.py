@@ -1,14 +1,16 @@
-"""Every offset in shared memory, layout version 7, but for segments with a file of
-their own (session_layout, quota_layout, limits_page...). No other file holds one.
+"""Every offset in shared memory, layout version 7.
+
+Segments with a file of their own (session_layout, quota_layout, limits_page...) are the
+exception; no other file holds offsets.
 
 Unless said otherwise an offset counts 8-byte native-endian signed words. Words are
-stored one at a time through a memoryview cast to "q": one aligned 8-byte store,
-which is what makes a word a commit point. A hot word has a 128-byte line (16 words)
-of its own, so that two writers never fight for a cache line.
+stored one at a time through a memoryview cast to "q". That is one aligned 8-byte store,
+so a single word can commit an operation. A word that is written often has a 128-byte
+line (16 words) of its own, so that two writers do not share a cache line.
 
     control segment (memfd, sparse)
     +--------------------------+  0
-    | header                   |  identity, phase, who serves which listener
+    | header                   |  identity, phase, acceptors that shall retire
     +--------------------------+  LANES
     | request ring             |  many processors to many handlers
     +--------------------------+  RESPONSE_RINGS
@@ -20,7 +22,7 @@ of its own, so that two writers never fight for a cache line.
     +--------------------------+  PROCESSORS, HANDLERS
     | a row per process        |
     +--------------------------+  SLOTS
-    | slot table               |  one request each, P x SLOTS_PER_PROCESSOR
+    | slot table               |  P x SLOTS_PER_PROCESSOR, one request each
     +--------------------------+  CONNECTIONS
     | connection rows          |  one client connection each
     +--------------------------+  COORDINATOR_RING
@@ -50,10 +52,11 @@ PAGE: Final = 512  # words
 MAX_PROCESSORS: Final = 16
 MAX_HANDLERS: Final = 59
 # The coordinator is a handler with a ring of its own: it parks, syncs and answers as
-# they do, under the id after theirs.
+# handlers do, under the id after theirs.
 COORDINATOR: Final = MAX_HANDLERS
-HANDLER_IDS: Final = MAX_HANDLERS + 1  # a bit each in a mask, which must stay positive
-# A parked fetch holds one: 10,000 over two processors.
+# Each id has a bit in masks of one word, which must stay positive.
+HANDLER_IDS: Final = MAX_HANDLERS + 1
+# A parked fetch holds a slot: two processors have room for more than 10,000 of them.
 SLOTS_PER_PROCESSOR: Final = 8192
 CONNECTIONS_PER_PROCESSOR: Final = 16384
 MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
@@ -69,7 +72,7 @@ MAX_SLOTS: Final = MAX_PROCESSORS * SLOTS_PER_PROCESSOR
 #   6     death epoch      supervisor: bumped after every repair
 #   7     active handlers  supervisor: how many handlers share the ring
 #   8     keeper           the keeper, at its start: +1 asks for all sockets again
-#   9     TCP counters     the keeper, at its start: 1 exact, -1 not to be relied on
+#   9     TCP counters     the keeper, at its start: 1 exact, -1 not exact
 #   10    control plane    supervisor, at start: its listener + 1; 0: there is none
 HEADER_MAGIC: Final = 0
 HEADER_VERSION: Final = 1
@@ -85,25 +88,26 @@ HEADER_CONTROL_PLANE: Final = 10
 
 
 class Phase(IntEnum):
-    """What the broker as a whole is doing."""
+    """The phase of the whole broker."""
 
     STARTING = 0
     SERVING = 1
-    DRAINING = 2  # accepts nothing new; answers what it has
+    DRAINING = 2  # accepts nothing new; answers the requests it has
     STOPPED = 3
 
 
-# Words of the header too, one a listener; written by the supervisor: the process id of
-# an acceptor that shall retire, since another serves in its place.
-HEADER_RETIRING: Final = 64  # to 64 + MAX_PROCESSORS: no listener without a processor
+# The header also has one word for each listener, written by the supervisor: the process
+# id of an acceptor that shall retire, because another acceptor has taken its place.
+# MAX_PROCESSORS words, since each listener has a processor.
+HEADER_RETIRING: Final = 64
 
 
 # --- rings ------------------------------------------------------------------
 #   word    field     written by                       notes
-#   0-15    mutex     whoever holds it                 robust, process-shared
+#   0-15    mutex     its holder                       robust, process-shared
 #   16      head      the consumer, under mutex (*)    total ever taken; never wraps
 #   32      tail      a producer, under mutex          total ever put; never wraps
-#   48      sleepers  both, under mutex                bit per sleeping consumer
+#   48      sleepers  both, under mutex                one bit per sleeping consumer
 #   63      fence     supervisor, at start             see canaries.py
 #   64..    entries   a producer, under mutex          slot index
 # (*) a response ring has one consumer, which moves head without the mutex.
@@ -111,20 +115,21 @@ RING_MUTEX: Final = 0
 RING_HEAD: Final = 16
 RING_TAIL: Final = 32
 RING_SLEEPERS: Final = 48
-RING_OVERFLOW: Final = 49  # notification rings only: entries were dropped, look at all
+# Notification rings only: entries were dropped, so the handler checks all partitions.
+RING_OVERFLOW: Final = 49
 RING_FENCE: Final = 63
 RING_ENTRIES: Final = 64
 
 REQUEST_RING_CAPACITY: Final = MAX_SLOTS  # so that it can never overflow
 RESPONSE_RING_CAPACITY: Final = SLOTS_PER_PROCESSOR  # likewise
-NOTIFICATION_RING_CAPACITY: Final = 448  # row and all fill one page
+NOTIFICATION_RING_CAPACITY: Final = 448  # the whole ring fills one page
 
 REQUEST_RING_WORDS: Final = RING_ENTRIES + REQUEST_RING_CAPACITY
 RESPONSE_RING_WORDS: Final = RING_ENTRIES + RESPONSE_RING_CAPACITY
 NOTIFICATION_RING_WORDS: Final = RING_ENTRIES + NOTIFICATION_RING_CAPACITY
 
 # --- shared log cells ---------------------------------------------------------
-#   0-15    mutex     whoever holds it
+#   0-15    mutex     its holder
 #   16      end       a writer, under mutex            committed length in bytes
 CELL_MUTEX: Final = 0
 CELL_END: Final = 16
@@ -135,23 +140,23 @@ CELL_COUNT: Final = 8
 
 # --- processor rows -----------------------------------------------------------
 #   word  field          written by
-#   0     listener + 1   supervisor: which listener it serves, 0: no such processor
+#   0     listener + 1   supervisor: the listener it serves; 0: no such processor
 #   1     pid            supervisor
 #   2     incarnation    supervisor: +1 at every respawn
 #   3     ready          the processor: its incarnation, once it serves
-#   4     move order     supervisor: +1 says that 5 and 6 hold an order to be obeyed
-#   5     move targets   supervisor: bit per processor that may get connections
-#   6     move count      supervisor: how many to give away; -1: all, and none is kept
-#   7     serves          supervisor: listener + 1, until another child has the id
+#   4     move order     supervisor: +1 says that 5 and 6 hold a new order
+#   5     move targets   supervisor: one bit per processor that may get connections
+#   6     move count     supervisor: connections to give away; -1: all, also new ones
+#   7     serves         supervisor: listener + 1, until another child has the id
 #   16    handed         the listener's acceptor: connections ever passed to it
 #   32    registered     the processor: connections ever registered
-#   33    slots used     the processor: slots from this one on were never touched,
-#   34    rows used      and connection rows; nobody needs to look there
+#   33    slots used     the processor: its slots from this number on were never used
+#   34    rows used      the processor: the same of its connection rows
 #   35-59 counters       the processor (ProcessorCounter)
-#   60    move done      the processor: the last order it has carried out
+#   60    move done      the processor: the last move order it has carried out
 #   61    unit cost      the processor, once a second: ns, see network_costs.py
-#   62    beat           the processor, once a second, whatever it does: ns
-#   63    delivered      the keeper: the incarnation that has been sent its sockets
+#   62    beat           the processor, once a second in any case: ns
+#   63    delivered      the keeper: the last incarnation that it sent all sockets
 PROCESSOR_LISTENER: Final = 0
 PROCESSOR_PID: Final = 1
 PROCESSOR_INCARNATION: Final = 2
@@ -174,7 +179,7 @@ PROCESSOR_WORDS: Final = 64
 
 
 class ProcessorCounter(IntEnum):
-    """Words from PROCESSOR_COUNTERS on; each only ever grows, but connections."""
+    """Words from PROCESSOR_COUNTERS on; all except CONNECTIONS only grow."""
 
     CONNECTIONS = 0
     REQUESTS = 1
@@ -189,27 +194,29 @@ class ProcessorCounter(IntEnum):
     WAITS_FOR_RING = 10
     IDLE_NS = 11
     CLOSED_BY_HANDLER = 12
-    RESUMED = 13  # connections taken over from the dead
+    RESUMED = 13  # connections taken over from dead processors
     MOVED_IN = 14
     MOVED_OUT = 15
-    LOST = 16  # connections of the dead that could not be carried on
+    LOST = 16  # connections of dead processors that could not be resumed
     CLOSED_EXCESS = 17  # above max.connections
     POLLS = 18
-    EMPTY_POLLS = 19  # that came back early, and with nothing: see network/polls.py
+    EMPTY_POLLS = 19  # polls that returned early and without events: network/polls.py
 
 
 # --- handler rows ---------------------------------------------------------------
 #   word  field          written by
 #   0     active         supervisor: 1 while this handler id exists, 2 if it is the
-#                        control plane's (of its own row, the coordinator writes
-#   1     pid            supervisor   these two itself)
+#                        control plane's handler (*)
+#   1     pid            supervisor (*)
 #   2     incarnation    supervisor
 #   3     ready          the handler: its incarnation, once it serves
 #   16    busy slot      the handler: slot + 1 it works on, for the post-mortem
 #   17    busy since     the handler, ns
 #   18-31 counters       the handler (HandlerCounter)
 #   32    steps          the handler: +1 at each partition that a request makes, opens
-#                        or deletes: one of 100,000 is not taken for an endless one
+#                        or deletes, so that a request for 100,000 partitions is not
+#                        taken for an endless one
+# (*) in its own row, the coordinator writes these two itself.
 HANDLER_ACTIVE: Final = 0
 HANDLER_ACTIVE_DATA: Final = 1
 HANDLER_ACTIVE_CONTROL: Final = 2
@@ -224,7 +231,7 @@ HANDLER_WORDS: Final = 64
 
 
 class HandlerCounter(IntEnum):
-    """Words from HANDLER_COUNTERS on; but PARKED, each only grows. 1, 4: unused."""
+    """Words from HANDLER_COUNTERS on; all except PARKED only grow. 1, 4: unused."""
 
     REQUESTS = 0
     PARKED = 2
@@ -233,7 +240,7 @@ class HandlerCounter(IntEnum):
 
 
 # --- slots ------------------------------------------------------------------------
-# One request from its publication to the last byte of its answer.
+# A slot holds one request, from its first byte to the last byte of its answer.
 #
 #   word  field             notes
 #   -- line 1: the processor --
@@ -247,19 +254,19 @@ class HandlerCounter(IntEnum):
 #   16    intent            (ordinal + 1) << 32 | (partition row + 1); 0: none
 #   17    intent base       base offset of the append under way
 #   18    progress          how many of the request's partitions are done
-#   19    progress offset   bytes, in the arena: one word a partition done, holding its
-#                           base offset, or -1 - error code
+#   19    progress offset   bytes, in the arena: one word for each partition done, with
+#                           its base offset, or -1 - error code
 #   20    response kind     ResponseKind
 #   21    response offset   bytes, in the arena
 #   22    response length   bytes
-#   23    extent            bytes, in the arena: what the handler allocated; 0: none
+#   23    extent            bytes, in the arena: the handler's extent; 0: none
 #   24    extent length     bytes
 #   25    session claim     fetch session epoch this request has claimed, + 1
 #   26    deadline          ns, monotonic: when a parked request must be answered
 #   27    dequeued          ns: execution began
 #   28    completed         ns: answered
 #   29    retries           supervisor: how often it was put back after a death
-#   30    parked            ns: execution ended, and the waiting began; 0: it never did
+#   30    parked            ns: execution ended and the wait began; 0: no wait
 #   31    taken             ns; the processor, once it has the answer
 SLOT_STATE: Final = 0
 SLOT_CONNECTION: Final = 1
@@ -292,9 +299,9 @@ GENERATION_SHIFT: Final = 24
 
 
 class SlotState(IntEnum):
-    """Where a request is.
+    """The state of a slot's request.
 
-    The only transitions, and who may make them:
+    The only transitions, and the process that may make each:
 
         FREE -> HELD -> READY          its processor; READY in ``put``, under the mutex
         READY -> CLAIMED               a handler, in ``take``, under the mutex
@@ -310,39 +317,40 @@ class SlotState(IntEnum):
     HELD = 1  # a connection reads into its block
     READY = 2  # on the request ring
     CLAIMED = 3  # a handler works on it, or its answer is on the response ring
-    PARKED = 4  # waits for data, a sync or its deadline, in its handler's care
+    PARKED = 4  # its handler keeps it until there is data, a sync, or its deadline
     RESPONDING = 5  # the processor sends the answer
 
 
 class ResponseKind(IntEnum):
-    """What the processor does with an answered slot."""
+    """The processor's action for an answered slot."""
 
     NONE = 0  # nothing to send (acks=0): unmute
     BYTES = 1  # send the response extent
-    PARTS = 2  # send a list of parts: see response.py
+    PARTS = 2  # send a list of parts: see response_parts.py
     CLOSE = 3  # close the connection
 
 
 # --- connection rows ------------------------------------------------------------
-# All that a successor needs to carry a connection on. A row is written by the
-# processor that owns it (word 22), wherever in the table it lies; the one store to
-# the owner's word gives it away.
+# A row has everything that a successor needs to continue a connection. Only the
+# processor that owns a row (word 22) writes it, wherever in the table it lies. One
+# store to the owner word gives the row to another processor.
 #
 #   word  field            notes
-#   0     state            bits 0-7 ConnectionState, bit 8 which copy counts,
+#   0     state            bits 0-7 ConnectionState, bit 8 which copy is valid,
 #                          generation above
 #   1     listener         listener index
 #   2     fd               in the processor, for logs
-#   3     slot + 1         whose block it reads into; 0: none; negative: it was lost
+#   3     slot + 1         the slot whose block it reads into; 0: none; negative: the
+#                          connection ended with a request in this slot
 #   4-5   position         two copies: (bytes of the client's stream before the block)
 #                          << POSITION_SHIFT | start, the first byte in the block that
 #                          is not yet consumed
 #   6     extent           bytes, in the arena: a frame that outgrew the block; 0: none
 #   7     extent length    bytes: that whole frame, with its size field
 #   8-9   sent             two copies: bytes of the answers before this one
-#   10    encryption       of TLS: version and cipher suite; or 0. See encryption.py
+#   10    encryption       TLS version and cipher suite, or 0: see encryption.py
 #   12    opened           ns
-#   13    active           ns: last time anything moved
+#   13    active           ns: last time that bytes were received or sent
 #   14    accept sequence  the acceptor's running number
 #   16-17 local address    IPv6 form, 16 bytes
 #   18    local port
@@ -350,16 +358,17 @@ class ResponseKind(IntEnum):
 #   21    peer port
 #   22    owner + 1        the processor that has, or is to have, the socket
 #   23    holder           owner's incarnation << 8 | owner, once it has the socket
-#   24    cookie           SO_COOKIE: which socket this row is about, beyond doubt
-#   25    principal        who it is, a number in the principals table; 0: anonymous
+#   24    cookie           SO_COOKIE, the kernel's unique number of the socket
+#   25    principal        the client's number in the principals table; 0: anonymous
 #   26    muted until      monotonic ns: nothing more is read before then (KIP-219)
-#   27    security         bits 0-7 ConnectionSecurity; above them when its session
-#                          ends, ms, monotonic; 0: it does not (KIP-368)
+#   27    security         bits 0-7 ConnectionSecurity; above them the end of the
+#                          session, monotonic ms; 0: it has no end (KIP-368)
 #
-# How much of the stream has been received, and how much of an answer sent, is not
-# here: the kernel counts it (network/moves/tcp_counters.py) and counts right whenever
-# we die. A finished answer moves position and sent together: their other copies are
-# written first, and the store to the state says which count.
+# The row does not say how much of the stream has been received, nor how much of an
+# answer has been sent. The kernel counts both (network/moves/tcp_counters.py), and its
+# counts are right at whatever moment we die. A finished answer changes position and
+# sent together: their other copies are written first, then one store to the state makes
+# these copies valid.
 CONNECTION_STATE: Final = 0
 CONNECTION_LISTENER: Final = 1
 CONNECTION_FD: Final = 2
@@ -392,22 +401,22 @@ SESSION_SHIFT: Final = 8
 
 
 class ConnectionState(IntEnum):
-    """What a connection's processor does with it."""
+    """The state of a connection."""
 
     FREE = 0
     READING = 1  # not muted: bytes are read and framed
-    IN_FLIGHT = 2  # muted: a request of it is with the handlers
+    IN_FLIGHT = 2  # muted: the handlers have its request
     SENDING = 3  # muted: its answer is being written
 
 
 class ConnectionSecurity(IntEnum):
-    """Whether anybody else can carry a connection on, and how it has authenticated."""
+    """How a connection has authenticated, and whether it can outlive its processor."""
 
-    NONE = 0  # all there is to know of it is in its row, and with the kernel
-    # Keys, or half an authentication, are in its processor's own memory: it cannot
-    # outlive that.
+    NONE = 0  # its row and the kernel have everything that a successor needs
+    # TLS keys, or half an authentication, are in its processor's private memory: the
+    # connection ends with this process.
     PRIVATE = 1
-    # By this SASL mechanism; otherwise as NONE.
+    # Authenticated by this SASL mechanism; otherwise as NONE.
     PLAIN = 2
     SCRAM_SHA_256 = 3
     SCRAM_SHA_512 = 4
@@ -415,18 +424,19 @@ class ConnectionSecurity(IntEnum):
 
 
 # --- request metrics ----------------------------------------------------------------
-# What they mean is in request_metrics.py.
+# Their meaning is in request_metrics.py.
 #
+#   word  field           written by and notes
 #   0     log above       the exporter: 1 + ns from which a request is logged; 0: none
-#   16-31 starts          the supervisor, a word a role: processes ever started
-#   32-47 deaths          the supervisor, a word a role: those that were not asked for
-#   64-79 blocked         an acceptor, a word a listener: ns without a processor
-#   96-   connections     an acceptor, AcceptorCounter a listener
+#   16-31 starts          the supervisor, one word per role: processes ever started
+#   32-47 deaths          the supervisor, one word per role: unexpected deaths
+#   64-79 blocked         an acceptor, one word per listener: ns without a processor
+#   96-   connections     an acceptor, the words of AcceptorCounter per listener
 #   512.. API rows        a processor: API_ROWS of API_ROW_WORDS each
-#   then  request logs    a processor: LOG_ENTRIES of LOG_ENTRY_WORDS, and how many
-#   then  errors          a handler: a word an API key and error code
+#   then  request logs    a processor: LOG_ENTRIES of LOG_ENTRY_WORDS, and their number
+#   then  errors          a handler: one word per API key and error code
 #   then  software        a handler: SOFTWARE_ENTRIES texts
-#   then  connections     a handler with a request of it: what software it is
+#   then  connections     a handler with a request of the connection: its software
 #   then  authentication  a processor: see authentication_counts.py
 METRICS_LOG_ABOVE: Final = 0
 METRICS_STARTS: Final = 16
@@ -443,7 +453,9 @@ API_REQUEST_BYTES: Final = 0
 API_RESPONSE_BYTES: Final = 1
 API_HISTOGRAMS: Final = 8
 API_STAGES: Final = 6
-API_VERSIONS: Final = 32  # counters behind the histograms; the last: of all above
+API_VERSIONS: Final = (
+    32  # counters behind the histograms; the last: higher versions too
+)
 API_ROW_WORDS: Final = API_HISTOGRAMS + API_STAGES * HISTOGRAM_WORDS + API_VERSIONS
 LOG_NOTED: Final = 0
 LOG_FIRST: Final = LINE
@@ -454,13 +466,13 @@ ERROR_CODES: Final = 160  # from -1 on
 SOFTWARE_ENTRIES: Final = 64
 SOFTWARE_ENTRY_WORDS: Final = 16
 AUTHENTICATION_WORDS: Final = 32
-SOFTWARE_SHIFT: Final = 13  # handler and entry below it, the socket's cookie above
+SOFTWARE_SHIFT: Final = 13  # handler and entry in the bits below it, cookie above
 
 # --- the control segment's blocks --------------------------------------------------
 
 
 def _pages(words: int) -> int:
-    """So many words and a fence, in whole pages."""
+    """Return the length of ``words`` and a fence, rounded up to whole pages."""
     return -(-(words + 1) // PAGE) * PAGE
 
 
@@ -496,7 +508,10 @@ CONTROL_WORDS: Final = METRICS + _pages(
 
 
 def fences() -> list[int]:
-    """Words that nobody writes: the last of every block, and before rings' entries."""
+    """Return the fences: words that no process writes after the start.
+
+    These are the last word of every block, and the word before the entries of a ring.
+    """
     rings = [
         REQUEST_RING,
         COORDINATOR_RING,
@@ -550,27 +565,27 @@ def connection_row(connection: int) -> int:
 
 
 def slots_in_use(words: memoryview, processor: int) -> range:
-    """The slots of a processor that were ever touched; the others are FREE."""
+    """Return the slots of a processor that were ever used; the others are FREE."""
     first = processor * SLOTS_PER_PROCESSOR
     used = words[processor_row(processor) + PROCESSOR_SLOTS_USED]
     return range(first, first + used)
 
 
 # --- partition rows ---------------------------------------------------------------
-# Written under the row's mutex; read by anyone at any time.
+# Written under the row's mutex; read by any process at any time.
 #
 #   word   field             notes
 #   0-15   mutex             robust, process-shared
-#   16     version           +1 commits the copy it points to (version & 1)
+#   16     version           +1 commits the copy with the number version & 1
 #   17     intent            slot + 1 of the append under way; 0: none
 #   18     status            RowStatus
 #   19     log start offset
 #   20     structure         +1 whenever the list of segments changes
 #   21     durable end       all offsets below are on disk (fdatasync)
-#   22     waiters           bit per handler with a parked fetch on this partition
-#   23     sync owner        handler id + 1 that syncs right now; 0: none
-#   24     sync waiters      bit per handler that wants to hear of the next sync
-#   32-47  copy 0            LogState, a word a field
+#   22     waiters           one bit per handler with a parked fetch on this partition
+#   23     sync owner        id + 1 of the handler that syncs now; 0: none
+#   24     sync waiters      one bit per handler to be notified of the next sync
+#   32-47  copy 0            LogState, one word for each field
 #   48-63  copy 1
 ROW_MUTEX: Final = 0
 ROW_VERSION: Final = 16
@@ -590,9 +605,9 @@ MAX_PARTITIONS: Final = 131072  # 64 MiB of rows, 60 of fetched_bytes.py
 
 
 class RowStatus(IntEnum):
-    """What a partition's row stands for."""
+    """The status of a partition."""
 
-    UNLOADED = 0  # the first toucher loads the log from disk, under the mutex
+    UNLOADED = 0  # the first process that uses it loads its log, under the mutex
     ONLINE = 1
     OFFLINE = 2  # its storage failed; nothing is appended any more
     DELETED = 3
