@@ -1,20 +1,23 @@
-"""What processors and acceptors obey that may change while they run: one page.
+"""The limits page: limits of connections that may change while processes run.
 
-They have no view of the metadata log. The supervisor has one; it resolves the settings,
-dynamic ones first, and publishes numbers here. Two copies and a version that says which
-counts: a reader compares one word, and reads a copy only if that has moved.
+Processors and acceptors obey these limits, but do not read the metadata log. The
+supervisor does; it resolves the settings, dynamic ones first, and publishes the numbers
+here. The page has two copies, and a version that says which one is valid: a reader
+compares one word, and reads a copy only if the version has changed.
 
     word     field       written by
     0        version     supervisor: +1 commits the copy it points to (version & 1)
-    512..    copy 0      supervisor, while copy 1 counts
-    5120..   copy 1      supervisor, while copy 0 counts
+    512..    copy 0      supervisor, while copy 1 is valid
+    5120..   copy 1      supervisor, while copy 0 is valid
 
     word of a copy
-    0-9      BrokerLimits, a field a word; addresses: how many follow
-    16..     ListenerLimits, LISTENER_WORDS a listener, by its number
-    144..    AddressLimits, ADDRESS_WORDS an address
+    0-7      BrokerLimits, one word for each field
+    8        how many AddressLimits there are
+    15       how many ListenerLimits there are
+    16..     ListenerLimits, _LISTENER_WORDS for each listener, by its number
+    144..    AddressLimits, _ADDRESS_WORDS for each address
 
-What acceptors tell each other lies behind it: see network/connection_ledger.py.
+The ledger that acceptors share lies behind it: see network/connection_ledger.py.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ LEDGER: Final = _COPIES + 2 * _COPY_WORDS
 LEDGER_WORDS: Final = 128 * 1024
 _SEGMENT_WORDS: Final = LEDGER + LEDGER_WORDS
 
-# An address as a connection's row has it: the two words of its IPv6 form.
+# An address in the form of a connection's row: the two words of its IPv6 form.
 Address = tuple[int, int]
 
 
 class BrokerLimits(NamedTuple):
-    """Of all listeners together; rates are connections a second."""
+    """The limits of all listeners together. Rates are new connections a second."""
 
     max_connections: int = NO_LIMIT
     creation_rate: int = NO_LIMIT
@@ -58,7 +61,7 @@ class BrokerLimits(NamedTuple):
 
 
 class ListenerLimits(NamedTuple):
-    """Of one listener."""
+    """The limits of one listener."""
 
     max_connections: int = NO_LIMIT
     creation_rate: int = NO_LIMIT
@@ -67,14 +70,14 @@ class ListenerLimits(NamedTuple):
 
 
 class AddressLimits(NamedTuple):
-    """Of the clients at one address, where they are not those of all."""
+    """The limits of one address, where they differ from those of all addresses."""
 
     max_connections: int = UNSET
     creation_rate: int = UNSET
 
 
 class Limits(NamedTuple):
-    """All of it."""
+    """All limits."""
 
     broker: BrokerLimits = BrokerLimits()
     listeners: Sequence[ListenerLimits] = ()
@@ -86,21 +89,21 @@ class Limits(NamedTuple):
         return ListenerLimits()
 
     def max_of_address(self, address: Address) -> int:
-        """How many connections one address may have."""
+        """Return the number of connections that an address may have."""
         own = self.addresses.get(address)
         if own is None or own.max_connections == UNSET:
             return self.broker.max_per_address
         return own.max_connections
 
     def rate_of_address(self, address: Address) -> int:
-        """How many connections a second one address may make."""
+        """Return the number of connections a second that an address may make."""
         own = self.addresses.get(address)
         if own is None or own.creation_rate == UNSET:
             return self.broker.address_rate
         return own.creation_rate
 
     def are_none(self, listener: int) -> bool:
-        """Whether nothing limits the connections of a listener."""
+        """Return whether a listener's connections have no limit at all."""
         broker, own = self.broker, self.of_listener(listener)
         return (
             broker.max_connections
@@ -127,9 +130,10 @@ class LimitsPage:
         return Segment.create("mpbroker-limits", _SEGMENT_WORDS * 8)
 
     def publish(self, limits: Limits) -> None:
-        """Have everybody obey other limits. The supervisor's alone.
+        """Publish other limits for all processes. Only for the supervisor.
 
-        Of more than MAX_ADDRESSES addresses the first count.
+        If there are more than MAX_ADDRESSES addresses, only the first ones have limits
+        of their own.
         """
         words, version = self._words, self._words[_VERSION] + 1
         copy = _copy(version)
@@ -148,7 +152,7 @@ class LimitsPage:
         words[_VERSION] = version
 
     def read(self) -> Limits:
-        """Return what counts now: the same object as long as nothing has changed."""
+        """Return the limits now: the same object as long as nothing has changed."""
         while self._words[_VERSION] != self._seen:
             version = self._words[_VERSION]
             limits = self._read(_copy(version))
