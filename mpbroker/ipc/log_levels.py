@@ -1,20 +1,21 @@
 """The levels of loggers that were set while the broker runs: one page for all.
 
-A level holds for every process, also for those that are forked later, and as long as
-the broker lives. So it lies here, and each process looks before it logs whether
-anything has changed: one word compared (base/logger.py). Two copies and a version that
-says which counts, as in limits_page.py, but any handler may write.
+A level applies to every process, including those that are forked later, for the life of
+the broker. So the levels are in shared memory, and each process checks for changes
+before it logs: it compares one word (base/logger.py). The page has two copies, and a
+version that says which one is valid, as in limits_page.py, but any handler may write.
 
     word     field       written by                      notes
-    0-15     mutex       whoever holds it                robust, process-shared
+    0-15     mutex       its holder                      robust, process-shared
     16       version     a handler, under the mutex      +1 commits the copy it
                                                         points to (version & 1)
-    32..     copy 0      a handler, under the mutex, while copy 1 counts
-    8224..   copy 1      a handler, under the mutex, while copy 0 counts
+    32..     copy 0      a handler, under the mutex, while copy 1 is valid
+    8224..   copy 1      a handler, under the mutex, while copy 0 is valid
 
-A copy is the length of a text in bytes, in a word, and the text: a line a logger, of
-its level's number and its name. Whoever is killed before the store to the version has
-written what nobody reads; the next owner of the mutex writes over it.
+A copy is a word with the length of a text in bytes, and the text: one line for each
+logger, with the number of its level and its name. If a handler is killed before the
+store to the version, no process reads what it wrote, and the next owner of the mutex
+overwrites it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _VERSION: Final = 16
 _COPIES: Final = 32
 _COPY_WORDS: Final = 8192
 _SEGMENT_WORDS: Final = _COPIES + 2 * _COPY_WORDS
-_MAX_TEXT_BYTES: Final = (_COPY_WORDS - 1) * 8  # names of 700 loggers, and there are 60
+_MAX_TEXT_BYTES: Final = (_COPY_WORDS - 1) * 8  # room for 700 loggers; there are 60
 
 
 class LogLevels:
@@ -51,23 +52,24 @@ class LogLevels:
 
     @property
     def version(self) -> int:
-        """Grows with each change."""
+        """The version, which grows with each change."""
         return self._words[_VERSION]
 
     def read(self) -> dict[str, int]:
         """Return the levels that were set, by logger.
 
-        Whatever is there: whoever reports damaged memory must be able to log.
+        Never fails on damaged memory: a process that reports the damage must be able to
+        log.
         """
         return _read(self._words, self._view)
 
     def change(self, put: Mapping[str, int | None]) -> None:
-        """Set levels; None takes a logger's away. All of it or nothing.
+        """Set levels; None removes a logger's level. All changes are made, or none.
 
         Raises:
-            ValueError: more than the page has room for; nothing has changed.
+            ValueError: the page has no room for them; nothing has changed.
         """
-        # A dead owner has committed its change or has not; there is nothing to repair.
+        # A dead owner has either committed its change or not: nothing to repair.
         with self._mutex:
             levels: dict[str, int | None] = {**self.read(), **put}
             lines = [
@@ -85,11 +87,11 @@ class LogLevels:
             start = (at + 1) * 8
             self._view[start : start + len(data)] = data
             words[at] = len(data)
-            words[_VERSION] = version  # last: it counts from now on
+            words[_VERSION] = version  # last: from here on the copy is valid
 
 
 def levels_left_in(fd: int) -> dict[str, int]:
-    """Read the page of a program before us, whatever of it there is."""
+    """Read the page of the program before this one; {} if it is too short."""
     data = memoryview(os.pread(fd, _SEGMENT_WORDS * 8, 0))
     if len(data) < _SEGMENT_WORDS * 8:
         return {}
