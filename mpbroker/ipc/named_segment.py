@@ -1,19 +1,20 @@
-"""The one named segment of a broker: who it is, for those outside its process family.
+"""The one named segment of a broker, by which tools outside its processes find it.
 
-Named ``/mpbroker-<supervisor pid>-<its start time>`` in /dev/shm, so that a name can
-be told to be dead: no such process, or one that was started at another time. It is
-small, holds nothing that the broker needs; tools attach it read-only.
+It is ``/mpbroker-<supervisor pid>-<its start time>`` in /dev/shm. A name is a leftover
+if there is no such process, or if that process was started at another time. The segment
+is small, and the broker itself does not need it; tools attach it read-only.
 
-Containers may share /dev/shm and not their process ids (docker's --ipc=host, a pod).
-There the name of a broker that lives looks dead, and may even look like our own: so its
-supervisor holds the file locked, which is seen from everywhere, and ends with it.
+Containers may share /dev/shm but not their process ids (docker's --ipc=host, a pod).
+There the name of a live broker looks like a leftover, or even like our own name. So its
+supervisor holds a lock on the file, which is visible in all containers and ends with
+the supervisor.
 
     word  field       notes
     0     magic       written last
     1     version     of this layout
     2     sequence    odd while the text is being replaced
-    3     length      of the text, bytes
-    4..   text        msgpack: a map: pid, listeners, children...
+    3     length      of the text, in bytes
+    4..   text        a msgpack map: pid, listeners, children...
 
 Source: shm_overview(7); flock(2); /proc/<pid>/stat field 22 for the start time.
 """
@@ -45,27 +46,28 @@ class Telemetry:
     """The segment as its broker's supervisor writes it."""
 
     def __init__(self) -> None:
-        """Make the segment; instead of that of our program before, if there was one."""
+        """Make the segment; replace that of an earlier program in this process."""
         self.name = f"/{_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
         self.close()
         try:
             shared = posix_ipc.SharedMemory(
                 self.name, posix_ipc.O_CREX, mode=0o640, size=0
             )
-        except posix_ipc.PermissionsError as error:  # which is no OSError
+        except posix_ipc.PermissionsError as error:  # this class is no OSError
             raise IpcError(
                 f"cannot make {_SHM}{self.name}: {error};"
-                f" everybody is to write in {_SHM} (mode 1777)"
+                f" all users must be able to write in {_SHM} (mode 1777)"
             ) from error
         except OSError as error:
             raise IpcError(
                 f"cannot make {_SHM}{self.name}: {error.strerror}"
             ) from error
         try:
-            # For as long as the mapping is there, which has this descriptor too.
+            # The lock lasts as long as the mapping, which keeps a duplicate of this
+            # descriptor.
             fcntl.flock(shared.fd, fcntl.LOCK_EX)
-            # Unlike ftruncate alone this fails when /dev/shm is full, instead of
-            # killing us at the first store.
+            # If /dev/shm is full, this fails; with ftruncate alone, the first store
+            # would kill us.
             os.posix_fallocate(shared.fd, 0, _SIZE_BYTES)
             self._map = mmap.mmap(shared.fd, _SIZE_BYTES)
         except OSError as error:
@@ -81,7 +83,7 @@ class Telemetry:
         self._words[0] = MAGIC
 
     def publish(self, state: dict[str, Any]) -> None:
-        """Replace what readers see."""
+        """Replace the state that readers see."""
         text = msgpack.packb(state)
         if len(text) > _SIZE_BYTES - _TEXT:
             raise IpcError(f"{len(text)} bytes of state in {_SIZE_BYTES - _TEXT}")
@@ -92,7 +94,7 @@ class Telemetry:
         words[2] += 1
 
     def unmap(self) -> None:
-        """In a child: give up the mapping, and the descriptor that goes with it."""
+        """Unmap the segment in a child, and close the mapping's descriptor."""
         self._words.release()
         self._map.close()
 
@@ -124,13 +126,13 @@ def read_telemetry(name: str) -> dict[str, Any] | None:
                 if words[2] == before:
                     state: dict[str, Any] = msgpack.unpackb(text)
                     return state
-            # The writer may have lost its core in between: let it have ours.
+            # The writer may have been preempted in between: let it have our core.
             time.sleep(_PAUSE_S)
     return None
 
 
 def start_time(pid: int) -> int:
-    """When a process was started, in clock ticks since boot; 0 if there is none."""
+    """Return a process's start time, in clock ticks since boot; 0: no such process."""
     return _state_and_start(pid)[1]
 
 
@@ -145,12 +147,12 @@ def _state_and_start(pid: int) -> tuple[bytes, int]:
 
 
 def broker_names() -> list[tuple[str, int, bool]]:
-    """Names of all segments, their brokers' process ids, and whether these live."""
+    """Return all segments: name, broker's process id, and whether the broker lives."""
     return [(name, int(name.split("-")[1]), alive) for name, alive in _names()]
 
 
 def brokers() -> list[str]:
-    """Names of the segments of live brokers on this machine."""
+    """Return the names of the segments of live brokers on this machine."""
     return [name for name, alive in _names() if alive]
 
 
@@ -163,7 +165,7 @@ def remove_leftovers() -> list[str]:
                 posix_ipc.ExistentialError, posix_ipc.PermissionsError
             ):
                 if _is_held(name):
-                    continue  # alive, where process ids are others
+                    continue  # its broker lives, in another PID namespace
                 posix_ipc.unlink_shared_memory(name)
                 removed.append(name)
     return removed
@@ -187,7 +189,7 @@ def _names() -> list[tuple[str, bool]]:
         pid, _, started = entry.removeprefix(_PREFIX).partition("-")
         if entry.startswith(_PREFIX) and pid.isdigit() and started.isdigit():
             state, since = _state_and_start(int(pid))
-            # Nobody may ever wait for a dead one: in a container, process 1 need not.
+            # A zombie counts as dead: in a container, process 1 may never reap it.
             alive = since == int(started) and state not in _DEAD
             found.append((f"/{entry}", alive))
     return found
