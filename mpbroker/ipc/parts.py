@@ -1,8 +1,9 @@
-"""The descriptors that shared memory consists of: made, or inherited over an exec.
+"""Parts: the descriptors of shared memory, newly made or inherited over an exec.
 
-A supervisor that replaces its own program keeps its process id, its children, and the
-descriptors that it does not close. What they are is told to the new program by name;
-it asks for the same names in the same way, and gets what is there instead of new ones.
+A supervisor that replaces its own program (exec) keeps its process id, its children,
+and the descriptors that it does not close. The new program is told the name of each
+descriptor. It asks for the same names in the same way, and gets the existing
+descriptors instead of new ones.
 """
 
 import os
@@ -14,20 +15,21 @@ from mpbroker.ipc.doorbell import Doorbell
 from mpbroker.ipc.errors import IpcError
 from mpbroker.ipc.segment import Segment
 
-# More than the acceptor's credit of connections, so that it is no second limit.
+# Has room for more connections than the acceptor's credit, so it never is the limit.
 _PAIR_BUFFER: Final = 256 * 1024
 
 
 class Parts:
-    """Where segments, doorbells and socket pairs come from.
+    """Make segments, doorbells and socket pairs, or return the inherited ones.
 
     Args:
-        inherited: what a program before us had, by name; None: nothing.
-        listeners: the same where nothing else is inherited, since only memory is laid
-            out in another way.
+        inherited: the descriptors of the program before us, by name; None: there are
+            none.
+        listeners: the listening sockets of the program before us, by name, if they are
+            all that is inherited, because the layout of memory is another one.
 
     Attributes:
-        fds: what was asked for so far, by name.
+        fds: the descriptors of everything asked for so far, by name.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Parts:
         return segment
 
     def listening(self, name: str, make: Callable[[], socket.socket]) -> socket.socket:
-        """A socket, which a program before us may have had, or not."""
+        """Return a listening socket: the inherited one, or a new one."""
         found = self._listeners.get(name, ())
         sock = socket.socket(fileno=found[0]) if found else make()
         self.fds[name] = [sock.fileno()]
@@ -73,7 +75,7 @@ class Parts:
         return self.pairs(name, 1)[0]
 
     def pairs(self, name: str, count: int) -> list[tuple[socket.socket, socket.socket]]:
-        """Pairs of Unix sockets, each the sender's end and the receiver's."""
+        """Return pairs of Unix sockets: the sender's end, and the receiver's end."""
         found = self._take(name, 2 * count)
         if found is None:
             pairs = [_make_pair() for _ in range(count)]
