@@ -1,26 +1,27 @@
 """Every offset in the segment of clients' rates, in words. See quota_table.py.
 
-A header, then rows. A row is made when it is first needed, its mutex too, so rows that
-nobody has used cost no memory. Words are written by whoever holds the mutex.
+The segment has a header, then rows. A row and its mutex are made when they are first
+needed, so unused rows cost no memory. Only the holder of a mutex writes the words that
+it guards.
 
     word    field             notes
-    0-15    mutex             of whoever gives rows to clients
-    16      refused           clients that found no row
+    0-15    mutex             held while a row is given to a client
+    16      refused           how often a client found no row
 
-    of a row
+    word of a row
     0-15    mutex             robust, process-shared
-    16      generation        0: never used; odd: nobody's; even: some client's
+    16      generation        0: never used; odd: free; even: in use by a client
     17-18   key               128 bits of a hash of kind, user and client id
     19      used              ns: last time anything was charged
     20      current           the sample that is being filled
-    21      tokens            of a bucket: a double's bits
+    21      tokens            of a token bucket: the bits of a double
     22      tokens at         ns: when they were counted; 0: never
-    23      throttles         how often somebody was told to wait
-    24      throttle ms       how long in all
+    23      throttles         how often a client was told to wait
+    24      throttle ms       for how long in total
     25      charged           total ever
     26      kind              QuotaKind
     27      text length       bytes
-    32-63   text              user, 0 and client id, cut off if they are long
+    32-63   text              user, a zero byte and client id, cut off if too long
     64..    samples           start ns, value, last charged ns, unused; start 0: empty
 """
 
@@ -47,7 +48,7 @@ QUOTA_SAMPLES: Final = 64
 QUOTA_SAMPLE_WORDS: Final = 4
 QUOTA_ROW_WORDS: Final = 256
 
-# One more than are counted has a place.
+# A row has room for one sample more than the number that is counted.
 MAX_QUOTA_SAMPLES: Final = (QUOTA_ROW_WORDS - QUOTA_SAMPLES) // QUOTA_SAMPLE_WORDS - 1
 MAX_QUOTA_ROWS: Final = 4096
 QUOTA_SEGMENT_WORDS: Final = QUOTA_HEADER_WORDS + MAX_QUOTA_ROWS * QUOTA_ROW_WORDS
