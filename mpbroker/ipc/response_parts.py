@@ -1,15 +1,16 @@
-"""The list of parts of an answer that is not one run of bytes: a fetch response.
+"""The parts of an answer that is not one run of bytes, as fetch responses are.
 
-Written by a handler into its extent, read by the processor that sends it.
+A handler writes the list of parts into its extent; the processor that sends the answer
+reads it.
 
     word 0        number of parts
-    then a part each, PART_WORDS words:
+    then for each part PART_WORDS words:
       0  kind     0 bytes, 1 file
       1  where    bytes: offset in the arena; file: position in the file
       2  length   bytes
       3  name     file: arena offset of its path
       4  name length
-      5  inode    file: a file of this path with another inode is not the one meant
+      5  inode    file: a file at this path with another inode must not be sent
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class BytesPart(NamedTuple):
 
 
 def parts_size_bytes(parts: Sequence[bytes | FilePart]) -> int:
-    """The extent that ``write_parts`` needs."""
+    """Return the length of the extent that ``write_parts`` needs."""
     table = 8 * (1 + PART_WORDS * len(parts))
     return table + sum(
         len(part.path.encode()) if isinstance(part, FilePart) else len(part)
@@ -84,7 +85,7 @@ def read_parts(arena: Segment, offset: int) -> list[BytesPart | FilePart]:
     """Read a table that ``write_parts`` wrote.
 
     Raises:
-        DamagedSegmentError: it is no such table.
+        DamagedSegmentError: the number of parts is impossible.
     """
     words = arena.words
     word = offset >> 3
