@@ -1,21 +1,22 @@
 """The rings: requests down to the handlers, responses back up to one processor.
 
-Each operation is one short critical section under a robust mutex, committed by the
-single store to head or tail: killed before it, nothing happened. Nothing inside a
-section can raise or allocate. Sleep flags are read and written under the same mutex,
-so no wake-up is lost between live processes (without it, pure Python lost 0.5 %). One
-store needs no mutex: a processor that is awake clears its own flag, since it looks
-under the mutex before it sleeps again.
+Each operation is one short critical section under a robust mutex. The single store to
+head or tail commits it: if the process is killed before this store, nothing has
+happened. Code inside a section neither raises nor allocates. Sleep flags are read and
+written under the same mutex, so no wake-up is lost between live processes (without it,
+pure Python lost 0.5 %). One store needs no mutex: a processor that is awake clears its
+own flag, because it checks the ring under the mutex before it sleeps again.
 
     put    processor:  entries, READY, tail        wakes one sleeping handler
     take   handler:    CLAIMED, head               wakes another if more is left
     push   handler:    entries, tail               wakes the processor if it sleeps
-    pop    processor:  RESPONDING, head            alone, so without the mutex
+    pop    processor:  RESPONDING, head            the only taker: without the mutex
 
-A full ring is no error: ``put`` says False and the processor stops reading.
+A full ring is no error: ``put`` returns a smaller number, and the processor stops
+reading.
 
-The four are compiled where the core is (native/ipc/ring.c); the classes here are the
-specification, and all the rest.
+These four operations are in C as well, in the compiled core (native/ipc/ring.c). The
+classes here are their specification, and have all other operations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +53,7 @@ from mpbroker.ipc.segment import Segment
 
 _REQUEST_MASK: Final = REQUEST_RING_CAPACITY - 1
 _RESPONSE_MASK: Final = RESPONSE_RING_CAPACITY - 1
-_GENERATION: Final = ~0xFF_FFFF  # all but state and handler
+_GENERATION: Final = ~0xFF_FFFF  # all bits except state and handler
 _HELD: Final = int(SlotState.HELD)
 _READY: Final = int(SlotState.READY)
 _CLAIMED: Final = int(SlotState.CLAIMED)
@@ -64,9 +65,9 @@ class RequestRing:
 
     Args:
         control: the control segment.
-        doorbells: one per handler id.
-        limit: queued.max.requests; how many may wait at once.
-        base: where it is; the control plane has one of its own.
+        doorbells: the handlers' doorbells, by handler id.
+        limit: queued.max.requests: how many requests may wait at once.
+        base: first word of the ring; the control plane has a ring of its own.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RequestRing:
             self.compiled = core.RequestRing(
                 control.view, base, REQUEST_RING_CAPACITY, limit, bells
             )
-            # Over the methods: a method that called it would cost what it saves.
+            # In place of the methods: one more call would cost all the time saved.
             self.put = self.compiled.put  # type: ignore[method-assign]
             self.take = self.compiled.take  # type: ignore[method-assign]
 
@@ -103,9 +104,9 @@ class RequestRing:
         return len(self) < self._limit
 
     def put(self, slots: Sequence[int]) -> int:
-        """Publish slots in order; return how many there was room for.
+        """Publish slots in order, as many as fit; return their number.
 
-        Those beyond stay with the processor: backpressure, not an error.
+        The others stay with the processor: this is backpressure, not an error.
         """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
@@ -119,7 +120,7 @@ class RequestRing:
         if room < len(slots):
             slots = slots[:room]
         self._write_entries(tail, slots)
-        # Last, and as one aligned store: until here no handler sees anything.
+        # Last, as one aligned store: before it no handler sees the entries.
         words[base + RING_TAIL] = tail + len(slots)
         sleepers = words[base + RING_SLEEPERS]
         if sleepers:
@@ -145,13 +146,13 @@ class RequestRing:
         Args:
             max_slots: at most this many.
             handler: the caller's id.
-            handlers: among how many the queue is shared.
+            handlers: the number of handlers that share the queue.
             arm: if nothing waits, mark the caller as asleep before returning; its
                 doorbell will ring.
         """
         words, base = self._words, self._base
         if not arm and words[base + RING_TAIL] == (words[base + RING_HEAD]):
-            return []  # a stale look is harmless: the caller asks again, armed
+            return []  # a stale value is harmless: the caller asks again, with arm
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
@@ -175,8 +176,8 @@ class RequestRing:
         sleepers = words[base + RING_SLEEPERS]
         woken = 0
         if sleepers:
-            # Something else may have woken the caller: it sleeps no more, and must
-            # not be the one that the next put wakes.
+            # Another event may have woken the caller. Its flag is cleared, or the next
+            # put would wake the caller instead of a handler that sleeps.
             sleepers &= ~(1 << handler)
             if queued > count:
                 woken = sleepers & -sleepers
@@ -189,12 +190,13 @@ class RequestRing:
     def put_back(self, slots: Sequence[int], *, wake_all: bool = True) -> None:
         """Redeliver claimed slots, without the limit.
 
-        At the tail: they have waited before, but a request that kills handlers must
-        not stand in front of the innocent again and again.
+        They go to the tail, although they have waited before: at the head, a request
+        that kills handlers would delay all others again and again.
 
         Args:
-            wake_all: the slots are of a dead or retiring handler: a wake-up may have
-                been lost with it, or be lost on it. Else one sleeper is enough.
+            wake_all: the slots were claimed by a handler that has died or retires: a
+                wake-up may have been lost with it, or sent to it in vain. Otherwise it
+                is enough to wake one sleeper.
         """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
@@ -204,9 +206,10 @@ class RequestRing:
         for position, slot in enumerate(slots, tail):
             words[base + RING_ENTRIES + (position & _REQUEST_MASK)] = slot
         words[base + RING_TAIL] = tail + len(slots)
-        # After the commit, unlike in put(): a retiring handler that dies before it has
-        # not handed them back and is asked for them; whoever takes one that is still
-        # marked as the dead handler's claim marks it as its own.
+        # The states follow the commit, unlike in put(). If a retiring handler dies
+        # before the commit, the slots are still its claims, and the supervisor puts
+        # them back. If it dies after the commit, the next handler that takes such a
+        # slot marks it as its own.
         for slot in slots:
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
             words[state] = (words[state] & _GENERATION) | _READY
@@ -220,13 +223,13 @@ class RequestRing:
             self._doorbells[(sleepers & -sleepers).bit_length() - 1].ring()
 
     def retract(self, slots: Iterable[int]) -> list[int]:
-        """Undo a put that its dead processor did not commit.
+        """Undo a put that a dead processor did not commit.
 
         Args:
-            slots: the dead processor's.
+            slots: the slots of the dead processor.
 
         Returns:
-            Those that were marked as published and are not; they are HELD again.
+            The slots that were marked READY but not published; they are HELD again.
         """
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
@@ -247,9 +250,9 @@ class RequestRing:
         return retracted
 
     def reclaim(self, handler: int) -> None:
-        """Undo a take that its dead handler did not commit.
+        """Undo a take that a dead handler did not commit.
 
-        Under the mutex: until then, a live handler may take these slots, and does.
+        The mutex is needed because live handlers may take these slots meanwhile.
         """
         words, base = self._words, self._base
         claimed = (handler + 1) << STATE_HANDLER_SHIFT | _CLAIMED
@@ -279,7 +282,7 @@ class RequestRing:
         return slots
 
     def forget_sleepers(self) -> None:
-        """Clear all sleep flags. Whoever does must then ring every doorbell."""
+        """Clear all sleep flags. The caller must then ring every doorbell."""
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
@@ -288,7 +291,7 @@ class RequestRing:
 
 
 class ResponseRing:
-    """One processor's response queue: any handler pushes, only it pops."""
+    """One processor's response queue: all handlers push, the processor pops."""
 
     def __init__(self, control: Segment, processor: int, doorbell: Doorbell) -> None:
         self.processor = processor
@@ -314,7 +317,7 @@ class ResponseRing:
         return words[base + RING_TAIL] - words[base + RING_HEAD]
 
     def push(self, slots: Sequence[int]) -> None:
-        """Hand answered slots to the processor. It cannot be full (one per slot)."""
+        """Hand answered slots to the processor. The ring has room for every slot."""
         words, base = self._words, self._base
         result = spin_lock(self._mutex)
         if result:
@@ -333,7 +336,7 @@ class ResponseRing:
             self._doorbell.ring()
 
     def pop(self, *, arm: bool = False) -> list[int]:
-        """Take everything; if there is nothing and ``arm``, be marked as asleep."""
+        """Take all entries; if there are none and ``arm``, set the sleep flag."""
         words, base = self._words, self._base
         head, tail = words[base + RING_HEAD], words[base + RING_TAIL]
         if head == tail:
@@ -352,8 +355,8 @@ class ResponseRing:
         for position in range(head, tail):
             slot = words[base + RING_ENTRIES + (position & _RESPONSE_MASK)]
             state = SLOTS + slot * SLOT_WORDS + SLOT_STATE
-            # Before the head moves: a successor that finds the slot RESPONDING knows
-            # that it was popped.
+            # Before the head moves, so that a successor knows by the state RESPONDING
+            # that the slot was popped.
             words[state] = (words[state] & _GENERATION) | _RESPONDING
             taken.append(slot)
         words[base + RING_HEAD] = tail
@@ -374,9 +377,9 @@ class ResponseRing:
 
 
 class NotificationRing:
-    """One handler's notices: "this partition has changed". Anyone puts.
+    """One handler's notices "this partition has changed", put by any process.
 
-    When it is full a flag says so, and the handler looks at everything it waits for.
+    If the ring is full, a flag is set, and the handler checks everything it waits for.
     """
 
     def __init__(self, control: Segment, handler: int, doorbell: Doorbell) -> None:
@@ -405,8 +408,8 @@ class NotificationRing:
         self._doorbell.ring()
 
     def overflow(self) -> None:
-        """Make the handler look at everything: after a death, notices may be lost."""
-        # Under the mutex: a take that clears the flag must not clear this one.
+        """Make the handler check everything: after a death, notices may be lost."""
+        # Under the mutex, or a take at the same time could clear the flag unseen.
         result = spin_lock(self._mutex)
         if result:
             owner_died(self._mutex, result)
@@ -421,7 +424,7 @@ class NotificationRing:
         )
 
     def take(self) -> tuple[list[int], bool]:
-        """Take all notices: partition rows, and whether to look at everything."""
+        """Take all notices: the partition rows, and whether to check everything."""
         words, base = self._words, self._base
         if self.is_empty():
             return [], False
