@@ -1,9 +1,10 @@
-"""A process-shared mutex that says when its last owner died.
+"""A process-shared mutex that tells its next owner that the last owner has died.
 
-glibc's pthread robust mutex, reached with ctypes.PyDLL, which keeps the GIL: our
-processes have one thread that touches locks, and dropping the GIL would cost more
-than the lock (0.35 us against 0.51 us a pair, measured); 0.09 us where the compiled
-core is. The owner is a thread id, so all users must share one PID namespace.
+It is the robust mutex of glibc's pthreads, called through ctypes.PyDLL, which keeps the
+GIL: only one thread of each process uses locks, and releasing the GIL would cost more
+than the lock itself. Measured for lock and unlock: 0.35 us with the GIL kept, 0.51 us
+with the GIL released, 0.09 us in the compiled core. The owner is stored as a thread id,
+so all users must share one PID namespace.
 
 Source: pthread_mutexattr_setrobust(3), pthread_mutex_consistent(3).
 """
@@ -22,23 +23,23 @@ MUTEX_WORDS: Final = 16
 _PTHREAD_PROCESS_SHARED: Final = 1
 _PTHREAD_MUTEX_ROBUST: Final = 1
 
-# A mutex as it is handed to these functions: a prebuilt c_void_p, so that no call
-# converts it; the address itself, for the compiled core.
+# A mutex as an argument of these functions: a c_void_p made beforehand, so that no call
+# converts it; for the compiled core, the address itself.
 MutexArgument = Any
 
 _pthread = ctypes.PyDLL(None)
 _pthread_mutex_lock: Final = _pthread.pthread_mutex_lock
 _pthread_mutex_trylock: Final = _pthread.pthread_mutex_trylock
-# An append holds its partition for some 10 us; sleeping and being woken costs more.
+# An append holds a partition's mutex for about 10 us; a sleep and a wake-up cost more.
 _SPINS: Final = range(40)
 
 
 class RobustMutex:
     """The mutex at a word offset of a segment.
 
-    ``with mutex:`` takes it; whoever guards state that a death can leave half done
-    overrides or passes ``on_owner_died``, which runs while the lock is held and
-    before anybody else can take it.
+    ``with mutex as has_died:`` takes it; ``has_died`` is True if its last owner died
+    holding it. If a death can leave the guarded state half done, the new owner repairs
+    it then, before any other process can take the lock.
     """
 
     __slots__ = ("argument",)
@@ -51,7 +52,7 @@ class RobustMutex:
 
     @staticmethod
     def initialise(segment: Segment, word: int) -> None:
-        """Make an unlocked mutex there. Once, before anyone can use it."""
+        """Make an unlocked mutex. To be called once, before any process uses it."""
         attributes = ctypes.create_string_buffer(64)
         _pthread.pthread_mutexattr_init(attributes)
         _pthread.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
@@ -65,7 +66,7 @@ class RobustMutex:
         """Take the lock; return True if its last owner died holding it.
 
         Raises:
-            DamagedSegmentError: it is not a mutex any more.
+            DamagedSegmentError: the memory is no valid mutex.
         """
         result = spin_lock(self.argument)
         if result == 0:
@@ -91,7 +92,7 @@ def spin_lock_in_python(argument: MutexArgument) -> int:
     """Take a mutex that is held for microseconds: try for a while before sleeping.
 
     Returns:
-        What pthread_mutex_lock does: 0, or a reason to call ``owner_died``.
+        The result of pthread_mutex_lock; if it is not 0, call ``owner_died`` with it.
     """
     result: int = _pthread_mutex_trylock(argument)
     if result != errno.EBUSY:
@@ -105,7 +106,11 @@ def spin_lock_in_python(argument: MutexArgument) -> int:
 
 
 def owner_died(argument: MutexArgument, result: int) -> bool:
-    """Judge a non-zero return of ``spin_lock``; mark the mutex usable again."""
+    """Handle a non-zero result of ``spin_lock``, and make the mutex usable again.
+
+    Raises:
+        DamagedSegmentError: the result does not mean that the last owner died.
+    """
     if result == errno.EOWNERDEAD:
         _mark_consistent(argument)
         note(EventKind.LOCK_REPAIRED)
