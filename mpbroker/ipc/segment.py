@@ -23,14 +23,14 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 class Segment:
     """A sealed memfd and its one mapping.
 
-    Sparse: a page costs memory once it has been touched. There is no name, so nothing
-    is left behind by any death, and /dev/shm's size does not matter.
+    It is sparse: a page costs memory once it has been touched. It has no name, so no
+    death leaves anything behind, and the size of /dev/shm does not matter.
 
     Attributes:
         view: the bytes.
         words: the same memory as signed 8-byte native words. Every shared word is
             read and written through this.
-        address: where it is mapped, for ctypes.
+        address: address of the mapping, for ctypes.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Segment:
             raise
 
     def give_back(self, offset: int, length: int) -> None:
-        """Return the whole pages in a range to the kernel; they read as zeros after."""
+        """Return the whole pages in a range to the kernel; then they read as zeros."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
