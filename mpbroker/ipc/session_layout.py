@@ -1,13 +1,13 @@
 """Every offset in the segment of fetch sessions, in words. See fetch_session.py.
 
-word  field        written by, under SESSION_CELL's mutex unless said
+word  field        notes; written under SESSION_CELL's mutex unless a writer is named
 0     session id   0: free
 1     epoch        the epoch that the next request must carry
 2     used         ns
-3     entries      the handler whose request claimed the epoch: how many
+3     entries      how many; written by the handler whose request claimed the epoch
 4     created      ns
 5     uses ids     1: its requests name topics by id
-8..   entries of SESSION_ENTRY_WORDS each: the handler that claimed the epoch
+8..   entries      SESSION_ENTRY_WORDS each; written by the same handler
 """
 
 from typing import Final
