@@ -1,31 +1,33 @@
-"""Clients that push metrics: when each was last heard, shared by all handlers.
+"""Clients that push metrics: the time of each one's last requests, for all handlers.
 
-A client asks what to push, and then pushes once an interval, each time to whichever
-handler is free; whether it comes too early is said by what all of them have seen.
+A client asks which metrics to push, and then pushes once an interval, each time to
+whichever handler is free. To find out whether it pushes too early, the handlers share
+this table.
 
     word     field       written by                      notes
-    0-15     mutex       whoever holds it                robust, process-shared
-    16       evicted     a handler, under the mutex      clients forgotten for others
+    0-15     mutex       its holder                      robust, process-shared
+    16       evicted     a handler, under the mutex      clients evicted by others
     64..     rows        a handler, under the mutex
 
-    of a row
-    0-1      instance    128 bits; 0 and 0: nobody's
+    word of a row
+    0-1      instance    the client's id, 128 bits; 0 and 0: the row is free
     2        asked       ns: when it was last told its subscription; 0: never
     3        pushed      ns: when it last pushed; 0: never
     4        connection  its number + 1
     5        cookie      of that connection
-    6        state       last refusal << 1 | whether it said that it ends
+    6        state       last refusal << 1 | whether it said that it terminates
     7        seen        ns: when it last asked or pushed, allowed or not
 
-A client's instance id, which is random, says in which of PROBES rows it may be. If all
-are others', it gets that of whoever was seen least lately: a table of clients that
-invent ids is no bigger, and who is forgotten may push once too often.
+A client's instance id, which is random, determines the PROBES rows that the client may
+use. If other clients have them all, it gets the row that was unused for longest. So
+clients that invent ids do not make the table larger; a client that was evicted may push
+once too often.
 
-With its connection a client is forgotten: it may ask at once by the next one, as a row
-whose connection has gone is as good as empty.
+A client is forgotten when its connection ends: a row whose connection has ended counts
+as empty, so the client may ask again at once through its next connection.
 
-A row is taken by words of which each means something by itself, and its instance comes
-last; whoever is killed in between has made a client that never asked. There is nothing
+When a row is taken, each word is valid by itself, and the instance is written last. If
+a handler is killed before that, the row has a client that never asked. There is nothing
 to repair.
 
 Source: KIP-714; Kafka's ClientMetricsManager and ClientMetricsInstance.
@@ -59,13 +61,13 @@ _ID: Final = Struct("=qq")
 
 
 class ClientInstance:
-    """One client, as long as the table is held.
+    """One client's state, valid as long as the table's mutex is held.
 
     Attributes:
         asked_ns: when it was last told its subscription; 0: never.
-        pushed_ns: when a push of it was last let pass; 0: never.
+        pushed_ns: when a push of it was last accepted; 0: never.
         refusal: the error code of its last push; 0: none.
-        is_terminating: whether its last push said that it ends.
+        is_terminating: whether its last push said that the client terminates.
     """
 
     __slots__ = ("asked_ns", "is_terminating", "pushed_ns", "refusal")
@@ -90,7 +92,8 @@ class ClientInstances:
         """Attach the table.
 
         Args:
-            is_open: whether a connection, by number and cookie, is still there.
+            segment: the table's memory.
+            is_open: says whether a connection, by number and cookie, is still open.
         """
         self._words = segment.words
         self._mutex = RobustMutex(segment, _MUTEX)
@@ -105,19 +108,20 @@ class ClientInstances:
 
     @property
     def evicted(self) -> int:
-        """How many clients had to be forgotten for others."""
+        """The number of clients with open connections that others have evicted."""
         return self._words[_EVICTED]
 
     @contextmanager
     def held(
         self, instance_id: bytes, connection: int, cookie: int, now_ns: int
     ) -> Iterator[ClientInstance]:
-        """What is known of a client, for as long as nobody else may change it.
+        """Hold the mutex, give the client's state, and store the state at the end.
 
         Args:
             instance_id: 16 bytes, not all of them 0.
-            connection: the number of the connection that it asks by.
-            cookie: that connection's.
+            connection: the number of the client's connection.
+            cookie: the cookie of that connection.
+            now_ns: the time that the client was seen.
         """
         words = self._words
         key = _ID.unpack(instance_id)
@@ -133,7 +137,7 @@ class ClientInstances:
                 )
             try:
                 yield known
-            finally:  # also of who is refused
+            finally:  # also if the client was refused
                 words[at + _ASKED] = known.asked_ns
                 words[at + _PUSHED] = known.pushed_ns
                 words[at + _CONNECTION] = connection + 1
@@ -144,7 +148,7 @@ class ClientInstances:
                 words[at + _INSTANCE] = key[0]  # last
 
     def count(self) -> int:
-        """How many clients ask or push, of those whose connections are there."""
+        """Return the number of clients in the table whose connections are open."""
         words = self._words
         return sum(
             self._is_open(words[at + _CONNECTION] - 1, words[at + _COOKIE])
@@ -160,7 +164,7 @@ class ClientInstances:
         return None
 
     def _take(self, first: int) -> int:
-        """A row for a client that has none: that of whoever was seen least lately."""
+        """Return a row for a client without one: the row unused for longest."""
         words = self._words
         oldest = min(_probed(first), key=lambda at: words[at + _SEEN])
         if self._is_open(words[oldest + _CONNECTION] - 1, words[oldest + _COOKIE]):
