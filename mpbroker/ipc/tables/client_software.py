@@ -1,9 +1,10 @@
-"""What software is behind a connection, as it said in ApiVersions (KIP-511).
+"""The client software of each connection, as its ApiVersions request says (KIP-511).
 
-A handler has a table of the names it has met, to which it only adds; its successors go
-on with it. A word a connection says which entry, and for which socket: whoever gets
-the connection's row next has another cookie. Only the handler that has a connection's
-request writes its word, and there is one request of it at a time.
+A handler has a table of the names it has received. It only adds to this table, and its
+successors continue with it. Each connection has a word with the number of an entry, and
+the cookie of the socket, because the next connection in the same row has another
+cookie. Only the handler that has a connection's request writes its word, and a
+connection has one request at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_BYTES: Final = (SOFTWARE_ENTRY_WORDS - 1) * 8
 _ENTRY_MASK: Final = (1 << SOFTWARE_SHIFT) - 1
 _SEPARATOR: Final = " "
 UNKNOWN: Final = ("", "")
-# Kinds of clients are few; whoever invents them by the hundred is counted here.
+# There are few kinds of clients. Names beyond the table's capacity are counted as this.
 OTHER: Final = ("other", "")
 
 
@@ -42,7 +43,7 @@ class ClientSoftware:
                 self._entries.setdefault(text, entry)
 
     def note(self, connection: int, name: str, version: str) -> None:
-        """Remember what a connection's client says it is; "", "": it has not said."""
+        """Store the name and version that a client has sent; "", "": it sent none."""
         words = self._words
         cookie = words[connection_row(connection) + CONNECTION_COOKIE]
         entry = self._entry((name, version))
@@ -63,13 +64,13 @@ class ClientSoftware:
         at = _at(self._handler, entry)
         view = self._words.cast("B")
         view[(at + 1) * 8 : (at + 1) * 8 + len(text)] = text
-        self._words[at] = len(text)  # last: it is there from now on
+        self._words[at] = len(text)  # last: from here on the entry exists
         self._entries[software] = entry
         return entry
 
 
 def software_of(words: memoryview, connection: int) -> tuple[str, str]:
-    """The name and version of a connection's client; UNKNOWN if it has said none."""
+    """Return the name and version of a connection's client; UNKNOWN if it sent none."""
     word = words[CONNECTION_SOFTWARE + connection]
     cookie = words[connection_row(connection) + CONNECTION_COOKIE]
     number = (word & _ENTRY_MASK) - 1
