@@ -1,14 +1,15 @@
-"""The shared row of every partition: who appends next, and what is committed.
+"""The shared row of every partition: the lock for appends, and the committed state.
 
-An append commits by one store: the new LogState is written to the copy that nobody
-reads, then the version word makes it the current one. Whoever dies before that store
-has appended nothing; the bytes it left past ``active_size`` and the index entries
-past their counts are overwritten by the next append.
+An append commits by one store: the new LogState is written to the copy that is not
+valid, then the version word makes this copy the valid one. A process that dies before
+that store has appended nothing: the next append overwrites the bytes it left past
+``active_size``, and the index entries past their counts.
 
-A request that must not be executed twice names itself in the row (intent) before it
-writes. Whoever takes the lock of a dead owner first finds out whether that append was
-committed (the log end has passed its base offset) and notes it in the request's slot,
-so that a redelivered request is answered and not appended again.
+A request that must not be executed twice is named in the row (intent) before its
+records are written. A process that takes the lock of a dead owner first checks whether
+that append was committed, that is, whether the log end has passed its base offset, and
+notes the result in the request's slot. So a redelivered request is answered, but not
+appended again.
 """
 
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ _INTENT_ROW_MASK: Final = 0xFFFF_FFFF
 
 
 class LogState(NamedTuple):
-    """What one append changes of a partition, committed together."""
+    """The state of a partition that an append changes and commits as a whole."""
 
     log_end_offset: int = 0
     active_base_offset: int = 0
@@ -61,7 +62,7 @@ class LogState(NamedTuple):
     max_timestamp_offset: int = -1
     first_unstable_offset: int = -1  # -1: none, all is stable
     segment_created_ms: int = 0
-    bytes_in: int = 0  # of all batches appended since the broker's memory was made
+    bytes_in: int = 0  # of all batches appended since the shared memory was created
 
 
 _STATE_WORDS: Final = len(LogState._fields)
@@ -73,9 +74,9 @@ class PartitionTable:
 
     Args:
         segment: the rows.
-        control: the slot table, where intents are settled; None where no request
-            can be under way (tools, unit tests).
-        arena: where slots keep their progress words; None likewise.
+        control: has the slot table, where intents are settled; None if there are no
+            requests (tools, unit tests).
+        arena: has the progress words of slots; None if there are no requests.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class PartitionTable:
         return row
 
     def status(self, index: int) -> int:
-        """Return a row's status; cheaper than to make the row for that alone."""
+        """Return a row's status, without making a PartitionRow."""
         return self._segment.words[index * ROW_WORDS + ROW_STATUS]
 
     def initialise_row(self, index: int) -> None:
-        """Make a row usable: by the one process that just gave this row its meaning.
+        """Make a row's mutex. To be called by the process that assigns the row.
 
-        Under the metadata mutex, before the partition is published; doing it again
-        after a death that left it half done is harmless, since nobody has seen it.
+        It holds the metadata mutex, and has not published the partition yet. So if it
+        dies half-way, the next process can repeat this: no other process uses the row.
         """
         RobustMutex.initialise(self._segment, index * ROW_WORDS + ROW_MUTEX)
 
@@ -152,12 +153,12 @@ class PartitionRow:
         self._argument = RobustMutex(segment, self.base + ROW_MUTEX).argument
         self._control = control
         self._arena = arena
-        # Of the append under way in this process: its slot's row, which of the
-        # request's partitions it is, and its base offset.
+        # The append that this process has begun: the row of its slot, the number of
+        # the partition within the request, and the base offset.
         self._intended: tuple[int, int, int] | None = None
 
     def lock(self) -> None:
-        """Take the row's mutex; settle the intent of an owner that died with it."""
+        """Take the row's mutex; settle the intent if its last owner died."""
         result = spin_lock(self._argument)
         if result:
             owner_died(self._argument, result)
@@ -180,14 +181,14 @@ class PartitionRow:
         self.unlock()
 
     def settle_and_unlock(self) -> None:
-        """Settle the intent, as the lock's owner, and release the lock."""
+        """Settle the intent and release the lock, which the caller holds."""
         self._settle_intent()
         self.unlock()
 
     # -- the committed copy ------------------------------------------------------
 
     def snapshot(self) -> LogState:
-        """Read the committed copy, without the lock; retried if it moved meanwhile."""
+        """Read the committed copy without the lock; retry if it changed meanwhile."""
         words, base = self.words, self.base
         while True:
             version = words[base + ROW_VERSION]
@@ -203,12 +204,12 @@ class PartitionRow:
         while True:
             version = words[base + ROW_VERSION]
             end = words[base + ROW_COPIES + (version & 1) * ROW_COPY_WORDS]
-            # Unmoved version: nobody was rewriting this copy while we read it.
+            # The same version: no process has rewritten this copy while we read it.
             if words[base + ROW_VERSION] == version:
                 return end
 
     def publish(self, state: LogState) -> None:
-        """Commit a new state. Under the lock; the last store is the commit."""
+        """Commit a new state with the last store. The caller holds the lock."""
         words, base = self.words, self.base
         version = words[base + ROW_VERSION] + 1
         word = base + ROW_COPIES + (version & 1) * ROW_COPY_WORDS
@@ -220,7 +221,7 @@ class PartitionRow:
     # -- exactly once --------------------------------------------------------------
 
     def set_intent(self, slot: int, ordinal: int, base_offset: int) -> None:
-        """Say that ``slot`` is about to append its partition number ``ordinal``."""
+        """Note that ``slot`` is about to append to its partition number ``ordinal``."""
         if slot < 0:
             return
         assert self._control is not None
@@ -231,12 +232,12 @@ class PartitionRow:
         self._intended = (row, ordinal, base_offset)
 
     def clear_intent(self) -> None:
-        """Note the append as done in its slot. Under the lock, after ``publish``."""
+        """Note in its slot that the append is done. Under the lock, after publish."""
         intended = self._intended
         if intended is None:
             return
-        # We know what a successor would have to find out: see _settle_intent, whose
-        # stores these are, in the same order.
+        # The stores of _settle_intent, in the same order. Other than a successor, this
+        # process knows that the append was committed.
         row, ordinal, base_offset = intended
         self._intended = None
         self._note_done(row, ordinal, base_offset)
@@ -245,14 +246,17 @@ class PartitionRow:
         self.words[self.base + ROW_INTENT] = 0
 
     def abandon_intent(self) -> None:
-        """The append failed, perhaps before its commit, and its process lives."""
+        """Settle the intent of an append that failed in a live process.
+
+        It may have failed before or after its commit.
+        """
         self._intended = None
         if self.words[self.base + ROW_INTENT]:
             self._settle_intent()
 
     def _settle_intent(self) -> None:
-        # Idempotent: whoever dies in here leaves the row's intent, and the next owner
-        # comes to the same end. PROGRESS is set to an absolute number for that reason.
+        # Idempotent: a process that dies in here leaves the row's intent, and the next
+        # owner gets the same result. That is why PROGRESS is set to an absolute number.
         slot = self.words[self.base + ROW_INTENT] - 1
         if slot < 0:
             return
