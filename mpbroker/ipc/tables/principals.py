@@ -1,19 +1,20 @@
-"""Who clients are, as numbers: a table of texts that only ever grows, shared.
+"""Principals: a shared table that gives each principal a number, and only grows.
 
-A connection's row has a word for its principal, and a text does not fit a word; so each
-text that a client has proved to be has a number here, the same in every process for the
-life of the broker. A text is put once and never changes: readers need no lock.
+A connection's row has one word for its principal, and a text does not fit a word. So
+the text of each authenticated principal has a number here, which is the same in every
+process for the life of the broker. A text is put once and never changes, so readers
+need no lock.
 
     word       field     written by                      notes
-    0-15       mutex     whoever holds it                robust, process-shared
-    16         count     a processor, under mutex        texts there are; the commit
-    32..       index     a processor, under mutex        a word a text: its first byte
+    0-15       mutex     its holder                      robust, process-shared
+    16         count     a processor, under mutex        number of texts; the commit
+    32..       index     a processor, under mutex        a word per text: its first byte
                                                          << LENGTH_SHIFT | its length
     then       texts     a processor, under mutex        UTF-8, one behind the other
 
-Number 0 is nobody in particular and has no entry; number n is index word n - 1. Where
-the next text goes follows from the last one, so the store to count is all that makes a
-text be there: whoever is killed before it has left nothing that anyone sees.
+Number 0 is the anonymous principal and has no entry; number n is index word n - 1. The
+place of the next text follows from the last one, so the store to count alone commits a
+text: if a processor is killed before it, no process sees the text.
 
 Source: Kafka's KafkaPrincipal, whose printed form (``User:alice``) the texts are.
 """
@@ -40,7 +41,7 @@ _LENGTH_MASK: Final = (1 << _LENGTH_SHIFT) - 1
 
 
 class PrincipalsFullError(IpcError):
-    """No further text can be given a number: refuse who brought it."""
+    """The table has no room for another principal: refuse the client."""
 
 
 class Principals:
@@ -60,14 +61,14 @@ class Principals:
         return segment
 
     def __len__(self) -> int:
-        """How many there are, number 0 included."""
+        """Return the number of principals, number 0 included."""
         return self._words[_COUNT] + 1
 
     def name(self, number: int) -> str:
-        """Return the text of a number that ``number_of`` has given, here or elsewhere.
+        """Return the text of a number that ``number_of`` has given in any process.
 
         Raises:
-            DamagedSegmentError: it has given no such number.
+            DamagedSegmentError: no text has this number.
         """
         if number >= len(self._names):
             self._catch_up()
@@ -78,15 +79,15 @@ class Principals:
         return self._names[number]
 
     def number_of(self, text: str) -> int:
-        """Return a text's number; it gets one if it has none.
+        """Return a text's number; give it one if it has none.
 
         Raises:
-            PrincipalsFullError: it has none, and there is no room for it.
+            PrincipalsFullError: the text has no number, and there is no room for it.
         """
         number = self._numbers.get(text)
         if number is not None:
             return number
-        # A dead owner has put a text or has not; there is nothing to repair.
+        # A dead owner has either put a text or not: nothing to repair.
         with self._mutex:
             self._catch_up()
             number = self._numbers.get(text)
@@ -95,7 +96,7 @@ class Principals:
         return number
 
     def _append(self, text: str) -> int:
-        # A lone surrogate cannot come from a peer's UTF-8, but must not end us here.
+        # A peer's UTF-8 has no lone surrogate; but if there is one, do not fail here.
         data = text.encode(errors="replace")
         words, count = self._words, self._words[_COUNT]
         start = self._end_of(count)
@@ -105,14 +106,14 @@ class Principals:
             )
         if count >= MAX_PRINCIPALS or start + len(data) > _TEXT_BYTES:
             raise PrincipalsFullError(
-                f"no room for another principal: there are {count} of"
-                f" {start} bytes already, at most {MAX_PRINCIPALS} of {_TEXT_BYTES}"
-                " bytes can be; a restart of the broker forgets those no longer used"
+                f"no room for another principal: the table has {count} of"
+                f" {start} bytes, and room for {MAX_PRINCIPALS} of {_TEXT_BYTES}"
+                " bytes; a restart of the broker removes unused ones"
             )
         at = _TEXTS + start
         self._view[at : at + len(data)] = data
         words[_INDEX + count] = start << _LENGTH_SHIFT | len(data)
-        words[_COUNT] = count + 1  # last: it is there from now on
+        words[_COUNT] = count + 1  # last: the commit
         self._remember(text)
         return count + 1
 
@@ -123,7 +124,7 @@ class Principals:
         return (last >> _LENGTH_SHIFT) + (last & _LENGTH_MASK)
 
     def _catch_up(self) -> None:
-        """Read what other processes have put."""
+        """Read the texts that other processes have put."""
         count = self._words[_COUNT]
         if not 0 <= count <= MAX_PRINCIPALS:
             raise DamagedSegmentError(f"{count} principals; at most {MAX_PRINCIPALS}")
