@@ -1,21 +1,22 @@
-"""Clients' rates, shared: what all handlers together have done for each of them.
+"""The quota table: rates of clients, counted by all handlers together.
 
-A row counts one thing (QuotaKind) of one user, client id or both. It holds Kafka's
-windowed samples: the current one is added to until it is as old as a window, then the
-oldest becomes the current one. The rate is all that the samples hold, by the time since
-the oldest began; as if the windows before it had been quiet, if there were none. One
-sample more is kept than is counted, since the oldest mostly reaches into the time
-before the windows. Changes of topics are counted by a bucket of tokens instead.
+A row counts one QuotaKind for one user, client id or both. It has Kafka's windowed
+samples: charges are added to the current sample until it is as old as a window, then
+the oldest sample becomes the current one. The rate is the sum of the samples, divided
+by the time since the oldest began; windows without a sample count as time without
+charges. One sample more is kept than is counted, since the oldest mostly began before
+the counted windows. Changes of topics are counted by a token bucket instead.
 
-A row's mutex guards it, for some ten loads and three stores. Who is killed there leaves
-numbers of which each means something by itself: a charge too many or too few, once. So
+A row's mutex guards it, for about ten loads and three stores. If a process is killed
+there, each number is still valid by itself, and one charge is too many or missing. So
 there is nothing to repair.
 
-Rows are few and are given to whoever comes: a client's key says in which of PROBES rows
-it may be. One that was not charged for as long as its samples count says nothing, and
-may be given to another; its generation, which is looked at under the mutex, tells those
-who remember it. If all of a client's rows are in use, it is not counted, and the header
-says so: thousands of clients a second with quotas of their own are too many.
+There are few rows, so clients share them over time: a client's key determines the
+PROBES rows that it may use. A row that was not charged for as long as its samples count
+may be given to another client. Then its generation changes, which is checked under the
+mutex, so a process that remembers the row for the old client notices. If other clients
+use all of a client's rows, the client is not counted, and the header counts this:
+thousands of clients a second with quotas of their own are too many.
 
 The twin of ``charge`` is native/ipc/quota_table.c.
 
@@ -71,7 +72,7 @@ GONE: Final = -1
 
 
 class QuotaKind(IntEnum):
-    """What is counted, and in which unit."""
+    """The kinds of quotas, and their units."""
 
     PRODUCE = 0  # bytes
     FETCH = 1  # bytes
@@ -80,7 +81,7 @@ class QuotaKind(IntEnum):
 
 
 class QuotaRow:
-    """One row, as long as it is the same client's."""
+    """One row, as long as the same client uses it."""
 
     __slots__ = (
         "_at",
@@ -104,15 +105,17 @@ class QuotaRow:
         self.generation = generation
 
     def charge(self, amount: int, bound: float, now_ns: int) -> int:
-        """Count something; a refund is negative.
+        """Charge an amount, or refund it if it is negative.
 
         Args:
             amount: in the unit of the row's kind.
-            bound: how many a second are within the quota.
+            bound: the quota, a second.
+            now_ns: monotonic.
 
         Returns:
-            For how many ms the client has to be quiet to be within its quota again; 0
-            if it is; GONE if nothing was counted, since the row is another's.
+            The ms that the client must wait to be within its quota again; 0 if it is
+            within its quota; GONE if another client has the row, and nothing was
+            counted.
         """
         words, at = self._words, self._at
         self._mutex.acquire()
@@ -137,7 +140,7 @@ class QuotaRow:
         words, at = self._words, self._at
         current = words[at + QUOTA_CURRENT]
         if not 0 <= current <= self._samples:
-            current = 0  # of a program with other settings
+            current = 0  # it was written with other settings
         sample = at + QUOTA_SAMPLES + current * QUOTA_SAMPLE_WORDS
         start = words[sample + _START]
         if not start or now_ns - start >= self._window_ns:
@@ -155,7 +158,7 @@ class QuotaRow:
         words[at + QUOTA_CHARGED] += amount
 
     def _total(self, now_ns: int) -> tuple[int, int]:
-        """Return what the samples that count hold, and when the oldest began."""
+        """Return the sum of the counted samples, and the start of the oldest."""
         first = self._at + QUOTA_SAMPLES
         end = first + (self._samples + 1) * QUOTA_SAMPLE_WORDS
         samples = self._words[first:end].tolist()
@@ -178,16 +181,18 @@ class QuotaRow:
     def mutate(
         self, permits: float, bound: float, burst: float, now_ns: int, *, strict: bool
     ) -> tuple[bool, int]:
-        """Take permits out of the row's bucket of tokens.
+        """Take permits out of the row's token bucket.
 
         Args:
-            bound: tokens that come a second.
-            burst: how many it holds.
-            strict: take none if there is a debt; else the debt grows.
+            permits: how many tokens to take.
+            bound: tokens that are added a second.
+            burst: the capacity of the bucket.
+            now_ns: monotonic.
+            strict: take none while there is a debt; otherwise the debt grows.
 
         Returns:
-            Whether they were taken, and how many ms until the debt is paid; (True,
-            GONE) if nothing was counted, since the row is another's.
+            Whether they were taken, and the ms until the debt is paid; (True, GONE) if
+            another client has the row, and nothing was counted.
         """
         words, at = self._words, self._at
         self._mutex.acquire()
@@ -242,13 +247,13 @@ class QuotaTable:
 
     @property
     def view(self) -> memoryview:
-        """The whole of it, for the compiled core."""
+        """The bytes of the whole table, for the compiled core."""
         return self._segment.view
 
     def find(
         self, kind: QuotaKind, user: str, client_id: str, now_ns: int
     ) -> QuotaRow | None:
-        """Return a client's row; it gets one if it has none. None: there is no room."""
+        """Return a client's row; give it one if it has none. None: there is no room."""
         place = (int(kind), user, client_id)
         row = self._known.get(place)
         if row is not None and self.is_current(row):
@@ -263,7 +268,7 @@ class QuotaTable:
         return row
 
     def is_current(self, row: QuotaRow) -> bool:
-        """Whether a row is still that of the client that it was found for."""
+        """Return whether a row still belongs to the client that it was found for."""
         word = quota_row(row.row) + QUOTA_GENERATION
         current: bool = self._words[word] == row.generation
         return current
@@ -296,12 +301,12 @@ class QuotaTable:
     def _give(
         self, row: int, key: tuple[int, int], place: tuple[int, str, str], now_ns: int
     ) -> QuotaRow:
-        """Make a row a client's; under the table's mutex, and then the row's."""
+        """Give a row to a client, under the table's mutex and then the row's."""
         words, at = self._words, quota_row(row)
         if not words[at + QUOTA_GENERATION]:
             RobustMutex.initialise(self._segment, at + QUOTA_ROW_MUTEX)
         with RobustMutex(self._segment, at + QUOTA_ROW_MUTEX):
-            # Odd, and so nobody's, until all of it is the new client's.
+            # Odd, which means free, until all words are the new client's.
             words[at + QUOTA_GENERATION] |= 1
             for word in range(at + QUOTA_KEY, at + QUOTA_ROW_WORDS):
                 words[word] = 0
@@ -317,13 +322,13 @@ class QuotaTable:
 
 
 def elapsed_ns(since_oldest_ns: int, samples: int, window_ns: int) -> int:
-    """Over which time a rate is to be taken: as if all windows but one were there."""
+    """Return the time to divide a sum by: at least ``samples`` - 1 windows."""
     missing = samples - 1 - since_oldest_ns // window_ns
     return max(since_oldest_ns + max(missing, 0) * window_ns, _NS_PER_MS)
 
 
 def _key(place: tuple[int, str, str]) -> tuple[int, int]:
-    # Here, since OpenSSL comes with it: whoever has no quotas need not load that.
+    # Imported here, since it loads OpenSSL, which is not needed without quotas.
     from hashlib import blake2b
 
     text = "\0".join((str(place[0]), *place[1:]))
@@ -333,12 +338,12 @@ def _key(place: tuple[int, str, str]) -> tuple[int, int]:
 
 
 class QuotaReading(NamedTuple):
-    """What a row says, for metrics."""
+    """The values of a row, for metrics."""
 
     kind: int
     user: str
     client_id: str
-    rate: float  # a second, in the unit of its kind; of a bucket: its tokens
+    rate: float  # a second, in the unit of its kind; for a token bucket, its tokens
     charged: int
     throttles: int
     throttle_ms: int
@@ -368,7 +373,9 @@ def read_quotas(
         start = (at + QUOTA_TEXT) * 8
         length = min(words[at + QUOTA_TEXT_LENGTH], _TEXT_BYTES)
         text = bytes(segment.view[start : start + length]).decode(errors="replace")
-        if length == _TEXT_BYTES:  # cut off: others may begin alike
+        if (
+            length == _TEXT_BYTES
+        ):  # cut off: add a part of the key to tell clients apart
             text += f"...{words[at + QUOTA_KEY] & 0xFFFF_FFFF:08x}"
         user, _, client_id = text.partition("\0")
         yield QuotaReading(
