@@ -1,7 +1,7 @@
 """A mutex and the committed length of a log that several processes append to.
 
-The log is a file; this cell is how its writers take turns and how its readers learn,
-by comparing one word, that there is something new to replay.
+The log is a file. Its writers take turns with the mutex of this cell, and its readers
+compare one word of the cell to find out whether there are new records to replay.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class SharedLogCell:
         RobustMutex.initialise(control, cell(number) + CELL_MUTEX)
 
     def lock(self) -> None:
-        """Take the writers' lock. A dead owner has committed all or nothing."""
+        """Take the writers' lock. A dead owner has committed everything or nothing."""
         self._mutex.acquire()
 
     def unlock(self) -> None:
@@ -41,7 +41,7 @@ class SharedLogCell:
 
     @property
     def end(self) -> int:
-        """Bytes of the log that are committed."""
+        """The committed length of the log, in bytes."""
         return self._words[self._base + CELL_END]
 
     @end.setter
