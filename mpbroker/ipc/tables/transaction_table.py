@@ -1,25 +1,26 @@
-"""Which producer may write to which partition now: the open transactions, shared.
+"""The open transactions: the partitions that each producer may write to now, shared.
 
-The coordinator opens and closes; whoever appends a transactional batch looks, under
-the partition row's lock. The coordinator closes before it takes the same lock for the
-marker that ends the transaction; so nothing of a transaction comes behind its marker.
+The coordinator opens and closes entries. A handler that appends a transactional batch
+looks for the entry, under the partition row's lock. The coordinator closes the entry
+before it takes the same lock for the marker that ends the transaction, so no record of
+a transaction follows its marker.
 
     word  field     written by       notes
-    0     count     the coordinator  entries in use; a bound, not a promise
-    1     awaits    the supervisor,  1: nobody opens a partition, for it may lack
-                    the coordinator  markers that a power cut took (``restored``)
-    2     tries     the coordinator, how often restoring was begun, but by those that
-                    the supervisor   were replaced on purpose
-    3     since     the supervisor   monotonic ns from which on nobody opens one
+    0     count     the coordinator  upper bound of the entries in use
+    1     awaits    the supervisor,  1: all partitions are closed, because they may lack
+                    the coordinator  markers lost in a power cut (``restored``)
+    2     tries     the coordinator, how often restoring was begun, without coordinators
+                    the supervisor   that were replaced on purpose
+    3     since     the supervisor   monotonic ns since when they are closed
     16..  entries   the coordinator  key, value: a table with open addressing
-          key                        producer id + 1; 0 never used, -1 given back
+          key                        producer id + 1; 0 never used, -1 removed
           value                      partition row << 16 | producer epoch
 
-An entry is put by its key and taken back by its key, each one aligned store, the value
-before it. It outlives the coordinator: its successor reads the log and then makes the
-table what the log says (``keep_only``), and meanwhile producers write on.
+One aligned store to its key adds or removes an entry; the value is written before. The
+entries outlive the coordinator: while its successor reads the log, producers go on
+writing, and then the successor makes the table agree with the log (``keep_only``).
 
-Source: KIP-890, whose verification guard this stands for.
+Source: KIP-890; this table takes the place of its verification guard.
 """
 
 import os
@@ -31,7 +32,7 @@ from typing import Final, NamedTuple
 from mpbroker.ipc.segment import Segment
 
 CAPACITY: Final = 1 << 17
-# Beyond this, probing gets long; a transaction that wants more is told to wait.
+# With more entries, probing takes long; a transaction that needs more has to wait.
 MAX_ENTRIES: Final = CAPACITY * 3 // 4
 _ENTRIES: Final = 16
 _MASK: Final = CAPACITY - 1
@@ -39,7 +40,7 @@ _AWAITS: Final = 1
 _TRIES: Final = 2
 _SINCE: Final = 3
 _MOST_TRIES: Final = 3
-_INHERITED: Final = Struct("=3q")  # from _AWAITS on
+_INHERITED: Final = Struct("=3q")  # the words from _AWAITS on
 _NEVER_USED: Final = 0
 _GIVEN_BACK: Final = -1
 _EPOCH_BITS: Final = 16
@@ -51,27 +52,27 @@ def _start(producer_id: int, row: int) -> int:
 
 
 class Closed(NamedTuple):
-    """Nobody reads or writes a partition, and why."""
+    """All partitions are closed: none is read or written. Its text says why."""
 
     for_s: float
-    coordinators: int  # that have begun to open them
+    coordinators: int  # how many coordinators have begun to restore them
 
     def __str__(self) -> str:
         return (
             f"all partitions are closed for {self.for_s:.0f} s (NOT_LEADER_OR_FOLLOWER)"
-            ": after an unclean stop transactions are loaded first, and their ends"
-            " written that a power cut may have taken; that is done by coordinator"
+            ": after an unclean stop transactions are loaded first, and markers are"
+            " written again that a power cut may have lost; this is attempt"
             f" {self.coordinators} of at most {_MOST_TRIES}"
         )
 
 
 class TransactionTable:
-    """The open transactions, as any process sees them."""
+    """The table, as one process sees it."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
-        # For native/ipc/transaction_table.c: bytes, first entry's word, capacity, bits
-        # of an epoch.
+        # For native/ipc/transaction_table.c: the bytes, the first entry's word, the
+        # capacity, and the number of bits of an epoch.
         self.place: Final = (segment.view, _ENTRIES, CAPACITY, _EPOCH_BITS)
 
     @staticmethod
@@ -83,7 +84,7 @@ class TransactionTable:
         return self._words[0]
 
     def contains(self, producer_id: int, epoch: int, row: int) -> bool:
-        """Say whether a producer's transaction is open in a partition, at an epoch."""
+        """Return whether a producer's transaction is open in a partition."""
         words, key = self._words, producer_id + 1
         value = row << _EPOCH_BITS | epoch
         at = _start(producer_id, row)
@@ -92,19 +93,23 @@ class TransactionTable:
             found = words[word]
             if found == _NEVER_USED:
                 return False
-            # Twice the key: in between the entry may have become another one.
+            # The key is read twice: between the reads the entry may have been replaced.
             if found == key and words[word + 1] == value and words[word] == key:
                 return True
             at = (at + 1) & _MASK
         return False
 
     def await_restoring(self) -> None:
-        """Nobody shall read or write a partition until ``restored`` is called."""
+        """Close all partitions, for reads and writes, until ``restored`` is called."""
         self._words[_SINCE] = time.monotonic_ns()
         self._words[_AWAITS] = 1
 
     def inherit(self, fd: int) -> None:
-        """Go on waiting as the table of a generation before us did; in its segment."""
+        """Close all partitions if they are closed in an older generation's table.
+
+        Args:
+            fd: the segment of that table.
+        """
         found = os.pread(fd, _INHERITED.size, 8 * _AWAITS)
         awaits, _, since = _INHERITED.unpack(found)
         if awaits:
@@ -112,20 +117,20 @@ class TransactionTable:
             self._words[_AWAITS] = 1
 
     def closed(self) -> Closed | None:
-        """For how long nobody has opened a partition; None: everybody may."""
+        """Return how long all partitions are closed already; None: they are open."""
         words = self._words
         if not words[_AWAITS]:
             return None
         return Closed((time.monotonic_ns() - words[_SINCE]) / 1e9, words[_TRIES])
 
     def is_restored(self) -> bool:
-        """Whether logs have all the ends of transactions that they had."""
+        """Return whether partitions are open: their logs lack no markers."""
         return not self._words[_AWAITS]
 
     def begin_restoring(self) -> bool:
-        """A coordinator begins to load; False: too many have died of it. By the owner.
+        """Note that a coordinator begins to load; False if too many died while loading.
 
-        Then nobody is to wait for it any longer.
+        Then the partitions are opened without it. Only for the coordinator.
         """
         words = self._words
         if not words[_AWAITS]:
@@ -137,21 +142,21 @@ class TransactionTable:
         return False
 
     def forget_try(self) -> None:
-        """A coordinator was replaced on purpose; it has not died of loading."""
+        """Do not count the last try: the coordinator was replaced on purpose."""
         self._words[_TRIES] = max(0, self._words[_TRIES] - 1)
 
     def restored(self) -> None:
-        """Everybody may read and write. By the owner."""
+        """Open all partitions for reads and writes. Only for the coordinator."""
         self._words[_AWAITS] = 0
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more entries fit."""
+        """Return whether ``count`` more entries fit."""
         return self._words[0] + count <= MAX_ENTRIES
 
     def open(self, producer_id: int, epoch: int, row: int) -> bool:
-        """Let a producer write to a partition; False: the table is full. By the owner.
+        """Let a producer write to a partition; False: the table is full.
 
-        An entry at another epoch is replaced.
+        An entry at another epoch is replaced. Only for the coordinator.
         """
         words, key = self._words, producer_id + 1
         value = row << _EPOCH_BITS | epoch
@@ -169,13 +174,13 @@ class TransactionTable:
             at = (at + 1) & _MASK
         if free < 0 or words[0] >= MAX_ENTRIES:
             return False
-        words[0] += 1  # first: a death in between makes the count too large, not small
+        words[0] += 1  # first: a death in between makes the count too large
         words[free + 1] = value
         words[free] = key
         return True
 
     def close(self, producer_id: int, row: int) -> None:
-        """A producer may write to a partition no more. By the owner."""
+        """End a producer's right to write to a partition. Only for the coordinator."""
         words, key = self._words, producer_id + 1
         at = _start(producer_id, row)
         for _ in range(CAPACITY):
@@ -192,7 +197,8 @@ class TransactionTable:
         words = self._words
         words[_ENTRIES + 2 * at] = _GIVEN_BACK
         words[0] -= 1
-        # What nobody has to pass by any more is as if it had never been used.
+        # Removed entries at the end of a chain count as never used: no search has to
+        # pass them any more.
         if words[_ENTRIES + 2 * ((at + 1) & _MASK)] != _NEVER_USED:
             return
         while words[_ENTRIES + 2 * at] == _GIVEN_BACK:
@@ -200,11 +206,14 @@ class TransactionTable:
             at = (at - 1) & _MASK
 
     def keep_only(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Make the table these: (producer id, epoch, row). By a new owner."""
+        """Make the table equal to these entries: (producer id, epoch, row).
+
+        Only for a coordinator that has just read the log.
+        """
         words = self._words
         wanted = {(producer, row): epoch for producer, epoch, row in entries}
         used = 0
-        # The count is never too small: mostly there is nothing to be looked at.
+        # The count is never too small, so with 0 there are no entries to read.
         keys = words[_ENTRIES : _ENTRIES + 2 * CAPACITY : 2] if words[0] else words[:0]
         for at, key in enumerate(keys.tolist()):
             if key > 0:
